@@ -15,13 +15,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.models.vit import Attention
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config_files import recipe_in
 from mjp_privacy.training.learner import build_network
-from mjp_privacy.training.published import recipe_in
-
-# position_table ------------------------------------------------------------
-# The position embeddings of a model's patches as a matrix, and tables of pure noise beside it.
 
 Matrix = NDArray[np.float64]
 
@@ -85,28 +80,25 @@ def noise_table(grid: int, width: int, seed: int) -> PositionTable:
     return PositionTable(grid, generator.standard_normal((grid**2, width)))
 
 
-# spectrum ------------------------------------------------------------
-# How many directions a table of position embeddings takes: the paper's Table 6, Figures 1 and 4.
-#
-# The formula of the paper's Definition 1 is lost in the text at hand; it speaks of singular values
-# σ
-# and of PCA. Here, as in every library's PCA, rows are centred and a direction counts by σ². Figure
-# 4
-# is of an SVD of the table itself, so rows are not centred there. On a ViT-Ti the two differ by
-# less
-# than a percentage point; shares of σ instead of σ² would be far lower (35 for 46 % at three).
+# how many directions a table takes: Table 6, Figures 1 and 4 --------------------------------------
 
 DIMENSIONS = (3, 4, 5, 6, 7)
 """Columns of the paper's Table 6."""
 
 
 def explained_variance(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the variance that k dimensions of PCA hold, up to 1 (Table 6)."""
+    """Entry k-1 is the share of the variance that k dimensions of PCA hold, up to 1 (Table 6).
+
+    The formula of the paper's Definition 1 is lost in the text at hand; it speaks of singular
+    values σ and of PCA. As in every library's PCA, rows are centred and a direction counts by σ²:
+    shares of σ would be far lower (35 for 46 % at three).
+    """
     return _cumulative(table.centred())
 
 
 def energy(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the energy Σσ² in the k largest singular values (Fig. 4)."""
+    """Entry k-1 is the share of the energy Σσ² in the k largest singular values (Fig. 4), of the
+    table itself: rows are not centred."""
     return _cumulative(table.rows)
 
 
@@ -140,8 +132,7 @@ def _cumulative(rows: Matrix) -> Matrix:
     return shares
 
 
-# similarity ------------------------------------------------------------
-# How alike the embeddings of two places are: the similarity maps of the paper's poster.
+# how alike the embeddings of two places are: the maps of the paper's poster -----------------------
 
 
 def similarity(table: PositionTable) -> Matrix:
@@ -167,20 +158,7 @@ def neighbours_and_others(table: PositionTable) -> tuple[float, float]:
     return float(cosines[steps == 1].mean()), float(cosines[steps > 1].mean())
 
 
-# regression ------------------------------------------------------------
-# How well a linear map reads a patch's place off its position embedding: the paper's Table 8.
-#
-# As the authors' script does it (`pestudy/absolute.py`): linear regression with an intercept, five
-# folds over the patches in random order, mean absolute error on the patches left out. Where an
-# embedding has more numbers than there are patches, the regression is the one of least norm. The
-# place is the number of the patch from 0 to N-1 (1D), or its row and its column from 0 to G-1 (2D,
-# the mean over both), not scaled. That this is the unit of Table 8 follows from its figures: a 1D
-# error of .945 is 14 times .0675, beside a 2D error of .076.
-#
-# Table 8's ± is not explained. Here it is the standard deviation over draws of the folds: relative
-# to
-# the mean it is 4.5 % in 1D and 1.6 % in 2D for a ViT-Ti, and 2 to 5 % in Table 8's rows; over the
-# five folds it would be 11 %.
+# how well a linear map reads a patch's place: Table 8 ---------------------------------------------
 
 FOLDS = 5
 REPEATS = 10
@@ -204,19 +182,30 @@ class PlaceError:
 
 
 def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> PlaceError:
-    """The errors of a table's places: place_error(table).mae_2d is 0 for an exact linear map."""
+    """The errors of a table's places: place_error(table).mae_2d is 0 for an exact linear map.
+
+    As the authors' script does it (`pestudy/absolute.py`): linear regression with an intercept,
+    five folds over the patches in random order, mean absolute error on the patches left out. Where
+    an embedding has more numbers than there are patches, the regression is the one of least norm.
+    The place is the number of the patch from 0 to N-1 (1D), or its row and its column from 0 to G-1
+    (2D, the mean over both), not scaled: a 1D error of .945 is 14 times .0675, beside Table 8's 2D
+    error of .076. Its ± is not explained. Here it is the standard deviation over draws of the
+    folds, 4.5 % in 1D and 1.6 % in 2D for a ViT-Ti, as in Table 8's rows; over the folds it would
+    be 11 %.
+    """
     errors = np.stack([_left_out_errors(table, seed, draw) for draw in range(repeats)])
     one, two = errors[:, 0], errors[:, 1:].mean(axis=1)
     places = table.places()
     middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
+    spreads = (float(x.std()) if repeats > 1 else math.nan for x in (one, two))
     return PlaceError(
-        *(float(one.mean()), _spread(one), float(two.mean()), _spread(two)),
-        *(float(middle[0]), float(middle[1:].mean())),
+        float(one.mean()),
+        next(spreads),
+        float(two.mean()),
+        next(spreads),
+        float(middle[0]),
+        float(middle[1:].mean()),
     )
-
-
-def _spread(errors: Matrix) -> float:
-    return float(errors.std()) if len(errors) > 1 else math.nan
 
 
 def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
@@ -240,18 +229,13 @@ def _predicted(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
     return predicted
 
 
-# start ------------------------------------------------------------
-# How much of a trained table is still the noise it started from.
-#
-# A file that this package's trainer wrote holds its recipe and seed, so the start can be drawn
-# again.
-# The paper's code starts MJP's table at N(0, 1) and its baseline's at N(0, .02²): after a short
-# training the first is mostly its start still, and figures of it are figures of noise.
+# how much of a trained table is still the noise it started from -----------------------------------
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a trained table has of its own start.
+    """What a trained table has of its own start, which follows from the recipe in its file. The
+    paper's code starts MJP's table at N(0, 1) and its baseline's at N(0, .02²).
 
     std     the standard deviation of the start
     left    by what the start is multiplied in the table: training with weight decay shrinks it
@@ -270,7 +254,7 @@ def start_in(
 ) -> Start | None:
     """The model's table beside its start; None where its file's metadata do not tell the start:
     another trainer's file, one that was fine-tuned, or a table resampled for another grid."""
-    config = _recipe(metadata)
+    config = recipe_in(metadata)
     if config is None or config.initial is not None or config.family != model.family:
         return None
     shape = config.model
@@ -290,27 +274,7 @@ def beside_start(table: PositionTable, start: PositionTable) -> Start:
     return Start(float(start.rows.std()), along, share, rest)
 
 
-def _recipe(metadata: Mapping[str, str]) -> TrainingConfig | None:
-    """The recipe in a file's metadata; None where there is none that this trainer reads."""
-    content = recipe_in(metadata)
-    try:
-        return load_training(content) if isinstance(content, Mapping) else None
-    except UserError:
-        return None
-
-
-# attention ------------------------------------------------------------
-# Where the class token of the last block looks (Fig. 8), and how much its heads differ.
-#
-# The paper calls MJP's heads “more diverse and content-aware” and prints no number. Two are
-# computed
-# here, both from the class token's attention to the patches, scaled to sum 1, and both the
-# generalised Jensen-Shannon divergence of n maps (the entropy of their mean, minus the mean of
-# their
-# entropies), divided by log n: 0 where all are equal, 1 where no two look at the same patch.
-#
-#     head_diversity    of the heads of one image, the mean over the images
-#     image_diversity   of the images in one head, the mean over the heads ("content-aware")
+# where the class token of the last block looks: Fig. 8 --------------------------------------------
 
 Maps = NDArray[np.float64]
 BATCH = 32
@@ -320,7 +284,11 @@ BATCH = 32
 class LastAttention:
     """maps (images, heads, G, G), each of sum 1; NaN for a divergence of fewer than two maps.
 
-    spread: the entropy of a map over that of an even one; 1: it looks everywhere alike
+    head_diversity   divergence of the heads of one image, the mean over the images
+    image_diversity  divergence of the images in one head, the mean over the heads
+    spread           the entropy of a map over that of an even one; 1: it looks everywhere alike
+
+    The paper calls MJP's heads “more diverse and content-aware” and prints no number.
     """
 
     maps: Maps
@@ -363,7 +331,9 @@ def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
 
 
 def divergence(maps: Maps) -> float:
-    """The divergence of the maps along the first axis of (n, ..., N), over log n, its mean."""
+    """The generalised Jensen-Shannon divergence of the maps along the first axis of (n, ..., N):
+    the entropy of their mean minus the mean of their entropies, over log n, its mean. 0 where all
+    are equal, 1 where no two look at the same patch."""
     if len(maps) < 2:
         return math.nan
     gained = _entropy(maps.mean(axis=0)) - _entropy(maps).mean(axis=0)
@@ -377,8 +347,7 @@ def _entropy(maps: Maps) -> Maps:
     return entropy
 
 
-# analysed ------------------------------------------------------------
-# All figures of one model, and of noise in the size of its table.
+# all figures of one model, and of noise in the size of its table ----------------------------------
 
 MOSTLY = 0.5
 """The share of its own start from which a table counts as mostly that."""

@@ -56,11 +56,9 @@ from mjp_privacy.paper.positions_picture import (
     drawn_tables,
     umap_library,
 )
+from mjp_privacy.training.published import PUBLISHED
 
-# published ------------------------------------------------------------
-# What the paper prints of its position embeddings: Tables 6 and 8, of DeiT-S (14×14, width 384).
-#
-# The supplement prints Table 8 as its Table 2. Figures 1, 4, 7 and 8 come without numbers.
+# what the paper prints ----------------------------------------------------------------------------
 
 GRID, WIDTH = 14, 384
 
@@ -74,22 +72,14 @@ class PublishedTable:
     """
 
     model: str
-    variance: tuple[float, float, float, float, float] | None
+    variance: Sequence[float] | None
     mae_1d: float
     std_1d: float
     mae_2d: float
     std_2d: float
 
 
-PUBLISHED = (
-    PublishedTable("DeiT-S", (54.61, 68.55, 77.95, 85.54, 90.74), 0.945, 0.031, 0.076, 0.004),
-    PublishedTable(
-        *("DeiT-S+MJP", (46.74, 58.36, 69.10, 78.13, 84.55)), *(1.301, 0.035, 0.134, 0.003)
-    ),
-    PublishedTable("DeiT-S+MJP (DAL-LN)", None, 0.566, 0.013, 0.042, 0.002),
-)
-"""Table 6 has one row of MJP and does not say with which DAL; the paper's model is that with the
-nonlinear one (row J of Table 4), whose row of Table 8 stands beside it here."""
+PRINTED = tuple(PublishedTable(**row) for row in PUBLISHED["tables_6_and_8"])
 
 CAVEATS = (
     "The paper's lines are of DeiT-S: 14×14 patches of width 384, 300 epochs of ImageNet. A figure "
@@ -102,8 +92,7 @@ CAVEATS = (
 )
 
 
-# sentences ------------------------------------------------------------
-# The answer in words: one sentence a model, read off its figures.
+# the answer in words: a sentence a model ----------------------------------------------------------
 
 READ = 0.5
 """Of the error of a constant guess: below it the patches' places count as read."""
@@ -150,8 +139,7 @@ def spread(noise: Noise, dimensions: int = 3) -> tuple[float, float]:
     return min(shares), max(shares)
 
 
-# rows ------------------------------------------------------------
-# The figures of `mjp analyse` as flat rows: models, tables of noise, and the paper's lines.
+# the figures as flat rows -------------------------------------------------------------------------
 
 Row = dict[str, str | int | float | None]
 
@@ -171,7 +159,7 @@ def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> Iterator[Row]:
         for seed, figures in enumerate(drawn.tables):
             size: Row = {"grid": drawn.grid, "width": drawn.width, "seed": seed}
             yield {"kind": NOISE, "label": "N(0, 1), not trained", **size, **_of_table(figures)}
-    for published in PUBLISHED:
+    for published in PRINTED:
         yield _of_paper(published)
 
 
@@ -215,8 +203,7 @@ def _of_paper(published: PublishedTable) -> Row:
     return row | {"mae_2d": published.mae_2d, "mae_2d_std": published.std_2d}
 
 
-# report ------------------------------------------------------------
-# What `mjp analyse` prints and writes: sentences, a short table, Markdown, CSV and JSON.
+# what is printed and written ----------------------------------------------------------------------
 
 DASH = "–"
 COLUMNS: Mapping[str, tuple[str, int]] = {  # of a row: heading, decimals
@@ -370,8 +357,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-# run ------------------------------------------------------------
-# `mjp analyse` from its arguments to its files: load all models, analyse each, write.
+# the command --------------------------------------------------------------------------------------
 
 PICTURES_DRAWN = 4
 """Photographs in a model's attention picture."""

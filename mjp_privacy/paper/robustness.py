@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -35,14 +35,12 @@ from mjp_privacy.paper.robustness_scores import (
     UNNORMALISED,
     Line,
     PublishedRobustness,
-    answered,
     corruption_lines,
     counterpart,
     difference_lines,
     errors_by_cell,
     hard_lines,
     number_of_images,
-    of_classes,
     share,
     strange_lines,
     table_of,
@@ -54,11 +52,18 @@ from mjp_privacy.paper.robustness_sets import (
     corruption_folders,
     two_hundred_classes,
 )
-from mjp_privacy.training.evaluation import check_labels, check_options, load_checkpoint, papers_row
+from mjp_privacy.training.evaluation import (
+    DASH,
+    check_labels,
+    check_options,
+    load_checkpoint,
+    markdown_table,
+    papers_row,
+    with_interval,
+)
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
-# report ------------------------------------------------------------
-# The tables of `mjp evaluate --imagenet-c | -a | -o`: a sentence, then the figures.
+# the tables: a sentence, then the figures ---------------------------------------------------------
 
 OWN = (
     "These images were made by `mjp sample --corrupt`: our own code, not the official files; "
@@ -87,12 +92,11 @@ def _corruption_table(lines: Sequence[Line]) -> list[str]:
     present = [name for name in CORRUPTIONS if (name, None, "mean error") in by_place]
     printed = any(line.paper is not None for line in lines)
     against = [AGAINST_ALEXNET] if any(line.measure == AGAINST_ALEXNET for line in lines) else []
-    text = [
+    text = (
         f"**{model}** on {images}: {_summary(lines, present)} "
-        f"{numbers} images in each of {len(present) * len(SEVERITIES)} cells.",
-        "",
-        *_head([*HEADS, *against, *(["paper's mean"] if printed else [])]),
-    ]
+        f"{numbers} images in each of {len(present) * len(SEVERITIES)} cells."
+    )
+    rows = []
     for name in present:
         cells = [name]
         cells += [_with_interval(by_place[name, severity, "error"]) for severity in SEVERITIES]
@@ -100,9 +104,11 @@ def _corruption_table(lines: Sequence[Line]) -> list[str]:
         cells += [_with_interval(total)]
         cells += [_with_interval(by_place[name, None, measure]) for measure in against]
         cells += [_beside(total)] if printed else []
-        text.append(_row(cells))
+        rows.append(cells)
+    heads = [*HEADS, *against, *(["paper's mean"] if printed else [])]
     rest = [line for line in lines if not line.corruption]
-    return [*text, "", *_plain_rows(rest)] if rest else text
+    below = ["", *_plain_rows(rest)] if rest else []
+    return [text, "", *markdown_table(heads, rows), *below]
 
 
 def _summary(lines: Sequence[Line], present: Sequence[str]) -> str:
@@ -126,13 +132,14 @@ def _plain_table(lines: Sequence[Line]) -> list[str]:
 
 def _plain_rows(lines: Sequence[Line]) -> list[str]:
     printed = any(line.paper is not None for line in lines)
-    rows = _head(["measure", "%", "interval", "n", *(["paper's"] if printed else [])])
+    rows = []
     for line in lines:
         figure = line.figure
         n = f"{figure.n}" + (f" ({figure.failed} unreadable)" if figure.failed else "")
         cells = [line.measure, _with_interval(line), figure.interval, n]
-        rows.append(_row([*cells, *([_beside(line)] if printed else [])]))
-    return rows
+        rows.append([*cells, *([_beside(line)] if printed else [])])
+    heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
+    return markdown_table(heads, rows)
 
 
 def _notes(lines: Sequence[Line]) -> Iterable[str]:
@@ -164,30 +171,17 @@ def _notes(lines: Sequence[Line]) -> Iterable[str]:
         yield from CAVEATS
 
 
-def _head(heads: Sequence[str]) -> list[str]:
-    return [_row(heads), "|" + "---|" * len(heads)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def _with_interval(line: Line) -> str:
-    figure = line.figure
-    if math.isnan(figure.percent):
-        return "–"
-    interval = "" if math.isnan(figure.low) else f" [{figure.low:.1f}, {figure.high:.1f}]"
-    return f"{figure.percent:.1f}{interval}"
+    return with_interval(line.figure.percent, line.figure.low, line.figure.high)
 
 
 def _beside(line: Line) -> str:
     if line.paper is None:
-        return "–"
+        return DASH
     return f"{line.paper:g} ({line.figure.percent - line.paper:+.1f})"
 
 
-# evaluation ------------------------------------------------------------
-# `mjp evaluate --imagenet-c | --imagenet-a | --imagenet-o`: the sets, the models, their lines.
+# the command --------------------------------------------------------------------------------------
 
 OFFICIAL_CELL = 50_000
 """Images under each corruption and severity of the published ImageNet-C."""
@@ -348,17 +342,7 @@ def _under_corruptions(
     classes = model.network.card.num_classes
     lines = corruption_lines(model.label, images, errors, paper, classes=classes)
     if sets.ordinary:
-        records = spread_subset(sets.ordinary.records, limit, seed)
-        note = partial(sets.note, sets.ordinary)
-        with Progress(model.label, lambda: len(records), "images") as bar:
-            rows = answers(
-                model.network,
-                sets.ordinary,
-                records,
-                model.cut,
-                progress=bar.advance,
-                unreadable=note,
-            )
+        rows = _answers(model, sets, sets.ordinary, sets.ordinary.records, arguments)
         clean = share(1 - rows["correct"].to_numpy(dtype=float))
         lines.insert(0, Line(model.label, images, "error without corruption", clean))
     return lines, errors
@@ -367,7 +351,7 @@ def _under_corruptions(
 def _on_hard(model: Model, sets: Sets, arguments: EvaluationArguments) -> list[Line]:
     assert sets.hard is not None
     source, official = sets.hard
-    rows = _restricted(model, sets, source, source.records, _classes(source), arguments)
+    rows = _answers(model, sets, source, source.records, arguments, _classes(source))
     whole = official and arguments.limit is None
     return hard_lines(model.label, "ImageNet-A", rows, model.paper if whole else None)
 
@@ -377,27 +361,48 @@ def _on_strange(model: Model, sets: Sets, arguments: EvaluationArguments) -> lis
     assert sets.ordinary is not None
     (source, official), ordinary = sets.strange, sets.ordinary
     classes = _classes(source)
-    to_strange = _restricted(model, sets, source, source.records, classes, arguments)
-    of_them = of_classes(ordinary, classes)
-    to_ordinary = _restricted(model, sets, ordinary, of_them, classes, arguments)
+    of_them = tuple(record for record in ordinary.records if record.label in classes)
+    if not of_them:
+        raise UserError(
+            "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, as "
+            f"ImageNet's validation set has them. {ordinary.labels_described}"
+        )
+    to_strange = _answers(model, sets, source, source.records, arguments, classes)
+    to_ordinary = _answers(model, sets, ordinary, of_them, arguments, classes)
     whole = official and len(to_ordinary) == len(classes) * VALIDATION_OF_CLASS
     paper = model.paper if whole and arguments.limit is None else None
     return strange_lines(model.label, "ImageNet-O", to_strange, to_ordinary, paper)
 
 
-def _restricted(
+def _answers(
     model: Model,
     sets: Sets,
     source: ImageSource,
     records: Sequence[ImageRecord],
-    classes: Sequence[int],
     arguments: EvaluationArguments,
+    classes: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The model's answers among these classes."""
+    """The model's answers to photographs, among these classes; UserError where one restricts them
+    and no image can be read."""
     chosen = spread_subset(records, arguments.limit, arguments.seed)
-    note = partial(sets.note, source)
     with Progress(model.label, lambda: len(chosen), "images") as bar:
-        return answered(model.network, source, chosen, model.cut, classes, bar.advance, note)
+        rows = answers(
+            model.network,
+            source,
+            chosen,
+            model.cut,
+            classes=classes,
+            progress=bar.advance,
+            unreadable=partial(sets.note, source),
+        )
+    if classes is not None and not (rows["status"] == "ok").any():
+        first = next(iter(sets.unreadable.items()), ("", ""))
+        raise UserError(
+            f"None of the {len(rows)} images of {source.path.name} can be read, such as "
+            f"{shown(first[0])}: {shown(first[1])}. Expected at least one: unpack the archive "
+            "again, or mend that."
+        )
+    return rows
 
 
 def _classes(source: ImageSource) -> list[int]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, spread_subset
+from mjp_privacy.data import ImageError, ImageSource, Preprocessing, spread_subset
 from mjp_privacy.metrics.statistics import bootstrap_interval, wilson
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.paper.corruptions import CORRUPTIONS
@@ -24,12 +23,15 @@ from mjp_privacy.paper.robustness_sets import (
     check_same_images,
     open_cell,
 )
-from mjp_privacy.training.published import TABLE3, TABLE4, PublishedModel, is_papers_model
+from mjp_privacy.training.published import (
+    PUBLISHED,
+    TABLE3,
+    TABLE4,
+    PublishedModel,
+    is_papers_model,
+)
 
-# scores ------------------------------------------------------------
-# The scores of the three robustness sets, as their authors define them, each from plain arrays.
-#
-# AlexNet's errors are in percent, all scores shares from 0 to 1.
+# scores, from plain arrays: shares from 0 to 1 --------------------------------------------------
 
 Floats = NDArray[np.float64]
 
@@ -121,14 +123,13 @@ def resampled_interval(
     return float(low), float(high)
 
 
-# published ------------------------------------------------------------
-# The paper's Tables 2 and 10 as printed, what must be known of them, and when they may stand
-# beside our figures.
+# what the paper prints ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PublishedRobustness:
-    """One model's printed figures, in percent."""
+    """One model's printed figures in Tables 2 and 10, in percent; `mean` is what Table 10 calls
+    mCE."""
 
     model: str
     mce: float  # against AlexNet
@@ -136,24 +137,11 @@ class PublishedRobustness:
     accuracy: float  # on ImageNet-A
     aurra: float
     aupr: float  # on ImageNet-O
-    errors: Mapping[str, float] = field(default_factory=dict)  # Table 10, mean over severities
+    mean: float
+    errors: Mapping[str, float]  # Table 10, mean over severities
 
 
-_TESTED = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
-    *("motion_blur", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-_DEIT = (41.0, 42.7, 42.8, 50.5, 59.4, 45.5, 36.1, 43.0, 42.4, 36.6)
-_MJP = (39.9, 41.8, 41.2, 49.9, 58.6, 47.4, 34.5, 43.3, 40.0, 35.8)
-
-DEIT = PublishedRobustness(
-    "DeiT-S", 54.6, None, 19.2, 25.1, 20.9, dict(zip(_TESTED, _DEIT, strict=True))
-)
-MJP = PublishedRobustness(
-    "DeiT-S + MJP", 51.6, 40.78, 21.6, 29.8, 22.6, dict(zip(_TESTED, _MJP, strict=True))
-)
-PRINTED_MEANS = {"DeiT-S": 44.0, "DeiT-S + MJP": 41.5}
-"""What Table 10 calls mCE."""
+DEIT, MJP = (PublishedRobustness(**row) for row in PUBLISHED["tables_2_and_10"])
 
 CAVEATS = (
     "Table 2 of the arXiv version prints an mCE of 40.78 for DeiT-S + MJP beside 54.6 for DeiT-S; "
@@ -178,8 +166,7 @@ def counterpart(model: LoadedModel, row: PublishedModel | None) -> PublishedRobu
     return MJP if row in (TABLE4["J"], TABLE3[0.03]) else None
 
 
-# line ------------------------------------------------------------
-# One figure with its interval, the number of its images and the paper's, where it may stand.
+# a figure with its interval ---------------------------------------------------------------------
 
 RESAMPLED = "bootstrap over images"
 
@@ -244,12 +231,7 @@ def table_of(lines: Sequence[Line]) -> pd.DataFrame:
     return pd.DataFrame(flat).drop(columns="figure").astype({"severity": "Int64"})
 
 
-# natural ------------------------------------------------------------
-# ImageNet-A: photographs that models get wrong. ImageNet-O: of things that no class is for.
-#
-# In both, answers are restricted to the 200 classes of the folders, as their authors' code does.
-
-Progress = Callable[[int], object]
+# ImageNet-A and -O: answers among the 200 classes of the folders, as the authors' code has it ---
 
 
 def hard_lines(
@@ -296,45 +278,6 @@ def strange_lines(
     ]
 
 
-def of_classes(source: ImageSource, classes: Sequence[int]) -> tuple[ImageRecord, ...]:
-    """The images of --data that belong to ImageNet-O's classes."""
-    wanted = set(classes)
-    records = tuple(record for record in source.records if record.label in wanted)
-    if not records:
-        raise UserError(
-            "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, as "
-            f"ImageNet's validation set has them. {source.labels_described}"
-        )
-    return records
-
-
-def answered(
-    model: LoadedModel,
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    prepare: Preprocessing,
-    classes: Sequence[int],
-    progress: Progress,
-    unreadable: Callable[[ImageError], object] = lambda error: None,
-) -> pd.DataFrame:
-    """The model's answers among these classes; UserError where no image can be read."""
-    errors: list[ImageError] = []
-
-    def note(error: ImageError) -> None:
-        errors.append(error)
-        unreadable(error)
-
-    rows = answers(
-        model, source, records, prepare, classes=classes, progress=progress, unreadable=note
-    )
-    if not (rows["status"] == "ok").any():
-        raise UserError(
-            f"None of the {len(rows)} images of {source.path.name} can be read, the first of them "
-            f"for: {errors[0]}. Expected at least one: unpack the archive again, or mend that."
-        )
-    return rows
-
-
 def _of_read(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
     return rows.loc[rows["status"] == "ok", column].to_numpy(dtype=np.float64)
 
@@ -343,8 +286,7 @@ def _resampled(value: float, ends: tuple[float, float], n: int, failed: int) -> 
     return Figure(100 * value, 100 * ends[0], 100 * ends[1], RESAMPLED, n, failed)
 
 
-# corruption_errors ------------------------------------------------------------
-# Errors of a model under each corruption and severity, and their mean, mCE.
+# ImageNet-C: errors under each corruption and severity, and their mean, mCE ---------------------
 
 UNNORMALISED, NORMALISED = "mCE, unnormalised", "mCE against AlexNet"
 AGAINST_ALEXNET = "CE against AlexNet"

@@ -1,4 +1,9 @@
-"""The folders of ImageNet-C, -A and -O, and a model's answers to their images."""
+"""The folders of ImageNet-C, -A and -O as their authors publish them, and a model's answers.
+
+C     gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG, perhaps inside `noise`, `blur`,
+      `weather` and `digital`, as the archives are called
+A, O  n01498041/0.000116_digital clock _ digital clock_0.865662.jpg: 200 classes
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,6 @@ from mjp_privacy.data.labels import some, synset_indices
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.paper.corrupted_folder import classes_of
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, MARKER, SEVERITIES
-
-# layouts ------------------------------------------------------------
-# The folders of ImageNet-C, -A and -O as their authors publish them, and what else may be there.
-#
-# C     gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG, perhaps inside `noise`, `blur`,
-#       `weather` and `digital`, as the archives are called
-# A, O  n01498041/0.000116_digital clock _ digital clock_0.865662.jpg: 200 classes
 
 Cell = tuple[str, int]  # corruption and severity
 
@@ -161,8 +159,7 @@ def _name(cell: Cell) -> str:
     return f"{cell[0]}/{cell[1]}"
 
 
-# predictions ------------------------------------------------------------
-# A model's answer to each of many images, and how sure it is.
+# answers ------------------------------------------------------------------------------------------
 
 BATCH = 128
 

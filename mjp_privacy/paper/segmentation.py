@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +40,16 @@ from mjp_privacy.paper.segmentation_network import (
     load_segmentation,
     predicted,
 )
+from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.evaluation import DASH, beside, markdown_table, with_interval
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.learner import Learner, Validation
+from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.processes import World
+from mjp_privacy.training.published import PUBLISHED
 from mjp_privacy.training.trainer import Task
 
-# scores ------------------------------------------------------------
-# mIoU, mAcc and aAcc, as MMSegmentation defines them, and intervals of these over pictures.
-#
-# All three come from pixel counts of each class, summed over the pictures before anything is
-# divided:
-#
-#     IoU   right / (truth + predicted − right); its mean is over classes that are in truth or
-# answer
-#     Acc   right / truth; its mean is over classes that are in the truth
-#     aAcc  right pixels / labelled pixels
-#
-# Pixels without a label are left out, whatever is predicted there. A mean over nothing is NaN.
+# scores ------------------------------------------------------------------------------------------
 
 MEASURES = ("miou", "macc", "aacc")
 Counts = NDArray[np.float64]
@@ -85,7 +77,16 @@ def areas(answer: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def measured(counts: Counts) -> Counts:
-    """(…, 3): mIoU, mAcc and aAcc in percent of pixel counts (…, 3, K)."""
+    """(…, 3): mIoU, mAcc and aAcc in percent of pixel counts (…, 3, K), as MMSegmentation has them.
+
+    The counts of each class are summed over the pictures before anything is divided:
+
+        IoU   right / (truth + predicted − right); its mean is over classes in truth or answer
+        Acc   right / truth; its mean is over classes that are in the truth
+        aAcc  right pixels / labelled pixels
+
+    Pixels without a label are left out, whatever is predicted there. A mean over nothing is NaN.
+    """
     right, truth, said = np.moveaxis(counts, -2, 0)
     total = truth.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -137,8 +138,7 @@ def _mean(parts: Counts, wholes: Counts) -> Counts:
     return mean
 
 
-# learner ------------------------------------------------------------
-# What learns in a segmentation: all but network, loss and scores is `training.learner`'s.
+# training -----------------------------------------------------------------------------------------
 
 
 class SegmentationLearner(Learner):
@@ -153,7 +153,7 @@ class SegmentationLearner(Learner):
         return PixelObjective(self.model, self.config)
 
     @torch.no_grad()
-    def validated(self, batches: Validation) -> dict[str, float]:
+    def validated(self, batches: Batches) -> dict[str, float]:
         """mIoU, mAcc and aAcc of whole pictures, in percent; then training can go on."""
         network, shape = self.trained.eval(), self.config.model
         total = torch.zeros(3, shape.num_classes, dtype=torch.float64, device=self.world.device)
@@ -184,8 +184,7 @@ def pair_batches(
 SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, pair_batches)
 
 
-# published ------------------------------------------------------------
-# The paper's Table 9 as printed, and when it may stand beside our figures.
+# what the paper prints ----------------------------------------------------------------------------
 
 VALIDATION_PICTURES, CLASSES, SIDE = 2000, 150, 512
 """Of ADE20K."""
@@ -195,15 +194,14 @@ SWIN_TINY = (4, 96, 3, (2, 2, 6, 2))
 
 @dataclass(frozen=True)
 class PublishedSegmentation:
-    """One printed row, in percent: UPerNet on a Swin-T that was trained on ImageNet-1K."""
+    """One printed row of Table 9, in percent: UPerNet on a Swin-T trained on ImageNet-1K."""
 
     model: str
     miou: float
     macc: float
 
 
-PLAIN = PublishedSegmentation("Swin-T", 43.87, 55.22)
-MJP = PublishedSegmentation("Swin-T + MJP", 44.03, 55.50)
+PLAIN, MJP = (PublishedSegmentation(**row) for row in PUBLISHED["table_9"])
 CAVEAT = (
     "The paper's figures are of UPerNet on Swin-T at 512. Ours is UPerNet-style: other norms, no "
     "auxiliary head, a cosine schedule, sliding windows where MMSegmentation's UPerNet for Swin-T "
@@ -228,8 +226,7 @@ def counterpart(config: TrainingConfig, pictures: int) -> PublishedSegmentation 
     return MJP if model.unknown_embedding else PLAIN
 
 
-# report ------------------------------------------------------------
-# The table of `mjp evaluate --ade20k`.
+# the table ----------------------------------------------------------------------------------------
 
 HEADS = (
     *("Model", "head", "n", "classes", "mIoU %", "mAcc %", "aAcc %"),
@@ -283,7 +280,6 @@ def table_of(models: Sequence[Segmented]) -> pd.DataFrame:
 
 def markdown(models: Sequence[Segmented]) -> str:
     """The models' scores with the paper's beside them, and notes below."""
-    rows = [HEADS, ("---",) * len(HEADS), *(_cells(model) for model in models)]
     notes = [CAVEAT] if any(model.paper for model in models) else []
     for model in models:
         if model.unreadable:
@@ -293,34 +289,24 @@ def markdown(models: Sequence[Segmented]) -> str:
                 f"{model.label}: {number} {pictures} could not be read and {have} no part in the "
                 f"scores; the first: {next(iter(model.unreadable.values()))}."
             )
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join([*lines, "", *(f"- {note}" for note in (*NOTES, *notes)), ""])
+    said = [f"- {note}" for note in (*NOTES, *notes)]
+    return "\n".join([*markdown_table(HEADS, map(_cells, models)), "", *said, ""])
 
 
 def _cells(model: Segmented) -> tuple[str, ...]:
     n = f"{model.n}" + (f" ({len(model.unreadable)} unreadable)" if model.unreadable else "")
-    scores = [_shown(model.scores[name]) for name in MEASURES]
+    scores = [with_interval(*astuple(model.scores[name])) for name in MEASURES]
     paper = model.paper
-    printed = {"miou": paper.miou, "macc": paper.macc} if paper else {}
-    beside = [_beside(printed.get(name), model.scores[name]) for name in ("miou", "macc")]
-    over = "–" if model.over_first is None else _shown(model.over_first, "+.1f")
-    label = model.label.replace("|", "\\|")
-    return (label, model.head, n, f"{model.classes}", *scores, over, *beside)
+    printed = [
+        beside(getattr(paper, name, None), model.scores[name].percent, ".2f")
+        for name in ("miou", "macc")
+    ]
+    first = model.over_first
+    over = DASH if first is None else with_interval(first.percent, first.low, first.high, "+.1f")
+    return (model.label, model.head, n, f"{model.classes}", *scores, over, *printed)
 
 
-def _shown(score: Score, form: str = ".1f") -> str:
-    if math.isnan(score.percent):
-        return "–"
-    interval = "" if math.isnan(score.low) else f" [{score.low:{form}}, {score.high:{form}}]"
-    return f"{score.percent:{form}}{interval}"
-
-
-def _beside(printed: float | None, score: Score) -> str:
-    return "–" if printed is None else f"{printed:.2f} ({score.percent - printed:+.2f})"
-
-
-# evaluation ------------------------------------------------------------
-# `mjp evaluate --ade20k`: networks trained with task segmentation, on the same pictures.
+# `mjp evaluate --ade20k` --------------------------------------------------------------------------
 
 READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
 """The options that segmentation reads; any other that is given is refused."""
@@ -440,7 +426,8 @@ def _answers(
     """A row for each picture and class that occurs in truth or answer, the counts of all pictures
     (n, 3, K), and why others could not be read, by the picture."""
     shape, prepare = model.config.model, Whole(model.config)
-    rows: list[dict[str, object]] = []
+    columns = ["image_id", "class", "right", "truth", "answer"]
+    rows: list[tuple[object, ...]] = []
     counts: list[Any] = []
     unreadable: dict[str, str] = {}
     with Progress(model.label, lambda: len(places), "images") as bar:
@@ -455,29 +442,16 @@ def _answers(
             answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
             of_picture = areas(answer.cpu(), labels, shape.num_classes).numpy()
             counts.append(of_picture)
-            rows += _rows(name, of_picture)
+            for number in np.flatnonzero(of_picture.any(0)):
+                rows.append((name, int(number), *of_picture[:, number].tolist()))
     if not counts:
         first = next(iter(unreadable.values()), "--limit 0")
         raise UserError(
             f"--ade20k: {model.label}: expected pictures that can be scored, got none of "
             f"{len(places)}; the first: {first}. Repair them, or give another folder."
         )
-    columns = ["image_id", "class", "right", "truth", "answer"]
     stacked = np.stack(counts).astype(np.float64)
     return pd.DataFrame(rows, columns=columns), stacked, unreadable
-
-
-def _rows(image_id: str, counts: Counts) -> Iterator[dict[str, object]]:
-    """A row for each class that occurs in a picture's truth or answer."""
-    for number in np.flatnonzero(counts.any(0)):
-        right, truth, answer = (int(count) for count in counts[:, number])
-        yield {
-            "image_id": image_id,
-            "class": int(number),
-            "right": right,
-            "truth": truth,
-            "answer": answer,
-        }
 
 
 def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:

@@ -1,4 +1,11 @@
-"""Pictures with their label maps, in the layout of ADE20K."""
+"""Pictures with their label maps, in the layout of ADE20K (ADEChallengeData2016).
+
+    DIR/images/training/NAME.jpg       DIR/annotations/training/NAME.png
+    DIR/images/validation/NAME.jpg     DIR/annotations/validation/NAME.png
+
+DIR is a folder or a zip; the layout may lie deeper in it. In a label map 0 means no label, and a
+class is its index plus 1.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +36,6 @@ from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.training.batches import LoadedBatches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
-
-# pairs ------------------------------------------------------------
-# Pictures with their label maps, in the layout of ADE20K (ADEChallengeData2016).
-#
-#     DIR/images/training/NAME.jpg       DIR/annotations/training/NAME.png
-#     DIR/images/validation/NAME.jpg     DIR/annotations/validation/NAME.png
-#
-# DIR is a folder or a zip; the layout may lie deeper in it. In a label map 0 means no label, and a
-# class is its index plus 1.
 
 Read = TypeVar("Read")
 TRAINING, VALIDATION = "training", "validation"
@@ -198,9 +196,7 @@ def _place(name: PurePosixPath) -> tuple[str, str] | None:
     return split, (images.parent / "annotations" / split / f"{name.stem}.png").as_posix()
 
 
-# augmentation ------------------------------------------------------------
-# Pictures and their label maps, changed alike: scaled, cropped and mirrored for training, resized
-# for sliding windows.
+# changed alike ------------------------------------------------------------------------------------
 
 TRIES = 10
 """Crops that are drawn until none of the classes has too large a share."""
@@ -294,8 +290,7 @@ def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Ima
     return picture.resize((width, height), way)
 
 
-# batches ------------------------------------------------------------
-# The `Batches` of pictures with label maps.
+# batches ------------------------------------------------------------------------------------------
 
 
 class _Drawn:

@@ -25,9 +25,6 @@ from mjp_privacy.training.config_files import check_config
 from mjp_privacy.training.learner import build_network, initial_arguments
 from mjp_privacy.training.learner import check_initial as check_sizes
 
-# features ------------------------------------------------------------
-# The maps of features that a head reads from a network: of a ViT's blocks, of a Swin's stages.
-
 PYRAMID = 4
 """Maps that are read off a ViT, at the ends of the quarters of its blocks."""
 
@@ -92,10 +89,7 @@ def _of_swin(network: Any, images: Tensor, mask: Tensor | None) -> list[Tensor]:
     return [z.permute(0, 3, 1, 2).contiguous() for z in read]
 
 
-# heads ------------------------------------------------------------
-# Heads that give every pixel a class: from maps of features (B, D, h, w) to logits (B, K, h', w').
-#
-# `network` enlarges the logits to the picture's size.
+# heads: from maps (B, D, h, w) to logits (B, K, h', w') -------------------------------------------
 
 POOLED = (1, 2, 3, 6)
 """Sides of the grids over which the pyramid's top is averaged."""
@@ -189,8 +183,7 @@ def _layer(inputs: int, outputs: int, side: int) -> nn.Sequential:
     )
 
 
-# windows ------------------------------------------------------------
-# Predictions for whole pictures by a network that takes squares of one size: sliding windows.
+# whole pictures, by sliding windows ---------------------------------------------------------------
 
 STRIDE = 2 / 3
 """Of a window's side, between two windows: 341 of 512 pixels, as ViTs are commonly evaluated."""
@@ -243,8 +236,7 @@ def predicted(
     return answer
 
 
-# initial ------------------------------------------------------------
-# A Swin that starts from a Swin's file, as in the paper's Table 9; for a ViT `network` does it.
+# weights to start from ----------------------------------------------------------------------------
 
 POSITIONS = "absolute_pos_embed"
 
@@ -318,8 +310,7 @@ def _resampled(table: Tensor, grid: int) -> Tensor:
     return picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1)
 
 
-# network ------------------------------------------------------------
-# The network that gives every pixel a class, and its loss.
+# network and loss ---------------------------------------------------------------------------------
 
 UNLABELLED = -1
 """What 0 of a label map becomes: such a pixel has no part in loss and scores."""
@@ -395,8 +386,7 @@ class PixelObjective(nn.Module):
         return loss, torch.stack((loss, loss, torch.zeros_like(loss), right)).detach()
 
 
-# stored ------------------------------------------------------------
-# Reads a network that a segmentation trained back from its file: the file says how it was made.
+# read back from its file --------------------------------------------------------------------------
 
 KIND = replace(
     CHECKPOINT,

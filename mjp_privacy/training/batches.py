@@ -25,8 +25,21 @@ from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
 
-# examples ------------------------------------------------------------
-# Labelled training images: finding them, checking them against the model, ordering an epoch.
+# found and checked --------------------------------------------------------------------------------
+
+
+class Batches(Protocol):
+    """Normalised images (b, C, H, W) and labels (b,), or label maps (b, H, W), on the device.
+
+    Only this process's part of each global batch.
+    """
+
+    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
+
+    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of all images, once and not augmented, for validation."""
+
 
 SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))
 
@@ -156,12 +169,16 @@ def _class_name(record: ImageRecord) -> str:
     return PurePosixPath(record.image_id).parent.name
 
 
-# loaded_batches ------------------------------------------------------------
-# Batches that worker processes decode each time they are needed.
-#
-# Every image is seeded by (seed, epoch, place in the epoch), so an epoch is the same with any
-# number
-# of workers, and a run can continue in the middle of one.
+# decoded each time --------------------------------------------------------------------------------
+
+
+def unreadable(error: ImageError, used_for: str) -> UserError:
+    """What to say of an image that training or validation needs and cannot read."""
+    return UserError(
+        f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
+        "command goes on; or take it out, and where steps were trained already start in another "
+        "--out, for a run belongs to its list of images."
+    )
 
 
 class Items(Protocol):
@@ -175,23 +192,15 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
 
-def unreadable(error: ImageError, used_for: str) -> UserError:
-    """What to say of an image that training or validation needs and cannot read."""
-    return UserError(
-        f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
-        "command goes on; or take it out, and where steps were trained already start in another "
-        "--out, for a run belongs to its list of images."
-    )
-
-
-def _collated(items: list[Any]) -> Any:
+def collated(items: list[Any]) -> Any:
     """A batch, or the first error among its images."""
     error = next((item for item in items if isinstance(item, ImageError)), None)
     return default_collate(items) if error is None else error
 
 
 class LoadedBatches:
-    """`Batches` that are decoded by worker processes each time they are needed.
+    """`Batches` that are decoded by worker processes each time they are needed. Every image is
+    seeded by (seed, epoch, place in the epoch): an epoch is the same with any number of workers.
 
     training  images with their labels, augmented
     plain     the same, as they are validated
@@ -209,7 +218,6 @@ class LoadedBatches:
         self.training, self.plain = training, plain
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
         batch, seed = self.config.recipe.batch, self.config.seed
         number = len(self.training)
         order = epoch_order(seed, epoch, number, self.config.augmentation.repeats).tolist()
@@ -218,13 +226,12 @@ class LoadedBatches:
         for start in range(first * batch, steps * batch, batch):
             places = range(start, start + batch)[part]
             batches.append([(order[p], derive_seed("image", seed, epoch, p)) for p in places])
-        yield from self._load(self.training, batches, "training")
+        return self._load(self.training, batches, "training")
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of all images, once and not augmented, for validation."""
         mine = [(p, 0) for p in range(self.world.rank, len(self.plain), self.world.size)]
         batches = [mine[i : i + batch] for i in range(0, len(mine), batch)]
-        yield from self._load(self.plain, batches, "validation")
+        return self._load(self.plain, batches, "validation")
 
     def _load(
         self, images: Items, batches: Sequence[Sequence[tuple[int, int]]], used_for: str
@@ -236,7 +243,7 @@ class LoadedBatches:
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
             prefetch_factor=4 if self.workers else None,
-            collate_fn=_collated,
+            collate_fn=collated,
         )
         for batch in loader:
             if isinstance(batch, ImageError):
@@ -245,8 +252,14 @@ class LoadedBatches:
             yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
-# file_batches ------------------------------------------------------------
-# Batches of large images: decoded and augmented one by one with timm, in worker processes.
+# images of any size -------------------------------------------------------------------------------
+
+
+def seed_libraries(seed: int) -> None:
+    """Seed the libraries' own generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 class _Images:
@@ -258,9 +271,7 @@ class _Images:
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int] | ImageError:
         place, seed = index
         record = self.examples.records[place]
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002  (timm's augmentation draws from it)
-        torch.manual_seed(seed)
+        seed_libraries(seed)  # timm's augmentation draws from them
         try:
             return self.transform(self.examples.source.decode(record)), int(record.label or 0)
         except ImageError as error:
@@ -310,8 +321,7 @@ class _Plain:
         return (self.preprocessing(picture) - self.mean) / self.std
 
 
-# memory_batches ------------------------------------------------------------
-# Batches of small images: decoded once, kept as bytes on the device, augmented batch by batch.
+# small images, kept in memory ---------------------------------------------------------------------
 
 
 def decode_all(examples: Examples, side: int, used_for: str = "training") -> Tensor:
@@ -348,7 +358,6 @@ class MemoryBatches:
         self.std = torch.tensor(shape.std, device=world.device).view(3, 1, 1)
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
         batch, seed = self.config.recipe.batch, self.config.seed
         order = epoch_order(seed, epoch, len(self.labels), self.config.augmentation.repeats)
         order = order.to(self.world.device)
@@ -359,7 +368,6 @@ class MemoryBatches:
             yield self.prepared(images), self.labels[chosen]
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of all images, once and not augmented, for validation."""
         mine = torch.arange(self.world.rank, len(self.labels), self.world.size)
         for chosen in mine.split(batch):
             place = chosen.to(self.world.device)

@@ -23,9 +23,9 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.models.sizes import Family, Sizes, Stages
-from mjp_privacy.training.published import Preset
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
+Preset = Literal["ours", "paper", "authors_code"]
 
 MeanOfPixels = Annotated[float, Field(strict=True, ge=-2, le=2)]
 SpreadOfPixels = Annotated[float, Field(strict=True, ge=1e-4, le=2)]
@@ -166,7 +166,7 @@ class Segmentation:
 
     head: Head = "linear"
     """`linear`: one linear layer on the last tokens. `upernet`: four maps of features become a
-    pyramid with UPerNet's pooling on top, as `heads.PyramidHead` says."""
+    pyramid with UPerNet's pooling on top, as `PyramidHead` says."""
     channels: Channels = 512
     """Of every map in the pyramid."""
     scales: tuple[Scale, Scale] = (0.5, 2.0)
@@ -183,7 +183,7 @@ class TrainingConfig:
 
     name: Label
     preset: Preset = "ours"
-    """Whose choices the fields of `presets.CHOICES` follow, where the row does not set them."""
+    """Whose choices the fields in published.yaml follow, where the row does not set them."""
     task: Literal["classification", "segmentation"] = "classification"
     """`segmentation` (the paper's Table 9) trains a head that gives every pixel a class, and the
     network below it, on pictures with label maps in ADE20K's layout. Tables of positions then never

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,8 @@ from mjp_privacy.training.config import (
 )
 from mjp_privacy.training.published import preset_fields, without_empty_puzzle
 
-# config_files ------------------------------------------------------------
-# Reads the config of a training: a YAML file with a base and named rows; checked, then frozen.
-
+MOST_CLASSES = 255
+"""A label map has 8 bits a pixel, and its 0 is no class."""
 _OWNERS: dict[str, Any] = {
     "model": Architecture,
     "recipe": Recipe,
@@ -122,62 +122,24 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return fields
 
 
-# config_checks ------------------------------------------------------------
-# What the fields of a training config must have in common.
-
-
-def _check_family(config: TrainingConfig, where: str) -> None:
-    """Raise a UserError unless the fields of another network than a ViT fit it."""
-    model, family = config.model, config.family
-    if (family == "vit") != (config.stages is None):
-        raise UserError(
-            f"{where}: stages are the blocks in each stage of a swin or resnet: expected them "
-            f"there and nowhere else, got family {family} and stages {config.stages}."
-        )
-    if (sizes := other_sizes(config)) is None:
-        return
-    sizes.check(where)
-    initial = config.initial and config.task == "classification"
-    if initial or model.index_embedding or model.first_block != "intact":
-        raise UserError(
-            f"{where}: a {family} that classifies starts from nothing and has the blocks that it "
-            "is published with; expected no initial, index_embedding: false and first_block: "
-            "intact."
-        )
+# what the fields must have in common --------------------------------------------------------------
 
 
 def check_config(config: TrainingConfig, where: str) -> None:
     """Raise a UserError if fields contradict each other; `where` they stand."""
-    model, jigsaw = config.model, config.jigsaw
-    _check_family(config, where)
-    check_segmentation(config, where)
-    without = model.position_embedding == "none"
-    if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
-        raise UserError(
-            f"{where}: a model without position embeddings has none to mask, to localize or to "
-            "start differently; expected unknown_embedding: false, dal: none, position_confound: "
-            "false."
+    model = config.model
+    if (sizes := other_sizes(config)) is not None:
+        sizes.check(where)
+    mistakes = [*_of_networks(config), *_of_recipes(config)]
+    if config.task == "segmentation":
+        mistakes += _of_segmentation(config)
+    elif config.segmentation != Segmentation():
+        mistakes.append(
+            ", segmentation: these fields are read with task: segmentation alone, and the task is "
+            "classification. Set the task, or leave them out."
         )
-    if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
-        raise UserError(
-            f"{where}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
-            f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}."
-        )
-    for field, epoch in (
-        ("warmup_epochs", config.warmup_epochs),
-        ("first_epoch", config.first_epoch),
-    ):
-        if not 0 <= epoch <= config.recipe.epochs:
-            raise UserError(
-                f"{where}, {field}: expected 0 to epochs ({config.recipe.epochs}), got {epoch}."
-            )
-    if config.data.store == "memory" and config.augmentation.rand_augment:
-        raise UserError(
-            f"{where}: data.store memory augments whole batches by crop and flip; expected "
-            "augmentation.rand_augment: null, or data.store: files."
-        )
-    if config.data.store == "memory" and config.augmentation.erasing:
-        raise UserError(f"{where}: data.store memory has no erasing; expected erasing: 0.")
+    if mistakes:
+        raise UserError(f"{where}{mistakes[0]}")
     check_parameters(
         where,
         img_size=model.img_size,
@@ -188,58 +150,89 @@ def check_config(config: TrainingConfig, where: str) -> None:
     )
 
 
-# settings ------------------------------------------------------------
-# What the fields of a segmentation's config must have in common.
+def _of_networks(config: TrainingConfig) -> Iterator[str]:
+    """What is wrong with a network, as the end of a sentence that begins with the place."""
+    model, family = config.model, config.family
+    if (family == "vit") != (config.stages is None):
+        yield (
+            ": stages are the blocks in each stage of a swin or resnet: expected them there and "
+            f"nowhere else, got family {family} and stages {config.stages}."
+        )
+    initial = config.initial and config.task == "classification"
+    if family != "vit" and (initial or model.index_embedding or model.first_block != "intact"):
+        yield (
+            f": a {family} that classifies starts from nothing and has the blocks that it is "
+            "published with; expected no initial, index_embedding: false and first_block: intact."
+        )
+    masked = model.unknown_embedding or model.dal != "none" or config.jigsaw.position_confound
+    if model.position_embedding == "none" and masked:
+        yield (
+            ": a model without position embeddings has none to mask, to localize or to start "
+            "differently; expected unknown_embedding: false, dal: none, position_confound: false."
+        )
+    if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
+        yield (
+            ": expected img_size divisible by patch_size and embed_dim by num_heads, got "
+            f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}."
+        )
 
-MOST_CLASSES = 255
-"""A label map has 8 bits a pixel, and its 0 is no class."""
+
+def _of_recipes(config: TrainingConfig) -> Iterator[str]:
+    for field in ("warmup_epochs", "first_epoch"):
+        if not 0 <= (epoch := getattr(config, field)) <= config.recipe.epochs:
+            yield f", {field}: expected 0 to epochs ({config.recipe.epochs}), got {epoch}."
+    in_memory = config.data.store == "memory"
+    if in_memory and config.augmentation.rand_augment:
+        yield (
+            ": data.store memory augments whole batches by crop and flip; expected "
+            "augmentation.rand_augment: null, or data.store: files."
+        )
+    if in_memory and config.augmentation.erasing:
+        yield ": data.store memory has no erasing; expected erasing: 0."
 
 
-def check_segmentation(config: Any, where: str) -> None:
-    """Raise a UserError where fields of a TrainingConfig do not fit its task."""
-    settings: Segmentation = config.segmentation
-    if config.task != "segmentation":
-        if settings != Segmentation():
-            raise UserError(
-                f"{where}, segmentation: these fields are read with task: segmentation alone, and "
-                "the task is classification. Set the task, or leave them out."
-            )
-        return
+def _of_segmentation(config: TrainingConfig) -> Iterator[str]:
+    """The same of a segmentation: MJP enters through the weights alone, and what belongs to
+    classification is off."""
+    settings, augmentation = config.segmentation, config.augmentation
     if config.family == "resnet":
-        raise UserError(f"{where}: task segmentation has heads for family vit or swin, got resnet.")
+        yield ": task segmentation has heads for family vit or swin, got resnet."
     if settings.head == "upernet" and config.family == "vit" and config.model.depth < 4:
-        raise UserError(
-            f"{where}: head upernet reads four blocks of a ViT: expected depth 4 or more, got "
+        yield (
+            ": head upernet reads four blocks of a ViT: expected depth 4 or more, got "
             f"{config.model.depth}."
         )
     if settings.scales[0] > settings.scales[1]:
-        raise UserError(
-            f"{where}, segmentation.scales: expected the smaller one first, got "
-            f"{list(settings.scales)}."
-        )
+        scales = list(settings.scales)
+        yield f", segmentation.scales: expected the smaller one first, got {scales}."
     if config.model.num_classes > MOST_CLASSES:
-        raise UserError(
-            f"{where}, model.num_classes: a label map has 8 bits a pixel: expected at most "
+        yield (
+            ", model.num_classes: a label map has 8 bits a pixel: expected at most "
             f"{MOST_CLASSES} classes, got {config.model.num_classes}."
         )
-    _check_unshuffled(config, where)
-
-
-def _check_unshuffled(config: Any, where: str) -> None:
-    """Refuse what belongs to classification: MJP enters through the weights alone."""
     if config.jigsaw.shuffle != "none" or config.model.dal != "none":
-        raise UserError(
-            f"{where}: in task segmentation MJP enters through the weights to start from "
-            "(initial), as in the paper, which fine-tunes; expected jigsaw.shuffle: none and "
-            f"model.dal: none, got {config.jigsaw.shuffle} and {config.model.dal}."
+        yield (
+            ": in task segmentation MJP enters through the weights to start from (initial), as in "
+            "the paper, which fine-tunes; expected jigsaw.shuffle: none and model.dal: none, got "
+            f"{config.jigsaw.shuffle} and {config.model.dal}."
         )
-    augmentation = config.augmentation
     off = (augmentation.mixup, augmentation.cutmix, augmentation.erasing)
     if augmentation.rand_augment is not None or any(off):
-        raise UserError(
-            f"{where}: task segmentation scales, crops and flips pictures and label maps alike and "
-            "has no other augmentation; expected rand_augment: null, mixup: 0, cutmix: 0 and "
-            "erasing: 0."
+        yield (
+            ": task segmentation scales, crops and flips pictures and label maps alike and has no "
+            "other augmentation; expected rand_augment: null, mixup: 0, cutmix: 0 and erasing: 0."
         )
     if config.data.store != "files":
-        raise UserError(f"{where}: task segmentation reads files; expected data.store: files.")
+        yield ": task segmentation reads files; expected data.store: files."
+
+
+def recipe_in(metadata: Mapping[str, str]) -> TrainingConfig | None:
+    """The config that a model was trained with, of its file's metadata; None where the file states
+    none that this trainer reads."""
+    try:
+        content = json.loads(metadata.get("recipe", "null"))
+        config = parse(TrainingConfig, content, "the recipe", _OWNERS)
+        check_config(config, "the recipe")
+    except (ValueError, TypeError, RecursionError, UserError):
+        return None
+    return config

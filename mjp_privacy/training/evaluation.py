@@ -1,9 +1,17 @@
-"""Measures trained models on the same images, shuffled in the same way."""
+"""Measures trained models on the same images, shuffled in the same way.
+
+Top-1, top-5 and, as the paper measures how much shuffling the input changes the answer:
+
+    Diff. Norm.   ‖[CLS](x) − [CLS](x̃)‖₂ after the last norm, the classifier's input
+    Consistency   whether argmax F(x) = argmax F(x̃)
+
+x̃ is x with a share γ of its patches shuffled; a model with an unknown embedding gets their mask.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,63 +47,17 @@ from mjp_privacy.models.zoo import (
     named_checkpoints,
 )
 from mjp_privacy.training.batches import numbered
+from mjp_privacy.training.config import Preset
+from mjp_privacy.training.config_files import recipe_in
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.published import TABLE4, Choice, Preset, PublishedModel, counterpart_in
+from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
-# protocols ------------------------------------------------------------
-# How a model's accuracy and consistency are measured: by this project, by the paper's authors.
-#
-# protocols("authors_code")   # accuracy at γ = .9 with one mask a batch; consistency at γ = .5
+# how it is measured -----------------------------------------------------------------------------
 
 ACCURACY = ("top1", "top5", "top1_shuffled")
 CONSISTENCY = ("diff_norm", "consistency")
 OUR_GAMMA, AUTHORS_ACCURACY_GAMMA, AUTHORS_CONSISTENCY_GAMMA = 0.27, 0.9, 0.5
 Fit = Literal["checkpoint", "crop_256", "squash"]
-
-EVALUATION_CHOICES = (
-    Choice(
-        "picture for accuracy",
-        "short side 248/224, or the checkpoint's",
-        None,
-        "short side 256/224",
-        "eval.py",
-    ),
-    Choice(
-        "picture for consistency",
-        "the same",
-        None,
-        "squashed to a square, nothing cut off",
-        "consistency.py",
-    ),
-    Choice(
-        "γ of shuffled accuracy",
-        0.27,
-        None,
-        0.9,
-        "the poster's caption of Table 5 says .27, eval.py .9",
-    ),
-    Choice(
-        "γ of Diff. Norm. and Consistency",
-        0.27,
-        None,
-        0.5,
-        "Tables 3 and 4 print none, and Table 1's is lost in the text we have; consistency.py",
-    ),
-    Choice(
-        "mask for accuracy",
-        "one an image",
-        None,
-        "one for 128 images",
-        "eval.py shuffles whole batches alike",
-    ),
-    Choice(
-        "mean and std",
-        "as the model was trained",
-        None,
-        "ImageNet's for every model",
-        "eval.py hands them to ViT-S too, whose weights expect .5",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -118,7 +80,10 @@ class Protocol:
 
 
 def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[Protocol, ...]:
-    """What to measure under a preset; `gammas` replace the preset's own."""
+    """What to measure under a preset; `gammas` replace the preset's own.
+
+    protocols("authors_code")   # accuracy at γ = .9 with one mask a batch; consistency at γ = .5
+    """
     given = None if gammas is None else tuple(sorted(set(gammas)))
     if preset != "authors_code":
         return (Protocol(gammas=given or (OUR_GAMMA,)),)
@@ -128,16 +93,7 @@ def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[
     )
 
 
-AUTHORS_MEAN, AUTHORS_STD = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-
-# consistency ------------------------------------------------------------
-# Accuracy of a model, and how much shuffling its input changes its answer, as the paper measures:
-#
-#     Diff. Norm.   ‖[CLS](x) − [CLS](x̃)‖₂ after the last norm, the classifier's input
-#     Consistency   whether argmax F(x) = argmax F(x̃)
-#
-# x̃ is x with a share γ of its patches shuffled; a model with an unknown embedding gets their mask.
+# measuring -------------------------------------------------------------------------------------
 
 BATCH = 128
 
@@ -165,7 +121,7 @@ def measure(
                 images.append(prepare(source.decode(record, min_side=model.patch_size)))
                 readable.append(record)
             except ImageError as error:
-                rows += [_failed(record, gamma, error.reason) for gamma in protocol.gammas]
+                rows += [_row(record, gamma, error.reason) for gamma in protocol.gammas]
         if readable:
             rows += _measured(model, readable, torch.stack(images), protocol, seed)
         progress(len(records[start : start + BATCH]))
@@ -211,20 +167,9 @@ def _measured(
                 "diff_norm": distance[place],
                 "consistency": float(plain == jumbled),
             }
-            rows.append(
-                {
-                    "image_id": record.image_id,
-                    "group": record.group,
-                    "label": label,
-                    "gamma": gamma,
-                    "status": "ok",
-                    "reason": "",
-                    "predicted": plain,
-                    "predicted_shuffled": jumbled,
-                    **{name: values[name] for name in protocol.measures},
-                    "masked_patches": masked[place],
-                }
-            )
+            chosen = {name: values[name] for name in protocol.measures}
+            both = {"predicted": plain, "predicted_shuffled": jumbled}
+            rows.append(_row(record, gamma) | both | chosen | {"masked_patches": masked[place]})
     return rows
 
 
@@ -236,19 +181,18 @@ def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[T
     return model.forward_head(features).cpu(), features[:, 0].cpu()
 
 
-def _failed(record: ImageRecord, gamma: float, reason: str) -> dict[str, object]:
+def _row(record: ImageRecord, gamma: float, failed: str | None = None) -> dict[str, object]:
     return {
         "image_id": record.image_id,
         "group": record.group,
         "label": record.label,
         "gamma": gamma,
-        "status": "failed",
-        "reason": reason,
+        "status": "ok" if failed is None else "failed",
+        "reason": failed or "",
     }
 
 
-# evaluation_report ------------------------------------------------------------
-# Tables of evaluated models in the layout of the paper's Tables 1, 3 and 4, beside its figures.
+# tables ----------------------------------------------------------------------------------------
 
 MEASURES = {  # name: heading, direction that is better for the model, factor, decimals
     "top1": ("Top-1 %", "↑", 100, 1),
@@ -342,18 +286,19 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
     heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = []
     for _, line in table.iterrows():
-        cells = [str(line["model"]).replace("|", "\\|"), _number(line["trained_gamma"], "g")]
-        cells.append(_number(line["cond_w"], ".1f"))
+        cells = [str(line["model"]), shown_number(line["trained_gamma"], "g")]
+        cells.append(shown_number(line["cond_w"], ".1f"))
         n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
-        cells += [_number(line["gamma"], "g"), n]
+        cells += [shown_number(line["gamma"], "g"), n]
         for name, (*_, decimals) in MEASURES.items():
-            cells.append(_with_interval(line, name, decimals))
-        cells.append(str(line["paper_row"]) or "–")
+            ends = line[f"{name}_low"], line[f"{name}_high"]
+            cells.append(with_interval(line[name], *ends, f".{decimals}f"))
+        cells.append(str(line["paper_row"]) or DASH)
         for name, decimals in (("top1", 1), ("diff_norm", 2), ("consistency", 1)):
-            cells.append(_beside(line[f"paper_{name}"], line[name], decimals))
-        lines.append("| " + " | ".join(cells) + " |")
+            cells.append(beside(line[f"paper_{name}"], line[name], f".{decimals}f"))
+        rows.append(cells)
     notes = sorted({note for model in models for note in model.notes})
     if any(model.paper for model in models):
         notes.append(PAPERS_GAMMA_UNKNOWN)
@@ -363,26 +308,38 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
         "Each image is shuffled once and each line is one trained model; the intervals do not "
         "cover either choice."
     )
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+    return "\n".join([*markdown_table(heads, rows), "", *(f"- {note}" for note in notes), ""])
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None or pd.isna(value) else format(value, form)
+DASH = "–"
 
 
-def _with_interval(line: pd.Series, name: str, decimals: int) -> str:
-    mean, low, high = (line[key] for key in (name, f"{name}_low", f"{name}_high"))
-    if pd.isna(mean):
-        return "–"
-    interval = "" if pd.isna(low) else f" [{low:.{decimals}f}, {high:.{decimals}f}]"
-    return f"{mean:.{decimals}f}{interval}"
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown; a bar in a cell is escaped."""
+    first, *rest = (
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        for cells in (heads, *rows)
+    )
+    return [first, "|" + "---|" * len(heads), *rest]
 
 
-def _beside(paper: float | None, ours: float, decimals: int) -> str:
-    if paper is None or pd.isna(paper):
-        return "–"
-    difference = "" if pd.isna(ours) else f" ({ours - paper:+.{decimals}f})"
-    return f"{paper:.{decimals}f}{difference}"
+def shown_number(value: float | None, form: str) -> str:
+    """A number, or a dash where there is none."""
+    return DASH if value is None or pd.isna(value) else format(value, form)
+
+
+def with_interval(mean: float, low: float, high: float, form: str = ".1f") -> str:
+    """`12.3 [11.0, 13.6]`; a dash for NaN, and no interval where its ends are NaN."""
+    if pd.isna(mean) or pd.isna(low):
+        return shown_number(mean, form)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def beside(paper: float | None, ours: float, form: str) -> str:
+    """The paper's figure, and ours minus it."""
+    if paper is None or pd.isna(paper) or pd.isna(ours):
+        return shown_number(paper, form)
+    return f"{paper:{form}} ({ours - paper:+{form}})"
 
 
 def draw_sweep(table: pd.DataFrame, path: Path) -> None:
@@ -407,10 +364,7 @@ def draw_sweep(table: pd.DataFrame, path: Path) -> None:
         figure.axes[0].legend()
 
 
-# evaluation ------------------------------------------------------------
-# Measures trained models on the same images, shuffled in the same way.
-#
-# Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
+# the command -----------------------------------------------------------------------------------
 
 
 def write_evaluation(arguments: EvaluationArguments) -> Outcome:
@@ -513,8 +467,8 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
     """The network of a checkpoint, with what the command line says of it."""
     authors = arguments.preset == "authors_code"
     name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
-    mean = AUTHORS_MEAN if authors and arguments.mean is None else mean
-    std = AUTHORS_STD if authors and arguments.std is None else std
+    mean = IMAGENET_DEFAULT_MEAN if authors and arguments.mean is None else mean
+    std = IMAGENET_DEFAULT_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
         "img_size": arguments.img_size,
         "mean": for_all_channels(mean),
@@ -532,7 +486,7 @@ def papers_row(
     which our trainer wrote into the file."""
     if arguments.paper_row is not None:
         return TABLE4[arguments.paper_row]
-    return counterpart_in(read_metadata(checkpoint.source))
+    return counterpart(recipe_in(read_metadata(checkpoint.source)))
 
 
 def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:

@@ -1,4 +1,5 @@
-"""metrics.jsonl: a run's measurements line by line; what the screen shows of them, and curves."""
+"""metrics.jsonl: a run's measurements line by line, each with a checksum of its own (`core/files`),
+what the screen shows of them, and curves."""
 
 from __future__ import annotations
 
@@ -20,8 +21,7 @@ from mjp_privacy.core.files import append_json_line, json_line, write_atomically
 from mjp_privacy.core.read import FileKind, is_there, json_lines
 from mjp_privacy.core.text import shown
 
-# running_means ------------------------------------------------------------
-# What a run has measured since the last line of metrics.jsonl.
+# between two lines --------------------------------------------------------------------------------
 
 
 class Window:
@@ -65,9 +65,7 @@ class Window:
         }
 
 
-# journal ------------------------------------------------------------
-# metrics.jsonl: a run's measurements line by line, each with a checksum of its own
-# (`core/files`), and the progress shown on the screen.
+# the file -----------------------------------------------------------------------------------------
 
 METRICS = "metrics.jsonl"
 LINES = FileKind(
@@ -136,16 +134,11 @@ def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The same, and how many other lines there are but for a last one that is unfinished: damaged
     ones, which their checksums tell, and those of something else."""
     objects, damaged = json_lines(path, LINES)
-    lines = [line for line in objects if _is_of_a_step(line)]
+    lines = [line for line in objects if type(line.get("step")) is int and line["step"] >= 0]
     return lines, len(objects) - len(lines) + len(damaged)
 
 
-def _is_of_a_step(line: dict[str, Any]) -> bool:
-    return type(line.get("step")) is int and line["step"] >= 0
-
-
-# curves ------------------------------------------------------------
-# Loss and accuracy over the epochs as in Fig. 6 of the paper, several runs in one picture.
+# curves, as in Fig. 6 of the paper ----------------------------------------------------------------
 
 Finite = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]

@@ -1,15 +1,17 @@
-"""What learns in a run: the network with its optimiser, one step of training, and its accuracy."""
+"""What learns in a run: the network with its optimiser, one step of training, and its accuracy.
+
+`trainer` repeats the steps; everything that the next step depends on is in `Learner.state`, the
+number of the step and the config.
+"""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from timm.data import Mixup
 from timm.optim import param_groups_weight_decay
@@ -25,20 +27,13 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.families import build_other
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.training.batches import Batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
 from mjp_privacy.training.snapshots import STATE, check_optimizer, check_weights
 
-# half_precision ------------------------------------------------------------
-# Products of matrices in bfloat16 on CPUs where torch has none that are fast.
-#
-# There torch multiplies the numbers one by one, and a step of a small ViT takes twelve times as
-# long
-# as in float32. What it computes is a float32 product of rounded numbers, rounded once more (but
-# for
-# the weights of a convolution, whose gradient it rounds image by image), and float32 products are
-# fast on every CPU.
+# products in bfloat16 -----------------------------------------------------------------------------
 
 _aten = torch.ops.aten
 PRODUCTS = {
@@ -59,7 +54,13 @@ REMARK = (
 
 class RoundedProducts(TorchDispatchMode):
     """While it is entered, products of bfloat16 tensors on the CPU are computed in float32 and
-    rounded to bfloat16, forwards and backwards: with RoundedProducts(): ..."""
+    rounded to bfloat16, forwards and backwards: with RoundedProducts(): ...
+
+    On CPUs where torch has no fast ones it multiplies the numbers one by one, and a step of a small
+    ViT takes twelve times as long as in float32. What it computes is a float32 product of rounded
+    numbers, rounded once more (but for the weights of a convolution, whose gradient it rounds image
+    by image), and float32 products are fast on every CPU.
+    """
 
     def __torch_dispatch__(
         self,
@@ -100,8 +101,7 @@ def has_bfloat16() -> bool:
     return bool(supported and torch.backends.mkldnn.is_available() and supported())
 
 
-# optimization ------------------------------------------------------------
-# Optimiser and learning rate as in the paper's Table 7.
+# the paper's Table 7 ------------------------------------------------------------------------------
 
 POSITIONS = frozenset({"pos_embed", "unk_embed", "absolute_pos_embed"})
 
@@ -142,12 +142,6 @@ def dal_weight(config: TrainingConfig, step: int, steps_per_epoch: int) -> float
     return top / 2 + top / 4 * (1 + cosine)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give all parameter groups this learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
 def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor:
     """Scale the gradients so that their norm is at most `largest` (None: leave them as they are).
 
@@ -157,16 +151,12 @@ def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tens
     return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
 
 
-# network ------------------------------------------------------------
-# The network to train, with random weights or a checkpoint's, and its loss.
-
-TrainedNetwork: TypeAlias = MJPVisionTransformer
-"""Or a `families.OtherNetwork`, which has all that training uses of it."""
+# the network and its loss -------------------------------------------------------------------------
 
 
-def build_network(config: TrainingConfig) -> TrainedNetwork:
+def build_network(config: TrainingConfig) -> MJPVisionTransformer:
     """The network with initial weights drawn from the config's seed; of a segmentation, a ViT
-    without its classifier.
+    without its classifier. A Swin or ResNet has all that training uses of a ViT.
 
     Rows of one seed start with equal weights in all tensors that they share. Models without
     position embeddings are an exception: they do not draw that table, so all later draws differ.
@@ -175,7 +165,7 @@ def build_network(config: TrainingConfig) -> TrainedNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("initial weights", config.seed))
         if sizes is not None:
-            model = cast(TrainedNetwork, build_other(sizes, config.model.drop_path))
+            model = cast(MJPVisionTransformer, build_other(sizes, config.model.drop_path))
         else:
             model = _vit(config)
         if config.initial is not None and sizes is None:
@@ -275,18 +265,7 @@ class Objective(nn.Module):
         return loss, torch.stack((loss, entropy, dal, accuracy)).detach()
 
 
-# learner ------------------------------------------------------------
-# What learns in a run: the network with its optimiser, one step of training, and its accuracy.
-#
-# `trainer` repeats the steps; everything that the next step depends on is in `Learner.state`, the
-# number of the step and the config.
-
-
-class Validation(Protocol):
-    """Images to validate on; `trainer.Batches` has more."""
-
-    def in_order(self, batch: int = 256) -> Iterable[tuple[Tensor, Tensor]]:
-        """This process's share of all images with their labels, once and not augmented."""
+# what learns --------------------------------------------------------------------------------------
 
 
 class Learner:
@@ -301,7 +280,9 @@ class Learner:
         self.bfloat16 = config.recipe.precision == "bfloat16"
         self.products = products(config, world.device)
         if self.bfloat16 and world.device.type == "cpu":
-            _plain_attention(self.model)
+            for module in self.model.modules():  # fused attention takes seven times as long there
+                if hasattr(module, "fused_attn"):
+                    setattr(module, "fused_attn", False)  # noqa: B010  (mypy: a Module's attribute)
         self.optimizer = build_optimizer(self.model, config)
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
@@ -330,12 +311,14 @@ class Learner:
 
     def train_step(self, step: int, images: Tensor, labels: Tensor) -> Tensor:
         """One update; (loss, cross-entropy, DAL, accuracy, gradient norm), still on the device."""
-        _seed_libraries(derive_seed("step", self.config.seed, step, self.world.rank))
+        # timm's mixup and drop path draw from the libraries' own generators
+        seed_libraries(derive_seed("step", self.config.seed, step, self.world.rank))
         if self.mix is not None:
             images, labels = self.mix(images, labels)
         puzzle = self.puzzles.at(step)
         images = apply(puzzle, images, self.config.model.patch_size)
-        set_learning_rate(self.optimizer, learning_rate(self.config, step, self.steps_per_epoch))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step, self.steps_per_epoch)
         weight = torch.tensor(
             dal_weight(self.config, step, self.steps_per_epoch), device=images.device
         )
@@ -350,7 +333,7 @@ class Learner:
             self.average.update(self.model)
         return torch.cat((numbers, norm.detach().view(1)))
 
-    def validated(self, batches: Validation) -> dict[str, float]:
+    def validated(self, batches: Batches) -> dict[str, float]:
         """The scores on these images, in percent; then training can go on."""
         return {self.measure: self.top1(batches.in_order())}
 
@@ -407,17 +390,3 @@ def build_mixup(config: TrainingConfig) -> Mixup | None:
         label_smoothing=config.recipe.label_smoothing,
         num_classes=config.model.num_classes,
     )
-
-
-def _seed_libraries(seed: int) -> None:
-    """Seed the libraries' own generators, because timm's mixup and drop path draw from them."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
-def _plain_attention(model: nn.Module) -> None:
-    """Switch fused attention off: on a CPU in bfloat16 it takes seven times as long."""
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            setattr(module, "fused_attn", False)  # noqa: B010  (mypy: a Module's attribute)

@@ -1,4 +1,9 @@
-"""Which training steps are shuffled, and how."""
+"""Which training steps are shuffled, and how.
+
+A puzzle follows from (seed, step) alone, so all processes have the same one. The masks are those of
+`models.jigsaw`, many at a time and on any device: they take each attempt together, so the host
+never waits for the device. Only the random numbers are drawn from another stream.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,7 @@ from mjp_privacy.models.jigsaw import (
 )
 from mjp_privacy.training.config import TrainingConfig
 
-# blockwise ------------------------------------------------------------
-# The block-wise masks of `models.jigsaw`, many at a time and on any device.
-#
-# The procedure is the same, but all masks take each attempt together: there is no loop over masks,
-# and the host never waits for the device. Only the random numbers are drawn from another stream.
+# masks --------------------------------------------------------------------------------------------
 
 
 def attempts_needed(patches: int, gamma: float) -> int:
@@ -88,10 +89,7 @@ def shuffled_orders(mask: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(ordered).scatter_(-1, ordered, random)
 
 
-# puzzles ------------------------------------------------------------
-# Which training steps are shuffled, and how.
-#
-# A puzzle follows from (seed, step) alone, so all processes have the same one.
+# steps --------------------------------------------------------------------------------------------
 
 CHUNK = 256  # steps whose masks are drawn together, if a batch shares one mask
 MANY = 4096  # masks that are drawn together, if each image has its own

@@ -23,9 +23,6 @@ from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, read_torch_file, save_tensors
 from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
 
-# snapshots ------------------------------------------------------------
-# The files a run keeps: a checkpoint to continue from, and the finished model for others.
-
 IDENTITY = {
     "images": "training images or labels (--data)",
     "validation": "validation images or labels (--val)",
@@ -190,12 +187,7 @@ def difference(before: Any, now: Any, place: str = "") -> str:
     return f"{place} was {before!r} and is {now!r}"
 
 
-# restored ------------------------------------------------------------
-# What a checkpoint holds, compared with what it is put into before any of it is.
-#
-# The file is this trainer's own and its checksums were verified, so this tells a checkpoint of
-# other
-# code, or one that somebody edited, from one that training goes on from.
+# what a checkpoint holds, compared with what it is put into ---------------------------------------
 
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 Real = Annotated[float, Field(strict=True)]
@@ -208,24 +200,10 @@ class _MadeWith:
     commit: Annotated[str, Field(max_length=200)]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class _Timing:
-    images_per_s: Real
-    seconds_per_step: Real
-    waiting: Real
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class _Line:
-    step: Whole
-    epoch: Real
-    loss: Real
-    cross_entropy: Real
-    dal: Real
-    accuracy: Real
-    gradient_norm: Real
-    lr: Real
-    timing: _Timing
+LINE = frozenset(
+    ("step", "epoch", "loss", "cross_entropy", "dal", "accuracy", "gradient_norm", "lr", "timing")
+)
+"""Fields of a line of metrics.jsonl without a validation."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
@@ -238,14 +216,9 @@ class Resumed:
     step: Whole
     made_with: Annotated[list[_MadeWith], Field(max_length=10_000)]
     average: dict[str, Any] | None
-    unvalidated: _Line | None = None
+    unvalidated: dict[str, Whole | Real | dict[str, Real]] | None = None
     val_top1: Percent | None = None
     val_miou: Percent | None = None
-
-    def score(self, measure: str) -> float | None:
-        """The last validation, under the name of a learner's `measure`."""
-        score: float | None = getattr(self, measure)
-        return score
 
 
 def resumed(state: Mapping[str, Any], path: Path, steps: int, measure: str) -> Resumed:
@@ -256,8 +229,9 @@ def resumed(state: Mapping[str, Any], path: Path, steps: int, measure: str) -> R
         raise STATE.refusal(path, "no such field", measure)
     if found.step > steps:
         raise STATE.refusal(path, f"step {found.step} of a training of {steps} steps", "step")
-    if found.unvalidated is not None and found.unvalidated.step != found.step:
-        raise STATE.refusal(path, f"a line of step {found.unvalidated.step}", "unvalidated.step")
+    line = found.unvalidated
+    if line is not None and (line.keys() != LINE or line["step"] != found.step):
+        raise STATE.refusal(path, f"no line of step {found.step}", "unvalidated")
     return found
 
 

@@ -1,4 +1,10 @@
-"""The way in to training: finds the images, joins the processes, trains and exports the model."""
+"""The training loop: epochs, metrics, checkpoints and the export at the end.
+
+`train` is the way in: it finds the images and joins the processes. A run is a function of its
+config and its images. Every random choice of a step comes from (seed, step), so a run that was
+killed continues from its checkpoint as if it had not stopped: on the same kind of CPU with the same
+number of threads its curve is the very same.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +28,13 @@ from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models.checkpoint_files import file_sha256, located
-from mjp_privacy.training.batches import Examples, FileBatches, MemoryBatches, find_examples
+from mjp_privacy.training.batches import (
+    Batches,
+    Examples,
+    FileBatches,
+    MemoryBatches,
+    find_examples,
+)
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.journal import Journal, Window, check_runs, draw_curves
 from mjp_privacy.training.learner import (
@@ -45,29 +57,9 @@ from mjp_privacy.training.snapshots import (
     save_checkpoint,
 )
 
-# trainer ------------------------------------------------------------
-# The training loop: epochs, metrics, checkpoints and the export at the end.
-#
-# A run is a function of its config and its images. Every random choice of a step comes from (seed,
-# step), so a run that was killed continues from its checkpoint as if it had not stopped: on the
-# same
-# kind of CPU with the same number of threads its curve is the very same.
+# the loop -----------------------------------------------------------------------------------------
 
 CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
-
-
-class Batches(Protocol):
-    """Normalised images (b, C, H, W) and labels (b,), or label maps (b, H, W), on the device.
-
-    Only this process's part of each global batch: `file_batches`, `memory_batches` and
-    `segmentation.batches` make them.
-    """
-
-    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
-
-    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of all images, once and not augmented, for validation."""
 
 
 class Trainer:
@@ -162,7 +154,6 @@ class Trainer:
             self.journal.show(line)
 
     def _train_step(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Take the step `self.step`; its measurements (5,) stay on the device."""
         return self.learner.train_step(self.step, images, labels)
 
     def _measured(self, window: Window) -> dict[str, Any]:
@@ -220,7 +211,7 @@ class Trainer:
             path = self.folder / CHECKPOINT
             known = resumed(state, path, self.steps, self.learner.measure)
             self.learner.restore(state, path)
-            self.step, self.score = known.step, known.score(self.learner.measure)
+            self.step, self.score = known.step, getattr(known, self.learner.measure)
             self.made_with, unvalidated = state["made_with"], state.get("unvalidated")
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.config, self.world)
@@ -253,16 +244,9 @@ class Trainer:
         }
         path = self.folder / MODEL
         if self.world.first:
-            trained = self.learner.trained
-            path = export_model(self.folder, trained, self.config, facts)  # type: ignore[arg-type]
-            export_model(
-                self.folder,
-                trained,  # type: ignore[arg-type]
-                self.config,
-                facts,
-                half=True,
-                name=HALF,
-            )
+            trained: Any = self.learner.trained
+            path = export_model(self.folder, trained, self.config, facts)
+            export_model(self.folder, trained, self.config, facts, half=True, name=HALF)
         self.world.wait()
         return path
 
@@ -281,8 +265,7 @@ def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
     }
 
 
-# run ------------------------------------------------------------
-# The way in to training: finds the images, joins the processes, trains and exports the model.
+# a run --------------------------------------------------------------------------------------------
 
 MOST_WORKERS = 256
 
@@ -328,7 +311,9 @@ def train(
                 task.batches(config, held_out, world, workers, "validation") if held_out else None
             )
             if deterministic:
-                _be_deterministic(world)
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.use_deterministic_algorithms(True)
+                torch.backends.cudnn.benchmark = False
             number = len(examples)
             run = Trainer(
                 config, batches, validation, folder, world, number, identity, task.learner
@@ -360,12 +345,6 @@ def make_batches(
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world, used_for)
     return FileBatches(config, examples, world, workers)
-
-
-def _be_deterministic(world: World) -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.journal import read_metrics
-from mjp_privacy.training.learner import Learner, Validation
+from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.trainer import Trainer
 
 CLASSES, SIDE = 3, 28
@@ -127,7 +128,7 @@ def fail_in_validation(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Validation of this number, counted from 1, fails as at a damaged picture."""
     original, calls = Learner.validated, []
 
-    def failing(self: Learner, batches: Validation) -> dict[str, float]:
+    def failing(self: Learner, batches: Batches) -> dict[str, float]:
         calls.append(batches)
         if len(calls) == number:
             raise UserError("a damaged picture")

@@ -112,12 +112,8 @@ def test_imagenet_c(
     assert [line.groups() for line in done if line] == [
         (model, f"{5 * (cell + 1)}/375") for model in ("one", "two") for cell in range(75)
     ]
-    assert "**one** on ImageNet-C: mCE" in printed
-    assert "5 images in each of 75 cells" in printed
     assert "mCE, unnormalised, difference to one" in printed
     assert "paper" not in printed  # another family
-    assert "unnormalised, and none against AlexNet, whose errors are among ImageNet's" in printed
-    assert "CE against AlexNet |" not in printed
     table = pd.read_csv(out / "robustness.csv")
     assert not table["measure"].str.contains("against AlexNet").any()
     model = load_model(checkpoint=one)
@@ -141,16 +137,6 @@ def test_imagenet_c(
     assert (out / "robustness.md").read_text() in printed
 
 
-def test_a_model_of_imagenet_stands_against_alexnet(
-    thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = corrupted_set(tmp_path / "c", classes=2)
-    assert evaluate("--checkpoint", thousand, "--imagenet-c", data) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"mCE [0-9.]+ against AlexNet, [0-9.]+ unnormalised; 2 images", printed)
-    assert "| mean | CE against AlexNet |" in printed
-
-
 def test_numbers_of_plain_folders_are_those_of_a_model_with_as_many_classes(
     thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,8 +149,7 @@ def test_numbers_of_plain_folders_are_those_of_a_model_with_as_many_classes(
     assert main([*sample, "--corrupt", "--limit", "2"]) == 0
     assert json.loads((out / "corrupted.json").read_text())["plain_class_folders"] == 3
     assert evaluate("--checkpoint", thousand, "--imagenet-c", out) == 2
-    said = capsys.readouterr().err
-    assert "made of 3 class folders, numbered in sorted order, and big has 1000 classes" in said
+    assert "--imagenet-c" in capsys.readouterr().err
     assert evaluate("--checkpoint", saved(tmp_path / "m.safetensors", 3), "--imagenet-c", out) == 0
 
 
@@ -185,21 +170,19 @@ def test_our_own_corruptions_are_called_so(
     assert evaluate(*command, "--out", tmp_path / "out") == 3
     printed, said = capsys.readouterr()
     damaged = out / "fog" / "2" / "3" / "a.JPEG"
-    assert f"1 not read, and in no figure:\n  {damaged}: not an image in a format" in said
+    assert str(damaged) in said
     (line,) = pd.read_csv(tmp_path / "out" / "unreadable.csv").to_dict("records")
     assert line["image"] == str(damaged)
     assert line["reason"].startswith("not an image")
-    assert "**one** on our own corruptions: mCE" in printed
-    assert "not the official files" in printed
+    assert "our own corruptions" in printed
     assert "| error without corruption |" in printed
     assert "4 (1 unreadable)" in printed
 
 
-def test_imagenet_a(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imagenet_a(thousand: Path, tmp_path: Path) -> None:
     data = synset_set(tmp_path / "imagenet-a", SYNSETS[::5])
     out = tmp_path / "out"
     assert evaluate("--checkpoint", thousand, "--imagenet-a", data, "--out", out) == 0
-    assert "**big** on ImageNet-A: accuracy" in capsys.readouterr().out
     confidence, hits = by_hand(load_model(checkpoint=thousand), data, list(range(0, 1000, 5)))
     table = pd.read_csv(out / "robustness.csv").set_index("measure")
     assert table.loc["accuracy", "percent"] == pytest.approx(100 * hits.mean())
@@ -241,14 +224,13 @@ def test_photographs_are_cut_out_as_torchvision_does_it(thousand: Path, tmp_path
 
 
 @pytest.mark.nightly
-def test_imagenet_o(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imagenet_o(thousand: Path, tmp_path: Path) -> None:
     strange = synset_set(tmp_path / "imagenet-o", SYNSETS[:200])
     # photographs of other classes are no part of it
     val = synset_set(tmp_path / "val", SYNSETS[150:250], images=2, seed=1)
     out = tmp_path / "out"
     command = ("--checkpoint", thousand, "--imagenet-o", strange, "--data", val)
     assert evaluate(*command, "--out", out) == 0
-    assert "chance would reach" in capsys.readouterr().out
     model, classes = load_model(checkpoint=thousand), list(range(200))
     doubts = [-by_hand(model, path, classes)[0] for path in (strange, val)]
     ours = np.array([record.label < 200 for record in open_images(val).records])
@@ -268,80 +250,50 @@ def test_the_digest_of_imagenet_a_is_that_of_timms_list() -> None:
 # mistakes -----------------------------------------------------------------------------------
 
 
-def break_nothing_there(data: Path) -> None:
-    shutil.rmtree(data)
+def no_class_folders(data: Path) -> None:
+    for image in list(data.rglob("*.JPEG")):
+        image.rename(image.parents[1] / image.name)
 
 
-def break_file(data: Path) -> None:
-    shutil.rmtree(data)
-    data.write_bytes(b"tar")
-
-
-def break_other_folders(data: Path) -> None:
+def other_folders(data: Path) -> None:
     for entry in list(data.iterdir()):
-        entry.rename(entry.with_name("x_" + entry.name))
+        entry.rename(entry.with_name(f"x_{entry.name}"))
 
 
-def break_severity(data: Path) -> None:
-    shutil.rmtree(data / "snow" / "4")
+LAYOUTS = {  # what is done to the folder, and the name that the message has
+    "nothing there": (lambda data: shutil.rmtree(data), "--imagenet-c"),
+    "other folders": (
+        lambda data: data.joinpath("c").mkdir() or shutil.rmtree(data),
+        "--imagenet-c",
+    ),
+    "no severity": (lambda data: shutil.rmtree(data / "snow" / "4"), "snow"),
+    "no class": (lambda data: shutil.rmtree(data / "fog" / "2" / "3"), "fog/2"),
+    "another image": (
+        lambda data: next((data / "fog" / "2" / "3").iterdir()).rename(data / "fog/2/3/other.JPEG"),
+        "fog/2",
+    ),
+    "no class folders": (no_class_folders, "gaussian_noise/1"),
+}
 
 
-def break_class(data: Path) -> None:
-    shutil.rmtree(data / "fog" / "2" / "3")
-
-
-def break_image(data: Path) -> None:
-    (image,) = (data / "fog" / "2" / "3").iterdir()
-    image.rename(image.with_name("other.JPEG"))
-
-
-def break_classes(data: Path) -> None:
-    for name in CORRUPTIONS:
-        for severity in SEVERITIES:
-            for folder in list((data / name / str(severity)).iterdir()):
-                for image in list(folder.iterdir()):
-                    image.rename(folder.parent / image.name)
-                folder.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("broken", "words"),
-    [
-        (break_nothing_there, "got nothing of this name"),
-        (break_file, "got a file: unpack it"),
-        (break_other_folders, "got x_brightness, x_contrast"),
-        (break_severity, "snow has no folder for the severities 4; expected 1 to 5"),
-        (break_class, "fog/2 lacks 1 of the 5 class folders of gaussian_noise/1: 3"),
-        (break_image, "fog/2 holds 5 images, 4 of them under the names of the first folder's 5"),
-        (break_classes, "the images of gaussian_noise/1 lie in no class folders"),
-    ],
-)
-def test_another_layout_is_refused(tmp_path: Path, capsys, broken, words: str) -> None:  # type: ignore[no-untyped-def]
-    data = corrupted_set(tmp_path / "c")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_another_layout_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    data, (broken, named) = corrupted_set(tmp_path / "c"), LAYOUTS[layout]
     broken(data)
     one = saved(tmp_path / "one.safetensors", 5)
     assert evaluate("--checkpoint", one, "--imagenet-c", data) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-def test_a_part_of_the_corruptions_has_no_mce(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = corrupted_set(tmp_path / "c")
-    shutil.rmtree(data / "fog")
-    one = saved(tmp_path / "one.safetensors", 5)
-    assert evaluate("--checkpoint", one, "--imagenet-c", data) == 0
-    assert "no mCE, which is a mean over all 15 corruptions; missing: fog" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("error: ") == 1
 
 
 def test_mistakes_with_a_and_o(
     thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = synset_set(tmp_path / "few", SYNSETS[:199])
-    all_of_them = synset_set(tmp_path / "all", SYNSETS[:200])
+    whole = synset_set(tmp_path / "all", SYNSETS[:200])
     other = synset_set(tmp_path / "other", SYNSETS[900:902])
     small = saved(tmp_path / "small.safetensors", 5)
     flat = make_images(tmp_path / "flat", ["a.png", "b.png"])
@@ -350,27 +302,20 @@ def test_mistakes_with_a_and_o(
     for synset in SYNSETS[:200]:
         (broken / synset).mkdir(parents=True)
         (broken / synset / "a.jpg").write_bytes(b"no image")
-    for words, message in (
-        ((thousand, "--imagenet-a", few), "expected 200 folders named by synsets"),
-        (
-            (thousand, "--imagenet-a", broken),
-            "None of the 200 images of broken can be read, the first of them for: ",
-        ),
-        ((small, "--imagenet-a", all_of_them), "small has 5 classes; ImageNet-A and -O need"),
-        ((thousand, "--imagenet-o", all_of_them), "Expected --data with photographs of its 200"),
-        (
-            (thousand, "--imagenet-o", all_of_them, "--data", other),
-            "--data holds no image of ImageNet-O's 200 classes",
-        ),
-        (
-            (thousand, "--imagenet-a", all_of_them, "--out", all_of_them / "out"),
-            "lies inside --imagenet-a",
-        ),
-        ((thousand,), "expected images, got none. Give --data"),
-        ((thousand, "--imagenet-a", all_of_them, "--paper-row", "Z"), "expected one of A, B"),
-        ((thousand, "--imagenet-a", all_of_them, "--seed", "-1"), "--seed: expected 0 to"),
-        ((thousand, "--imagenet-a", all_of_them, "--data", flat), "expected images with labels"),
-        ((small, "--imagenet-c", c), "--imagenet-c holds a label 9, but small has 5 classes"),
+    for words, named in (
+        ((thousand, "--imagenet-a", few), "--imagenet-a"),
+        ((thousand, "--imagenet-a", broken), "broken"),
+        ((small, "--imagenet-a", whole), "small"),
+        ((thousand, "--imagenet-o", whole), "--imagenet-o"),
+        ((thousand, "--imagenet-o", whole, "--data", other), "--data"),
+        ((thousand, "--imagenet-a", whole, "--out", whole / "out"), "--imagenet-a"),
+        ((thousand,), "--data"),
+        ((thousand, "--imagenet-a", whole, "--paper-row", "Z"), "--paper-row"),
+        ((thousand, "--imagenet-a", whole, "--seed", "-1"), "--seed"),
+        ((thousand, "--imagenet-a", whole, "--data", flat), "--data"),
+        ((small, "--imagenet-c", c), "small"),
     ):
-        assert evaluate("--checkpoint", *words) == 2, message
-        assert message in capsys.readouterr().err
+        assert evaluate("--checkpoint", *words) == 2, words
+        said = capsys.readouterr().err
+        assert named in said
+        assert said.count("error: ") == 1

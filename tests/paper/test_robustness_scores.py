@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, permutations
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from mjp_privacy.paper.robustness_scores import (
     DEIT,
     MJP,
     NORMALISED,
-    PRINTED_MEANS,
     RESAMPLED,
     UNNORMALISED,
     accuracy_when_answering,
@@ -25,6 +25,7 @@ from mjp_privacy.paper.robustness_scores import (
     corruption_lines,
     counterpart,
     difference_lines,
+    mce_of_images,
     mean,
     resampled_interval,
     rms_calibration,
@@ -32,6 +33,8 @@ from mjp_privacy.paper.robustness_scores import (
 )
 from mjp_privacy.training.published import TABLE3, TABLE4
 from tests.helpers.models import tiny
+
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
 
 
 def test_a_mean_of_images_that_all_agree_has_wilsons_interval() -> None:
@@ -48,16 +51,6 @@ def test_a_mean_of_images_that_all_agree_has_wilsons_interval() -> None:
     mixed = mean(np.array([0.0, 0, 0, 20.0]), whole=100)
     assert mixed.interval == RESAMPLED
     assert mean(np.zeros(4)).interval == RESAMPLED  # a difference has no largest value
-
-
-def test_a_model_without_an_error_has_no_mce_without_a_width() -> None:
-    columns = {(name, severity): np.zeros(3) for name in CORRUPTIONS for severity in SEVERITIES}
-    lines = corruption_lines("m", "ImageNet-C", pd.DataFrame(columns))
-    assert {line.figure.interval for line in lines} == {"Wilson"}
-    highs = {line.measure: line.figure.high for line in lines if not line.corruption}
-    assert highs[UNNORMALISED] == pytest.approx(56.15, abs=0.01)
-    scale = np.mean([100 / ALEXNET[name] for name in CORRUPTIONS])
-    assert highs[NORMALISED] == pytest.approx(56.15 * scale, abs=0.02)
 
 
 def test_aurra_is_the_mean_of_the_accuracies_at_every_response_rate() -> None:
@@ -191,9 +184,9 @@ def test_an_unreadable_file_is_counted_and_leaves_no_guess() -> None:
 def test_what_the_notes_say_of_tables_2_and_10() -> None:
     """Table 10 is unnormalised, 44.0 is its mean and 41.5 is not; 40.78 is not against AlexNet."""
     deit, mjp = (np.mean(list(row.errors.values())) for row in (DEIT, MJP))
-    assert deit == pytest.approx(PRINTED_MEANS["DeiT-S"])
+    assert deit == pytest.approx(DEIT.mean)
     assert mjp == pytest.approx(43.24)
-    assert PRINTED_MEANS["DeiT-S + MJP"] == 41.5
+    assert MJP.mean == 41.5
     deit_ten, mjp_ten = (
         sum(100 * error / ALEXNET[name] for name, error in row.errors.items())
         for row in (DEIT, MJP)
@@ -220,10 +213,27 @@ def test_the_paper_stands_beside_its_own_family_alone() -> None:
     assert counterpart(model, TABLE4["A"]) is None
 
 
-def test_printed_figures_stand_in_the_lines() -> None:
-    lines = corruption_lines("model", "set", wrong(10, 0.5, 0), MJP)
-    printed = {(line.measure, line.corruption): line.paper for line in lines if line.paper}
-    assert printed[NORMALISED, ""] == 51.6
-    assert printed[UNNORMALISED, ""] == 40.78
-    assert printed["mean error", "glass_blur"] == 58.6
-    assert ("mean error", "snow") not in printed
+# results/robustness -------------------------------------------------------------------------
+
+
+def test_the_published_means_follow_from_the_counts() -> None:
+    table = pd.read_csv(FOLDER / "robustness.csv")
+    counts = pd.read_csv(FOLDER / "per_image.csv").sort_values("image_id")
+    shares = {}
+    for model, group in counts.groupby("model", sort=False):
+        rows = table[table["model"] == model]
+        percent = {name: 20 * group[name].to_numpy(dtype=float) for name in CORRUPTIONS}
+        shares[model] = dict(zip((UNNORMALISED, NORMALISED), mce_of_images(percent), strict=True))
+        for name in CORRUPTIONS:
+            of_name = rows[rows["corruption"] == name].set_index("measure")
+            assert of_name.loc["mean error", "percent"] == pytest.approx(percent[name].mean())
+            assert of_name.loc[["error"], "percent"].mean() == pytest.approx(percent[name].mean())
+            assert of_name.loc["mean error", "n"] == len(group)
+        figures = rows[rows["corruption"].isna()].set_index("measure")["percent"]
+        for measure, values in shares[model].items():
+            assert figures[measure] == pytest.approx(values.mean())
+            for other in shares:
+                if (name := f"{measure}, difference to {other}") in figures:
+                    expected = (values - shares[other][measure]).mean()
+                    assert figures[name] == pytest.approx(expected)
+    assert len(shares) > 1

@@ -1,13 +1,31 @@
-"""Maps of features, heads, the loss and sliding windows."""
+"""Parts of a segmentation: config, pictures with label maps, network, windows, scores."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageError
 from mjp_privacy.paper import segmentation_network as windows
+from mjp_privacy.paper.segmentation import (
+    MEASURES,
+    MJP,
+    PLAIN,
+    areas,
+    counterpart,
+    difference,
+    measured,
+    scored,
+)
+from mjp_privacy.paper.segmentation_data import Augmented, PairBatches, Whole, find_pairs, splits_of
 from mjp_privacy.paper.segmentation_network import (
     POOLED,
     PixelObjective,
@@ -22,7 +40,242 @@ from mjp_privacy.paper.segmentation_network import (
     resized,
     starts,
 )
-from tests.helpers.segmentation import CLASSES, SWIN, small
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.processes import World
+from tests.helpers.segmentation import CLASSES, SWIN, pair_folder, save_pair, small
+from tests.helpers.training import content as classification
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "training"
+DEIT_ROWS = ["plain_linear", "mjp_linear", "plain_upernet", "mjp_upernet"]
+ONE = World(torch.device("cpu"))
+KINDS = 7
+"""Classes of the label maps that are scored."""
+
+# the config
+
+
+def test_a_classifiers_config_is_recorded_as_before() -> None:
+    recorded = plain(load_training(classification()))
+    assert "task" not in recorded
+    assert "segmentation" not in recorded
+    assert plain(small())["task"] == "segmentation"
+    assert plain(small())["segmentation"]["head"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"segmentation": {"head": "unet"}}, "segmentation.head"),
+        ({"segmentation": {"channels": 7}}, "segmentation.channels"),
+        ({"segmentation": {"channels": 2049}}, "segmentation.channels"),
+        ({"segmentation": {"scales": [2.0, 0.5]}}, "segmentation.scales"),
+        ({"model": {"num_classes": 256}}, "model.num_classes"),
+        ({"segmentation": {"head": "upernet"}, "model": {"depth": 3}}, "depth"),
+        ({"jigsaw": {"shuffle": "patches"}}, "jigsaw.shuffle"),
+        ({"model": {"dal": "linear"}}, "model.dal"),
+        ({"augmentation": {"mixup": 0.8}}, "mixup"),
+        ({"data": {"store": "memory"}}, "data.store"),
+        ({"family": "resnet", "stages": [1], "model": {"position_embedding": "none"}}, "resnet"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        small(**changes)
+    with pytest.raises(UserError, match="segmentation"):
+        load_training(classification(segmentation={"head": "upernet"}))
+
+
+@pytest.mark.parametrize("row", DEIT_ROWS)
+@pytest.mark.parametrize("name", ["ade20k.yaml", "shapes.yaml"])
+def test_rows_are_what_their_names_say(name: str, row: str) -> None:
+    config = load_training(CONFIGS / name, row)
+    assert config.task == "segmentation"
+    assert config.segmentation.head == row.split("_")[1]
+    assert config.model.unknown_embedding == row.startswith("mjp")
+    assert config.initial is not None
+    assert not config.positions_as_paper
+    if name == "ade20k.yaml":
+        assert (config.model.img_size, config.model.num_classes) == (512, 150)
+        assert counterpart(config, 2000) is None
+
+
+def test_only_the_papers_model_on_all_pictures_stands_beside_its_figures() -> None:
+    plain_swin, mjp_swin = (
+        load_training(CONFIGS / "ade20k.yaml", row) for row in ("swin_upernet", "swin_mjp_upernet")
+    )
+    assert counterpart(plain_swin, 2000) == PLAIN
+    assert counterpart(mjp_swin, 2000) == MJP
+    assert (PLAIN.miou, PLAIN.macc, MJP.miou, MJP.macc) == (43.87, 55.22, 44.03, 55.5)
+    assert counterpart(plain_swin, 1999) is None
+    linear = load_training(CONFIGS / "ade20k.yaml", "swin_linear")
+    assert counterpart(linear, 2000) is None
+
+
+# pictures with label maps
+
+
+def test_pairs_are_found_in_a_folder_deeper_down_and_in_a_zip(tmp_path: Path) -> None:
+    folder = pair_folder(tmp_path / "ADE" / "ADEChallengeData2016")
+    (folder / "sceneCategories.txt").write_text("beside")
+    packed = tmp_path / "ade.zip"
+    with zipfile.ZipFile(packed, "w") as file:
+        for path in sorted(folder.rglob("*.*g")):
+            file.write(path, path.relative_to(folder))
+    found = [find_pairs(small(), path, None) for path in (folder, tmp_path / "ADE", packed)]
+    assert [[len(split or ()) for split in splits] for splits in found] == [[8, 3]] * 3
+    assert found[0][0].pictures[0] == "images/training/000.jpg"
+    assert found[0][0].maps[0] == "annotations/training/000.png"
+    assert found[1][0].maps[0] == "ADEChallengeData2016/annotations/training/000.png"
+    assert found[0][0].digest() == found[2][0].digest() != found[1][0].digest()
+    picture, labels = found[2][0].read(3)
+    there, same = found[0][0].read(3)
+    assert np.array_equal(np.array(picture), np.array(there))
+    assert np.array_equal(labels, same)
+
+
+def test_other_labels_are_other_data(tmp_path: Path) -> None:
+    folder = pair_folder(tmp_path / "ade")
+    before = find_pairs(small(), folder, None)[0].digest()
+    path = folder / "annotations/training/004.png"
+    labels = np.array(Image.open(path))
+    labels[2, 2] = 0
+    Image.fromarray(labels).save(path)
+    assert find_pairs(small(), folder, None)[0].digest() != before
+
+
+def test_a_palette_is_read_as_its_places_and_colours_are_refused(tmp_path: Path) -> None:
+    folder = pair_folder(tmp_path / "ade")
+    pairs = find_pairs(small(), folder, None)[0]
+    labels = pairs.read(0)[1]
+    path = folder / "annotations/training/000.png"
+    coloured = Image.fromarray(labels)
+    coloured.putpalette([200, 30, 40] * 256)
+    coloured.save(path)
+    assert np.array_equal(pairs.read(0)[1], labels)
+    coloured.convert("RGB").save(path)
+    with pytest.raises(ImageError, match=r"one 8-bit number a pixel \(grey or palette\), not RGB"):
+        pairs.read(0)
+
+
+def positions(size: tuple[int, int]) -> tuple[Image.Image, Any]:
+    """A picture whose red and green say where a pixel is, and labels that say the same."""
+    width, height = size
+    rows, columns = np.mgrid[:height, :width]
+    pixels = np.stack((rows * 4, columns * 4, np.full_like(rows, 255)), -1).astype(np.uint8)
+    labels = (1 + rows // 8 * 4 + columns // 8).astype(np.uint8)
+    return Image.fromarray(pixels), labels
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_pictures_and_labels_are_changed_alike(flip: bool) -> None:
+    """The label that the colours of a pixel stand for is the one that the crop has there."""
+    config = small(
+        model={"img_size": 32, "num_classes": 40, "mean": [0.0] * 3, "std": [1.0] * 3},
+        segmentation={"scales": [0.5, 2.0], "most_of_one_class": 1.0},
+        augmentation={"flip": flip},
+    )
+    transform = Augmented(config)
+    padded, mirrored = 0, 0
+    for seed in range(40):
+        pixels, labels = transform(*positions((48, 56)), seed)
+        assert pixels.shape == (3, 32, 32)
+        assert labels.shape == (32, 32)
+        filled = pixels[2] > 0.5
+        assert torch.equal(filled, labels > 0)
+        padded += not bool(filled.all())
+        rows, columns = (pixels[:2] * 255 / 4).double()
+        expected = 1 + (rows + 0.5) // 8 * 4 + (columns + 0.5) // 8
+        near_edge = ((rows + 0.5) % 8 - 4).abs().maximum(((columns + 0.5) % 8 - 4).abs()) > 3
+        inside = filled & ~near_edge
+        assert inside.sum() > 100
+        assert torch.equal(expected[inside], labels[inside].double())
+        mirrored += bool(columns[0, filled[0]][0] > columns[0, filled[0]][-1])
+    assert 5 < padded < 35
+    assert (5 < mirrored < 35) if flip else mirrored == 0
+
+
+def test_a_crop_of_one_class_is_drawn_again() -> None:
+    labels = np.ones((64, 64), np.uint8)
+    labels[:10, :10] = 2
+    picture = Image.fromarray(np.zeros((64, 64, 3), np.uint8))
+    shares = {}
+    for most in (0.75, 1.0):
+        config = small(
+            segmentation={"scales": [4.0, 4.0], "most_of_one_class": most}, model={"img_size": 16}
+        )
+        crops = [Augmented(config)(picture, labels, seed)[1] for seed in range(200)]
+        shares[most] = np.mean([bool((crop == 2).any()) for crop in crops])
+    assert shares[0.75] > 2 * shares[1.0] > 0
+
+
+def test_a_whole_picture_has_the_training_side_and_labels_their_own() -> None:
+    pixels, labels = Whole(small(model={"num_classes": 40}))(*positions((48, 32)))
+    assert pixels.shape == (3, 16, 24)
+    assert labels.shape == (32, 48)
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    config = small()
+    pairs = find_pairs(config, pair_folder(tmp_path / "ade"), None)[0]
+    here, there = (list(PairBatches(config, pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
+    later = list(PairBatches(config, pairs, ONE, 0).epoch(1, 1, 2))
+    assert len(here) == 2
+    for one, other in zip([*here, here[1]], [*there, *later], strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert here[0][0].shape == (4, 3, 16, 16)
+    assert here[0][1].shape == (4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ("no map", "annotations/training/002.png"),
+        ("no layout", "--data"),
+        ("few", "--batch 3"),
+        ("no training", "images/training"),
+        ("two sets", "ade"),
+        ("--val", "--val"),
+    ],
+)
+def test_a_folder_that_is_wrong_is_refused(tmp_path: Path, mistake: str, named: str) -> None:
+    folder = pair_folder(tmp_path / "ade", training=3 if mistake == "few" else 8)
+    if mistake == "no map":
+        (folder / "annotations/training/002.png").unlink()
+    if mistake == "no layout":
+        folder = folder / "images" / "training"
+    if mistake == "no training":
+        for path in (folder / "images/training").iterdir():
+            path.unlink()
+    if mistake == "two sets":
+        pair_folder(tmp_path / "ade" / "other")
+    with pytest.raises(UserError, match=named):
+        find_pairs(small(), folder, folder if mistake == "--val" else None)
+
+
+def test_a_map_of_another_size_or_with_other_labels_is_named(tmp_path: Path) -> None:
+    folder = pair_folder(tmp_path / "ade")
+    pixels = np.zeros((20, 24, 3), np.uint8)
+    save_pair(folder, "training/000", pixels, np.ones((24, 20), np.uint8))
+    save_pair(folder, "training/001", pixels, np.full((20, 24), CLASSES + 1, np.uint8))
+    (folder / "annotations/training/002.png").write_bytes(b"no image")
+    (folder / "images/training/003.jpg").write_bytes(b"")
+    pairs = splits_of(folder, CLASSES, "--data")["training"]
+    wrong = [f"annotations/training/00{place}.png" for place in range(3)]
+    for place, named in enumerate([*wrong, "images/training/003.jpg"]):
+        with pytest.raises(ImageError, match=named):
+            pairs.read(place)
+    (folder / "annotations/training/004.png").unlink()
+    (folder / "annotations/training/004.png").symlink_to("nowhere.png")
+    with pytest.raises(ImageError, match=r"annotations/training/004\.png"):
+        pairs.digest()
+    batches = PairBatches(small(), pairs, ONE, 0)
+    with pytest.raises(UserError, match="training/"):
+        list(batches.epoch(0, 0, 2))
+
+
+# the network
 
 
 def network_of(head: str, **changes: Any) -> Any:
@@ -58,18 +311,6 @@ def test_the_pyramid_sees_the_whole_picture(channels: int) -> None:
     with torch.no_grad():
         moved = (head(changed) - head(pictures)).abs()[0, :, :8, :8]
     assert (moved > 1e-4).any()
-
-
-def test_maps_have_the_sizes_that_are_declared() -> None:
-    for changes in ({}, SWIN):
-        config = small(**changes)
-        network = build_segmentation(config)
-        maps = features(network.backbone, torch.randn(2, 3, 16, 16))
-        declared = maps_of(config)
-        assert tuple(one.shape[1] for one in maps) == declared.widths
-        assert len(maps) == len(declared.factors)
-        sides = [one.shape[-1] for one in maps]
-        assert sides == ([4, 4, 4, 4] if config.family == "vit" else [4, 2])
 
 
 def test_a_vits_maps_are_its_blocks_and_the_last_one_is_normed() -> None:
@@ -167,3 +408,108 @@ def test_resizing_some_classes_at_a_time_changes_no_answer(
     whole = resized(logits_of(network, picture, 16)[None], (31, 50))[0]
     answer = predicted(network, picture, 16, (31, 50))
     assert torch.equal(whole.gather(0, answer[None])[0], whole.amax(0))
+
+
+# scores
+
+
+def maps(seed: int, *, absent: int | None = None, ignored: float = 0.2) -> tuple[Tensor, Tensor]:
+    """Answers (12, 20, 30) and labels, 0 where there is none; `absent` occurs in neither."""
+    drawn = torch.Generator().manual_seed(seed)
+    shape = (12, 20, 30)
+    labels = torch.randint(1, KINDS + 1, shape, generator=drawn)
+    answer = labels - 1
+    wrong = torch.rand(shape, generator=drawn) < 0.4
+    answer = torch.where(wrong, torch.randint(0, KINDS, shape, generator=drawn), answer)
+    if absent is not None:
+        answer[answer == absent] = (absent + 1) % KINDS
+        labels[labels == absent + 1] = (absent + 1) % KINDS + 1
+    labels[torch.rand(shape, generator=drawn) < ignored] = 0
+    return answer, labels
+
+
+def ours(answer: Tensor, labels: Tensor) -> dict[str, float]:
+    pairs = zip(answer, labels, strict=True)
+    counts = torch.stack([areas(one, truth, KINDS) for one, truth in pairs]).double().numpy()
+    return {name: float(x) for name, x in zip(MEASURES, measured(counts.sum(0)), strict=True)}
+
+
+def theirs(answer: Tensor, labels: Tensor) -> dict[str, float]:
+    """torchmetrics' figures; its macro accuracy counts classes that are only in the answer, so the
+    mean over classes of the truth is taken here."""
+    truth = labels - 1
+    options = {"num_classes": KINDS, "ignore_index": -1}
+    each = MulticlassAccuracy(average=None, **options)(answer, truth)
+    present = torch.isin(torch.arange(KINDS), truth)
+    return {
+        "miou": 100 * float(MulticlassJaccardIndex(average="macro", **options)(answer, truth)),
+        "macc": 100 * float(each[present].mean()),
+        "aacc": 100 * float(MulticlassAccuracy(average="micro", **options)(answer, truth)),
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("absent", [None, 0, 4, KINDS - 1])
+def test_scores_equal_torchmetrics(seed: int, absent: int | None) -> None:
+    answer, labels = maps(seed, absent=absent)
+    assert ours(answer, labels) == pytest.approx(theirs(answer, labels), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_class_only_in_the_answer_lowers_miou_and_has_no_accuracy(seed: int) -> None:
+    answer, labels = maps(seed)
+    labels[labels == 3] = 1  # class 2 stays among the answers
+    got, expected = ours(answer, labels), theirs(answer, labels)
+    assert got == pytest.approx(expected, rel=1e-5)
+    without = answer.clone()
+    without[(answer == 2) & (labels == 1)] = 0
+    without[without == 2] = 1
+    assert got["miou"] < ours(without, labels)["miou"]
+
+
+def test_pixels_without_label_do_not_count_whatever_is_answered() -> None:
+    answer, labels = maps(1)
+    before = areas(answer, labels, KINDS)
+    other = torch.where(labels == 0, (answer + 3) % KINDS, answer)
+    assert torch.equal(areas(other, labels, KINDS), before)
+
+
+def test_by_hand() -> None:
+    """Class 0: 3 of 4 right, one pixel too many; class 1: 1 of 2; class 2 is in neither."""
+    labels = torch.tensor([[1, 1, 1, 1], [2, 2, 0, 0]])
+    answer = torch.tensor([[0, 0, 0, 1], [1, 0, 0, 2]])
+    counts = areas(answer, labels, 3)
+    assert counts.tolist() == [[3, 1, 0], [4, 2, 0], [4, 2, 0]]
+    expected = [100 * (3 / 5 + 1 / 3) / 2, 100 * (3 / 4 + 1 / 2) / 2, 100 * 4 / 6]
+    assert measured(counts.double().numpy()).tolist() == pytest.approx(expected)
+
+
+def test_nothing_labelled_is_nan() -> None:
+    scores = scored(np.zeros((3, 3, KINDS)))
+    assert all(np.isnan((s.percent, s.low, s.high)).all() for s in scores.values())
+    assert np.isnan(scored(np.zeros((0, 3, KINDS)))["miou"].percent)
+
+
+def test_the_interval_is_a_bootstrap_over_pictures() -> None:
+    answer, labels = maps(2)
+    labels[:4] = torch.where(labels[:4] > 0, answer[:4] + 1, 0)  # four pictures are all right
+    pairs = zip(answer, labels, strict=True)
+    counts = torch.stack([areas(*pair, KINDS) for pair in pairs]).double().numpy()
+    scores = scored(counts)
+    rng = np.random.default_rng(7)
+    resampled = [
+        measured(counts[rng.integers(0, len(counts), len(counts))].sum(0)) for _ in range(2000)
+    ]
+    for name, column in zip(MEASURES, np.array(resampled).T, strict=True):
+        score = scores[name]
+        assert score.low < score.percent < score.high
+        low, high = np.quantile(column, [0.025, 0.975])
+        width = high - low
+        assert abs(score.low - low) < 0.1 * width
+        assert abs(score.high - high) < 0.1 * width
+    better = difference(counts[::-1].copy(), counts)["miou"]
+    assert (better.percent, better.low < 0 < better.high) == (0.0, True)
+    itself = difference(counts, counts)["miou"]
+    assert (itself.percent, itself.low, itself.high) == (0.0, 0.0, 0.0)
+    alike = scored(np.repeat(counts[5:6], 6, 0))
+    assert alike["miou"].low == pytest.approx(alike["miou"].high)

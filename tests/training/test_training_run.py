@@ -1,20 +1,27 @@
-"""Whole training runs: they learn, go on where they stopped, and export what they trained."""
+"""Whole trainings: they learn, go on where they stopped, and lose nothing to a mishap."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.training.trainer import train
+from mjp_privacy.training import snapshots
+from mjp_privacy.training.journal import Journal
+from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,
+    class_folders,
+    content,
     count_steps,
     curve,
     die_after_line,
@@ -62,33 +69,6 @@ def test_the_exported_model_is_the_trained_one(data: Path, tmp_path: Path) -> No
     assert "commit" in metadata
     half = load_model(checkpoint=tmp_path / "run" / "model_float16.safetensors")
     assert torch.equal(half.head.weight, model.head.weight.half().float())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["none", "pca", "linear", "nonlinear"])
-def test_dal_of_every_kind_comes_back(data: Path, tmp_path: Path, kind: str) -> None:
-    config = small(model={"dal": kind}, recipe={"epochs": 1})
-    model = load_model(checkpoint=train(config, data=data, out=tmp_path / "run", device="cpu"))
-    assert model.dal_kind == kind
-    assert (model.dal_regressor is not None) == (kind != "none")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["none", "closed_form"])
-def test_other_kinds_of_models_come_back_as_they_were(
-    data: Path, tmp_path: Path, kind: str
-) -> None:
-    plain = {"unknown_embedding": False, "dal": "none"}
-    field = "position_embedding" if kind == "none" else "first_block"
-    config = small(model={**plain, field: kind}, jigsaw={"shuffle": "none"})
-    path = train(config, data=data, out=tmp_path / "run", device="cpu")
-    model = load_model(checkpoint=path)
-    assert model.position_embedding == ("exposed" if kind == "none" else "learned")
-    assert model.first_block == ("closed_form" if kind == "closed_form" else "intact")
-    assert model.card.trained_gamma == 0
-    if kind == "none":
-        assert not model.table.any()
-    assert ("closed-form" in model.card.architecture) == (kind == "closed_form")
 
 
 MIXED = {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100}
@@ -185,3 +165,173 @@ def test_fine_tuning_starts_from_the_given_weights(data: Path, tmp_path: Path) -
             assert torch.equal(parameter, before[name]), name
     mean = before["pos_embed"][:, 1:].mean(1, keepdim=True)
     assert torch.allclose(after.unk_embed, mean, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Trainer._train_step
+
+    def exploding(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
+        numbers = original(self, *batch)
+        return numbers * float("nan") if self.step == 7 else numbers
+
+    monkeypatch.setattr(Trainer, "_train_step", exploding)
+    with pytest.raises(UserError, match=r"At step 8 the loss is nan.*finite weights.*--lr"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 6
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    monkeypatch.undo()
+    again = small(initial={"checkpoint": str(tmp_path / "run" / "checkpoint.pt")})
+    assert train(again, data=data, out=tmp_path / "again", device="cpu").is_file()
+
+
+def test_an_infinite_gradient_never_reaches_a_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the last step of a window: the loss was still finite, the weights are not."""
+    original = torch.Tensor.backward
+
+    def broken(self: torch.Tensor, *rest: Any, **more: Any) -> None:
+        original(self * (float("inf") if next(calls) == 7 else 1.0), *rest, **more)
+
+    calls = itertools.count()
+    monkeypatch.setattr(torch.Tensor, "backward", broken)
+    with pytest.raises(UserError, match=r"At step 8 the loss is [0-9.]+, its gradient's norm"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 6
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_without_a_checkpoint_none_is_promised(data: Path, tmp_path: Path) -> None:
+    config = small(recipe={"lr": 1e9, "warmup_epochs": 0, "clip_grad": None})
+    with pytest.raises(UserError, match=r"No checkpoint had been written yet.*smaller --lr"):
+        train(config, data=data, out=tmp_path / "run", device="cpu")
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = torch.save, []
+
+    def filling(state: object, path: Path) -> None:
+        calls.append(path)
+        if len(calls) > 1:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        original(state, path)
+
+    monkeypatch.setattr(snapshots.torch, "save", filling)
+    said = r"run/checkpoint.pt cannot be written \(no space left on device\). Free some space"
+    with pytest.raises(StorageError, match=said):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] > 0
+    assert not list((tmp_path / "run").glob(".checkpoint*"))
+
+
+def test_imagenets_layout_brings_its_own_validation_images(tmp_path: Path) -> None:
+    class_folders(tmp_path / "data" / "train")
+    class_folders(tmp_path / "data" / "val", images=2)
+    train(small(), data=tmp_path / "data", out=tmp_path / "run", device="cpu")
+    assert "val_top1" in curve(tmp_path / "run")[-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dal": "pca"},
+        {"dal": "linear"},
+        {"position_embedding": "none"},
+        {"first_block": "closed_form"},
+    ],
+)
+def test_other_kinds_of_models_come_back_as_they_were(
+    data: Path, tmp_path: Path, changes: dict[str, str]
+) -> None:
+    masked = "dal" in changes
+    model = {"unknown_embedding": masked, "dal": "none", **changes}
+    jigsaw = {} if masked else {"shuffle": "none"}
+    config = small(model=model, jigsaw=jigsaw, recipe={"epochs": 1})
+    loaded = load_model(checkpoint=train(config, data=data, out=tmp_path / "run", device="cpu"))
+    without = "position_embedding" in changes
+    assert loaded.dal_kind == changes.get("dal", "none")
+    assert loaded.position_embedding == ("exposed" if without else "learned")
+    assert loaded.table.any() != without
+    assert loaded.first_block == changes.get("first_block", "intact")
+    assert loaded.card.trained_gamma == (0.5 if masked else 0)
+
+
+def test_metrics_that_cannot_be_written_stop_with_a_word(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Journal, line: dict[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "write", full)
+    config = tmp_path / "small.yaml"
+    config.write_text(yaml.safe_dump(content()))
+    words = ["train", config, "--data", data, "--out", tmp_path / "run", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 74
+    assert str(tmp_path / "run") in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_another_config_or_other_images_are_not_mixed_into_a_run(
+    data: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "device": "cpu"}
+    train(small(), **options)
+    with pytest.raises(UserError, match=r"jigsaw\.gamma was 0\.5 and is 0\.25"):
+        train(small(jigsaw={"gamma": 0.25}), **options)
+    with pytest.raises(UserError, match="--val"):
+        train(small(), val=data, **options)
+    (data / "class_1" / "003.png").unlink()
+    with pytest.raises(UserError, match="--data"):
+        train(small(), **options)
+
+
+@pytest.mark.parametrize("changes", [{}, FILES])
+@pytest.mark.parametrize("used_for", ["training", "validation"])
+def test_an_unreadable_image_is_named(
+    data: Path, tmp_path: Path, changes: dict[str, Any], used_for: str
+) -> None:
+    val = class_folders(tmp_path / "val", images=4)
+    (data if used_for == "training" else val).joinpath("class_1/003.png").write_bytes(b"no image")
+    for workers in (0, 1):
+        with pytest.raises(UserError, match=rf"class_1/003\.png.* {used_for} image"):
+            train(
+                small(**changes),
+                data=data,
+                val=val,
+                out=tmp_path / "run",
+                device="cpu",
+                workers=workers,
+            )
+
+
+def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "device": "cpu"}
+    part = small(model={"num_classes": 5}, data={"all_classes": False})
+    for config, named in (
+        (small(model={"num_classes": 5}), "label 3, 4"),
+        (small(model={"num_classes": 2}), "label 2"),
+        (part, r"labels\.csv"),
+        (small(recipe={"batch": 50}), "--batch 36"),
+    ):
+        with pytest.raises(UserError, match=named):
+            train(config, **options)
+    with pytest.raises(UserError, match="--data"):
+        train(small(), **{**options, "data": data / "class_0"})
+    val = class_folders(tmp_path / "val", images=2)
+    (val / "class_1").rename(val / "class_9")
+    with pytest.raises(UserError, match="--val"):
+        train(small(), val=val, **options)
+    for label in range(3):
+        (data / f"class_{label}").rename(data / f"0{label + 1}")
+    with pytest.raises(UserError, match="007"):
+        train(part, **options)
+    for label in range(3):
+        (data / f"0{label + 1}").rename(data / str(label + 1))
+    assert train(part, **options).is_file()

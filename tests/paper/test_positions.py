@@ -1,0 +1,383 @@
+"""Figures of position embeddings: beside other implementations, by hand, and where planted."""
+
+import json
+import math
+from typing import Literal, cast
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from scipy.spatial.distance import jensenshannon, pdist
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.families import build_other
+from mjp_privacy.models.sizes import Sizes
+from mjp_privacy.paper.positions import (
+    BATCH,
+    FOLDS,
+    Matrix,
+    PositionTable,
+    as_map,
+    at,
+    beside_start,
+    class_attention,
+    dimensions_for,
+    divergence,
+    energy,
+    explained_variance,
+    last_attention,
+    neighbours_and_others,
+    noise_table,
+    place_error,
+    position_table,
+    projection,
+    similarity,
+    start_in,
+)
+from mjp_privacy.training.config import Recipe, TrainingConfig, plain
+from mjp_privacy.training.learner import build_network, learning_rate
+from tests.helpers.models import PATCHES, some_images, tiny
+from tests.helpers.training import small
+
+MJP = {"unknown_embedding": True}
+
+# tables
+
+
+def test_a_table_is_that_of_the_patches_alone() -> None:
+    model = tiny(unknown_embedding=True)
+    table = position_table(model, "M")
+    assert table is not None
+    assert (table.grid, table.width) == (4, 24)
+    assert (table.rows == model.table[0, 1:].detach().numpy()).all()
+    assert table.places()[[0, 3, 4, 15]].tolist() == [[0, 0, 0], [3, 0, 3], [4, 1, 0], [15, 3, 3]]
+
+
+def test_what_tells_no_place_has_no_table() -> None:
+    for reading in ("exposed", "strict"):
+        assert position_table(tiny(position_embedding=reading), "M") is None
+    alike = tiny()
+    with torch.no_grad():
+        alike.table[:] = alike.table[:, 5:6]
+    assert position_table(alike, "M") is None
+
+
+@pytest.mark.parametrize("family", ["swin", "resnet", "vit"])
+def test_other_networks_and_small_grids_are_refused(
+    family: Literal["swin", "resnet", "vit"],
+) -> None:
+    small_grid = tiny(img_size=16)
+    other = small_grid
+    if family != "vit":
+        other = cast(LoadedModel, build_other(Sizes(family, 32, 4, 24, (1, 1), 5, num_heads=3)))
+    with pytest.raises(UserError, match="Net"):
+        position_table(other, "Net")
+
+
+def test_similarities_by_hand() -> None:
+    rows = np.zeros((9, 2))
+    rows[0], rows[1], rows[3] = (1, 0), (0, 2), (-3, 0)
+    table = PositionTable(3, rows)
+    cosines = similarity(table)
+    assert cosines[0, [0, 1, 3, 8]].tolist() == [1, 0, -1, 0]
+    assert as_map(table)[1, 0] == cosines[0, 3]  # in the tile of patch 0, row 1 and column 0
+    assert as_map(table)[3:6, :3].flatten().tolist() == cosines[3].tolist()
+    # 12 pairs share a side, of which one has -1: patches 0 and 3
+    assert neighbours_and_others(table) == pytest.approx((-1 / 12, 0))
+
+
+def test_a_table_is_split_into_its_start_and_the_rest() -> None:
+    start, learned = noise_table(6, 30, 0), noise_table(6, 30, 1)
+    trained = PositionTable(6, 0.9 * start.rows + 0.1 * learned.rows + 5)
+    split = beside_start(trained, start)
+    assert split.share == pytest.approx(0.81 / 0.82, abs=0.02)
+    assert split.left == pytest.approx(0.9, abs=0.02)
+    assert split.std == pytest.approx(1, abs=0.05)
+    along = float((split.rest.rows * start.centred()).sum())
+    assert along == pytest.approx(0, abs=1e-9)
+    together = split.share * (trained.centred() ** 2).sum() + (split.rest.rows**2).sum()
+    assert together == pytest.approx((trained.centred() ** 2).sum())
+    assert beside_start(learned, start).share < 0.05
+
+
+def of_recipe(config: TrainingConfig) -> dict[str, str]:
+    return {"recipe": json.dumps(plain(config))}
+
+
+def test_the_start_is_drawn_again_from_the_recipe() -> None:
+    for jigsaw, std in (("paper", 1.0), ("controlled", 0.02)):
+        config = small(model=MJP, jigsaw={"position_init": jigsaw})
+        model = build_network(config)
+        table = position_table(model, "M")
+        assert table is not None
+        start = start_in(model, table, of_recipe(config))
+        assert start is not None
+        assert start.share == pytest.approx(1)
+        assert start.std == pytest.approx(std, rel=0.1)
+        other = start_in(model, table, of_recipe(small(model=MJP, seed=1)))
+        assert other is not None
+        assert other.share < 0.1
+
+
+def test_no_start_where_the_file_does_not_tell_it() -> None:
+    config = small(model=MJP)
+    model = build_network(config)
+    table = position_table(model, "M")
+    assert table is not None
+    initial = plain(config) | {"initial": {"checkpoint": "a.safetensors", "model": None}}
+    deeper = small(model={**MJP, "depth": 3})
+    for metadata in (
+        {},
+        {"recipe": "{"},
+        {"recipe": "[" * 100_000},
+        {"recipe": "[1]"},
+        {"recipe": json.dumps({"name": "other"} | {"surprise": 1})},
+        {"recipe": json.dumps(initial)},
+        of_recipe(deeper),
+    ):
+        assert start_in(model, table, metadata) is None
+
+
+def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None:
+    """Trained as the paper's code trains MJP, eight epochs; the controlled one is not noise."""
+    shares = {}
+    for name in ("cifar_vit_mjp", "cifar_vit_mjp_controlled"):
+        model = load_model(name)
+        table = position_table(model, name)
+        assert table is not None
+        start = start_in(model, table, read_metadata(f"packaged:{name}"))
+        assert start is not None
+        shares[name] = start.share, at(explained_variance(table), 3)
+        assert at(explained_variance(start.rest), 3) > 0.65
+    assert shares["cifar_vit_mjp"] == pytest.approx((0.993, 0.1214), abs=0.001)
+    assert shares["cifar_vit_mjp_controlled"] == pytest.approx((0.058, 0.8136), abs=0.001)
+
+
+def test_the_papers_recipe_forgets_its_start_and_the_zoos_does_not() -> None:
+    """What weight decay alone leaves of it: Π (1 - rate · decay), the product over all steps."""
+    for recipe, steps, left in (
+        (Recipe(), 1_281_167 // 1024, 1.4e-4),  # ImageNet, Table 7
+        (Recipe(epochs=8, batch=128, lr=0.001), 390, 0.93),  # CIFAR-10, as `cifar_vit_mjp`
+    ):
+        config = TrainingConfig("decay", recipe=recipe)
+        rates = [learning_rate(config, step, steps) for step in range(recipe.epochs * steps)]
+        product = np.prod(1 - np.array(rates) * recipe.weight_decay)
+        assert product == pytest.approx(left, rel=0.03)
+    name = "cifar_vit_mjp"
+    model = load_model(name)
+    table = position_table(model, name)
+    assert table is not None
+    start = start_in(model, table, read_metadata(f"packaged:{name}"))
+    assert start is not None
+    assert start.left == pytest.approx(0.93, abs=0.01)
+
+
+# variance and energy
+
+
+def of_rank(rank: int, *, grid: int = 5, width: int = 12) -> PositionTable:
+    generator = np.random.default_rng(rank)
+    left, right = generator.normal(size=(grid**2, rank)), generator.normal(size=(rank, width))
+    return PositionTable(grid, left @ right)
+
+
+def test_the_variance_is_that_of_the_covariances_eigenvalues() -> None:
+    table = noise_table(6, 20, seed=1)
+    eigenvalues = np.sort(np.linalg.eigvalsh(np.cov(table.rows.T)))[::-1]
+    expected = np.cumsum(eigenvalues) / eigenvalues.sum()
+    assert explained_variance(table) == pytest.approx(expected)
+
+
+def test_the_energy_is_that_of_the_gram_matrix_of_the_rows_as_they_are() -> None:
+    table = PositionTable(6, noise_table(6, 20, seed=1).rows + 3)
+    eigenvalues = np.sort(np.linalg.eigvalsh(table.rows.T @ table.rows))[::-1]
+    assert energy(table) == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
+    assert at(energy(table), 1) > at(explained_variance(table), 1) + 0.5  # the common part
+
+
+def test_by_hand() -> None:
+    """Nine rows: ±3, ±2 and ±1 along three axes, and zeros. Σσ² = 18 + 8 + 2."""
+    rows = np.zeros((9, 4))
+    rows[[0, 1], 0], rows[[2, 3], 1], rows[[4, 5], 2] = (3, -3), (2, -2), (1, -1)
+    curve = explained_variance(PositionTable(3, rows))
+    assert curve == pytest.approx([18 / 28, 26 / 28, 1, 1])
+    assert dimensions_for(curve, 0.9) == 2
+    assert dimensions_for(curve, 26 / 28) == 2
+    assert dimensions_for(curve, 0.95) == 3
+    assert at(curve, 3) == at(curve, 99) == 1
+
+
+def test_the_projection_keeps_distances_where_it_loses_nothing() -> None:
+    table = of_rank(3)
+    points = projection(table, 3)
+    assert pdist(points) == pytest.approx(pdist(table.rows))
+    assert (np.diff((points**2).sum(axis=0)) <= 0).all()
+
+
+def test_the_projection_has_one_sign() -> None:
+    table = of_rank(4)
+    mirrored = PositionTable(5, table.rows * np.array([1, -1] * 6))
+    assert np.abs(projection(table)).max(axis=0) == pytest.approx(projection(table).max(axis=0))
+    assert projection(mirrored) == pytest.approx(projection(table))
+
+
+def test_noise_has_the_variance_of_noise() -> None:
+    """Marchenko-Pastur's largest share, and no table like another."""
+    tables = [noise_table(8, 160, seed) for seed in range(10)]
+    shares = [at(explained_variance(table), 3) for table in tables]
+    edge = (1 + np.sqrt(64 / 160)) ** 2 * 160  # of the largest squared singular value
+    assert 0.08 < min(shares) < max(shares) < 3 * edge / (63 * 160)
+    assert len(set(shares)) == 10
+    assert (noise_table(8, 160, 3).rows == tables[3].rows).all()
+    assert np.mean([table.rows.std() for table in tables]) == pytest.approx(1, abs=0.01)
+
+
+# places by a linear map
+
+
+def linear(grid: int, width: int, noise: float = 0.0) -> PositionTable:
+    """Row and column through a random linear map, with an offset."""
+    generator = np.random.default_rng(0)
+    places = PositionTable(grid, np.zeros((grid**2, 1))).places()[:, 1:]
+    rows = places @ generator.normal(size=(2, width)) + generator.normal(size=width)
+    return PositionTable(grid, rows + noise * generator.normal(size=rows.shape))
+
+
+@pytest.mark.parametrize("width", [2, 5, 100])
+def test_a_table_that_is_linear_in_the_place_is_read_exactly(width: int) -> None:
+    error = place_error(linear(6, width))
+    assert (error.mae_1d, error.mae_2d) == pytest.approx((0, 0), abs=1e-10)
+
+
+@pytest.mark.parametrize("width", [3, 200])
+def test_noise_is_no_better_than_a_constant_guess(width: int) -> None:
+    errors = [place_error(noise_table(9, width, seed), repeats=2) for seed in range(4)]
+    assert np.mean([error.mae_2d for error in errors]) > 0.95 * errors[0].constant_2d
+    assert np.mean([error.mae_1d for error in errors]) > 0.95 * errors[0].constant_1d
+
+
+def test_the_constant_guess_by_hand() -> None:
+    """3×3: rows miss the middle by 1, 0, 1; numbers 0 to 8 by 4, 3, 2, 1, 0, 1, 2, 3, 4."""
+    error = place_error(noise_table(3, 2, 0))
+    assert error.constant_2d == pytest.approx(2 / 3)
+    assert error.constant_1d == pytest.approx(20 / 9)
+
+
+def other_errors(table: PositionTable, solve: object) -> Matrix:
+    """Number, row, column: mean absolute errors by another solver, over the same folds."""
+    places, errors = table.places(), []
+    order = np.random.default_rng(derive_seed("folds", 0, 0)).permutation(len(places))
+    for fold in np.array_split(order, FOLDS):
+        known = np.array([patch for patch in range(len(places)) if patch not in fold])
+        predicted = solve(table.rows[known], places[known], table.rows[fold])  # type: ignore[operator]
+        errors.append([np.mean(np.abs(predicted - places[fold])[:, i]) for i in range(3)])
+    return np.mean(errors, axis=0)
+
+
+def with_a_column_of_ones(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
+    """The intercept as one more number; SciPy's QR. Unique where patches exceed numbers."""
+    system = np.column_stack([rows, np.ones(len(rows))])
+    weights = scipy.linalg.lstsq(system, targets, lapack_driver="gelsy")[0]
+    return np.column_stack([others, np.ones(len(others))]) @ weights
+
+
+def nearly_no_ridge(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
+    """Ridge regression, its intercept free, with a penalty that goes to zero: the least norm."""
+    middle, target = rows.mean(0), targets.mean(0)
+    kernel = (rows - middle) @ (rows - middle).T
+    duals = scipy.linalg.solve(kernel + 1e-7 * np.eye(len(rows)), targets - target)
+    return (others - middle) @ (rows - middle).T @ duals + target
+
+
+@pytest.mark.parametrize(
+    ("width", "solve"), [(6, with_a_column_of_ones), (60, nearly_no_ridge)], ids=["thin", "wide"]
+)
+def test_beside_another_implementation(width: int, solve: object) -> None:
+    table = linear(6, width, noise=1.0)
+    number, row, column = other_errors(table, solve)
+    error = place_error(table, repeats=1)
+    assert error.mae_1d == pytest.approx(number, rel=1e-5)
+    assert error.mae_2d == pytest.approx((row + column) / 2, rel=1e-5)
+    assert error.mae_1d < 6 * row + column  # a patch's number is 6 rows and a column
+    assert math.isnan(error.std_1d)  # of one draw of the folds
+    assert math.isnan(error.std_2d)
+
+
+def test_draws_of_the_folds_are_seeded() -> None:
+    table = linear(6, 10, noise=1.0)
+    assert place_error(table, seed=4) == place_error(table, seed=4)
+    assert place_error(table, seed=4) != place_error(table, seed=5)
+    assert place_error(table).std_2d > 0
+
+
+# attention
+
+
+def by_hand(model: LoadedModel, x: torch.Tensor) -> torch.Tensor:
+    """(B, heads, N): the class token's softmax in the last block, head by head."""
+    last = model.blocks[-1]
+    tokens = last.norm1(model.blocks[:-1](model.embed(x)))
+    width, heads = model.embed_dim, 3
+    weight, bias = last.attn.qkv.weight, last.attn.qkv.bias
+    query = tokens[:, :1] @ weight[:width].T + bias[:width]
+    key = tokens @ weight[width : 2 * width].T + bias[width : 2 * width]
+    maps = []
+    for part in torch.arange(width).chunk(heads):
+        scores = query[..., part] @ key[..., part].mT / math.sqrt(width // heads)
+        maps.append(scores.softmax(-1)[:, 0, 1:])
+    return torch.stack(maps, dim=1)
+
+
+def test_the_maps_are_those_computed_by_hand() -> None:
+    model, x = tiny(unknown_embedding=True), some_images(3)
+    expected = by_hand(model, x).detach().numpy()
+    assert class_attention(model, x) == pytest.approx(expected, rel=1e-9)
+    assert (expected.sum(-1) < 1).all()  # the class token looks at itself, too
+    maps = last_attention(model, x).maps
+    assert maps.shape == (3, 3, 4, 4)
+    assert maps.sum((-1, -2)) == pytest.approx(1)
+    assert maps[1, 2].flatten() == pytest.approx(expected[1, 2] / expected[1, 2].sum())
+
+
+def test_no_hook_stays_and_batches_change_nothing() -> None:
+    model, x = tiny(), some_images(BATCH + 3)
+    whole = last_attention(model, x)
+    assert not model.blocks[-1].attn._forward_pre_hooks
+    assert whole.maps[-1] == pytest.approx(last_attention(model, x[-1:]).maps[0])
+
+
+def test_divergence_of_equal_and_of_disjoint_maps() -> None:
+    even = np.full((4, 1, 16), 1 / 16)
+    assert divergence(even) == pytest.approx(0)
+    apart = np.eye(16)[:4, None]
+    assert divergence(apart) == pytest.approx(1)
+    assert math.isnan(divergence(even[:1]))
+
+
+def test_the_divergence_of_two_maps_is_jensen_and_shannons() -> None:
+    maps = np.random.default_rng(0).dirichlet(np.ones(PATCHES), size=(2, 5))
+    pairs = zip(*maps, strict=True)
+    expected = np.mean([jensenshannon(one, other, base=2) ** 2 for one, other in pairs])
+    assert divergence(maps) == pytest.approx(expected)
+
+
+def test_heads_and_images_are_told_apart() -> None:
+    """Heads that differ on equal images, then equal heads on images that differ."""
+    model = tiny()
+    same = some_images(1).expand(4, -1, -1, -1)
+    assert last_attention(model, same).image_diversity == pytest.approx(0, abs=1e-12)
+    assert last_attention(model, same).head_diversity > 1e-4
+    with torch.no_grad():
+        width = model.embed_dim
+        for part in (slice(0, width), slice(width, 2 * width)):
+            weight, bias = model.blocks[-1].attn.qkv.weight, model.blocks[-1].attn.qkv.bias
+            weight[part] = weight[part][:8].repeat(3, 1)
+            bias[part] = bias[part][:8].repeat(3)
+    several = last_attention(model, some_images(4))
+    assert several.head_diversity == pytest.approx(0, abs=1e-12)
+    assert several.image_diversity > 1e-6
+    assert 0.5 < several.spread <= 1

@@ -1,0 +1,517 @@
+"""Whole segmentations: they learn, go on where they stopped, start from weights and are scored."""
+
+import itertools
+import json
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageError
+from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
+from mjp_privacy.paper.segmentation_data import find_pairs
+from mjp_privacy.paper.segmentation_network import build_segmentation, load_segmentation
+from mjp_privacy.paper.shapes import make_shapes
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.trainer import train
+from tests.helpers.night import by_day, nightly
+from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
+from tests.helpers.together import together
+from tests.helpers.training import class_folders, curve, stop_at, weights
+from tests.helpers.training import small as classifier
+
+SHAPES = Path(__file__).parents[2] / "configs" / "training" / "shapes.yaml"
+CHANCE = 100 / 6
+"""mAcc of any answer that does not look at the picture."""
+PLAIN = {"model": {"unknown_embedding": False, "dal": "none"}, "jigsaw": {"shuffle": "none"}}
+"""Changes that take MJP out of the small classifier."""
+SQUARE = np.zeros((20, 20, 3), np.uint8)
+
+
+@pytest.fixture
+def ade(tmp_path: Path) -> Path:
+    return pair_folder(tmp_path / "ade")
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of one short training."""
+    root = tmp_path_factory.mktemp("once")
+    return trained(small(recipe={"epochs": 1}), pair_folder(root / "ade"), root / "run")
+
+
+@pytest.fixture
+def path(once: Path, tmp_path: Path) -> Path:
+    """A copy of that file."""
+    return Path(shutil.copy(once, tmp_path / "run.safetensors"))
+
+
+def trained(config: TrainingConfig, ade: Path, out: Path) -> Path:
+    return train(config, data=ade, out=out, device="cpu", workers=0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("row", [nightly("plain_linear"), "mjp_linear", nightly("mjp_upernet")])
+def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> None:
+    """In seconds of a CPU core each; trained on 64 pictures, scored on 16 others."""
+    make_shapes(tmp_path / "shapes", 64, seed=1)
+    config = load_training(SHAPES, row, epochs=10)
+    config = replace(config, segmentation=replace(config.segmentation, channels=16))
+    train(config, data=tmp_path / "shapes", out=tmp_path / "run", device="cpu", workers=0)
+    lines = curve(tmp_path / "run")
+    assert lines[-1]["loss"] < 0.75 * lines[0]["loss"]
+    assert lines[-1]["val_miou"] > 25  # an answer of one class everywhere has 8 at most
+    assert lines[-1]["val_macc"] > 1.7 * CHANCE
+    assert lines[-1]["val_aacc"] > 75
+    assert lines[-1]["dal"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "changes",
+    [
+        nightly({}),
+        nightly({"segmentation": {"head": "upernet", "channels": 16}}),
+        {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}},
+        nightly(SWIN),
+    ],
+)
+def test_a_killed_run_ends_with_the_same_weights(
+    ade: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    config = small(**changes)
+    options: dict[str, Any] = {"data": ade, "device": "cpu", "workers": 0}
+    train(config, out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out=tmp_path / "killed", **options)
+    train(config, out=tmp_path / "killed", **options)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    before, after = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_the_file_is_the_trained_network_and_its_scores_those_of_the_run(
+    ade: Path, tmp_path: Path
+) -> None:
+    config = small(segmentation={"head": "upernet", "channels": 16})
+    path = train(config, data=ade, out=tmp_path / "run", device="cpu", workers=0)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    network, stated = load_segmentation(str(path))
+    assert stated == config
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, state["model"][name])
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    last = curve(tmp_path / "run")[-1]
+    assert json.loads(metadata["val_miou"]) == last["val_miou"]
+    out = tmp_path / "scores"
+    half = path.with_name("model_float16.safetensors")
+    words = ["--checkpoint", f"a={path}", f"b={half}", "--ade20k", ade, "--out", out]
+    assert main(["evaluate", *map(str, words), "--device", "cpu"]) == 0
+    table = pd.read_csv(out / "segmentation.csv")
+    for name in ("miou", "macc", "aacc"):
+        assert table.loc[0, name] == pytest.approx(last[f"val_{name}"], abs=1e-4)
+        assert table.loc[0, f"{name}_low"] <= table.loc[0, name] <= table.loc[0, f"{name}_high"]
+    assert (table.loc[0, "n"], table.loc[0, "failed"]) == (3, 0)
+    assert table["paper_miou"].isna().all()
+    assert table["miou_over_first"][1] == pytest.approx(table["miou"][1] - table["miou"][0])
+    assert table["miou_over_first"].isna().tolist() == [True, False]
+    rows = pd.read_csv(out / "per_picture.csv").query("model == 'a'")
+    of_class = rows.groupby("class")[["right", "truth", "answer"]].sum()
+    union = of_class["truth"] + of_class["answer"] - of_class["right"]
+    assert 100 * (of_class["right"] / union).mean() == pytest.approx(table.loc[0, "miou"])
+    assert "| a | upernet | 3 |" in (out / "segmentation.md").read_text()
+
+
+def test_the_command_trains_and_goes_on(
+    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {name: part for name, part in content().items() if name != "task"}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**fields, "segmentation": {}}))
+    words = [str(config), "--task", "segmentation", "--data", str(ade), "--workers", "0"]
+    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *words]) == 0
+    assert "val mIoU" in capsys.readouterr().err
+    assert main(["train", *words]) == 0
+    assert "finished already" in capsys.readouterr().err
+    assert main(["curves", str(tmp_path / "run"), "--out", str(tmp_path / "curves")]) == 0
+    assert (tmp_path / "curves" / "curves.png").is_file()
+    labels = ade / "annotations" / "training" / "000.png"
+    labels.write_bytes((ade / "annotations" / "training" / "001.png").read_bytes())
+    assert main(["train", *words]) == 2
+    assert "a run with other training images or labels (--data)" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
+    """Where all pixels have labels, so that each process's mean is of as many."""
+    ade, head = tmp_path / "ade", {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
+    config = small(segmentation=head, log_every=1)
+    drawn = torch.Generator().manual_seed(0)
+    for place in range(8):
+        labels = torch.randint(1, 4, (24, 30), dtype=torch.uint8, generator=drawn)
+        pixels = torch.randint(0, 256, (24, 30, 3), dtype=torch.uint8, generator=drawn)
+        split = "training" if place < 5 else "validation"  # three in all: unequal shares
+        save_pair(ade, f"{split}/{place:03d}", pixels.numpy(), labels.numpy())
+    files: dict[str, Any] = {"data": ade, "device": "cpu", "workers": 0}
+    train(config, out=tmp_path / "one", **files)
+    said = together(tmp_path / "said", 2, lambda: train(config, out=tmp_path / "two", **files))
+    assert said == ["", ""]
+    one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert len(one) == len(two) == 2
+    for line, other in zip(one, two, strict=True):
+        assert other["loss"] == pytest.approx(line["loss"], abs=1e-4)
+        assert other["accuracy"] == pytest.approx(line["accuracy"], abs=5e-3)
+        assert other["val_miou"] == pytest.approx(line["val_miou"], abs=0.5)
+
+
+# weights to start from
+
+
+def mjp_classifier(tmp_path: Path, **changes: Any) -> Path:
+    """Weights with MJP of the small network's sizes, trained for an epoch on ten other classes."""
+    model = {"img_size": 8, "patch_size": 4, "depth": 4, **changes.pop("model", {})}
+    config = classifier(model=model, recipe={"epochs": 1}, **changes)
+    data = class_folders(tmp_path / "classes")
+    return train(config, data=data, out=tmp_path / "classifier", device="cpu")
+
+
+def start_of(checkpoint: Path, **changes: Any) -> Any:
+    """The network that a segmentation begins with from these weights, and the weights."""
+    model = {"unknown_embedding": True, **changes.pop("model", {})}
+    config = small(initial={"checkpoint": str(checkpoint)}, model=model, **changes)
+    backbone = build_segmentation(config).backbone
+    return dict(backbone.named_parameters()), dict(
+        load_model(checkpoint=checkpoint).named_parameters()
+    )
+
+
+def test_training_starts_from_the_weights_of_a_classifier_with_mjp(tmp_path: Path) -> None:
+    """The picture is twice as large, so the table of positions is resampled and all else equal."""
+    began, stored = start_of(mjp_classifier(tmp_path))
+    assert {name for name in stored if name not in began} == {
+        *("head.weight", "head.bias"),
+        *(name for name in stored if name.startswith("dal_regressor")),
+    }
+    for name, tensor in began.items():
+        if name == "pos_embed":
+            assert tensor.shape == (1, 17, 16)
+            assert torch.equal(tensor[:, :1], stored[name][:, :1])
+        else:
+            assert torch.equal(tensor, stored[name]), name
+
+
+@pytest.mark.nightly
+def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> None:
+    """At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
+    sizes = {"family": "swin", "stages": [1, 1]}
+    shape = {"embed_dim": 8, "num_heads": 2, "img_size": 56}
+    path = mjp_classifier(tmp_path, model=shape, data={"native_size": 28}, **sizes)
+    larger = {**SWIN["model"], "img_size": 112}
+    began, stored = start_of(path, model=larger, **sizes)
+    assert began["absolute_pos_embed"].shape == (1, 28 * 28, 8)
+    assert torch.allclose(
+        began["absolute_pos_embed"].mean(1), stored["absolute_pos_embed"].mean(1), atol=0.02
+    )
+    for name, tensor in began.items():
+        if name != "absolute_pos_embed":
+            assert torch.equal(tensor, stored[name]), name
+    for wrong in ({"embed_dim": 16}, {"patch_size": 8}):
+        with pytest.raises(UserError, match="expected the Swin that the config describes"):
+            start_of(path, model={**larger, **wrong}, **sizes)
+    with pytest.raises(UserError, match="a stage smaller than a window has smaller windows"):
+        start_of(path, model={**larger, "img_size": 16}, **sizes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"embed_dim": 32}, "embed_dim"),
+        ({"patch_size": 8}, "patch_size"),
+        ({"depth": 5}, "depth"),
+    ],
+)
+def test_weights_of_another_geometry_are_refused_before_any_picture_is_read(
+    ade: Path, tmp_path: Path, wrong: dict[str, int], said: str
+) -> None:
+    path = mjp_classifier(tmp_path)
+    for picture in ade.rglob("*.jpg"):
+        picture.write_bytes(b"no image")
+    config = small(initial={"checkpoint": str(path)}, model=wrong)
+    with pytest.raises(UserError, match=rf"model\.safetensors.*{said}"):
+        train(config, data=ade, out=tmp_path / "run", device="cpu", workers=0)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def starting_weights(tmp_path: Path, *, mjp: bool, swin: bool) -> Path:
+    """A classifier of the small segmentation's sizes, with E_unk or without."""
+    changes: dict[str, Any] = {} if mjp else {name: dict(part) for name, part in PLAIN.items()}
+    shape = {"patch_size": 4, "depth": 4, "img_size": 8}
+    if swin:
+        shape = {"patch_size": 4, "img_size": 56, "embed_dim": 8, "num_heads": 2}
+        changes |= {"family": "swin", "stages": [1, 1], "data": {"native_size": 28}}
+    changes["model"] = {**changes.get("model", {}), **shape}
+    config = classifier(recipe={"epochs": 1}, **changes)
+    data = class_folders(tmp_path / "classes")
+    return train(config, data=data, out=tmp_path / "classifier", device="cpu")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("mjp", "swin"), by_day(itertools.product([False, True], [False, True]), {1, 2})
+)
+def test_weights_under_the_name_of_others_are_refused(
+    ade: Path, tmp_path: Path, mjp: bool, swin: bool
+) -> None:
+    path = starting_weights(tmp_path, mjp=mjp, swin=swin)
+    shape = {**SWIN["model"], "img_size": 112} if swin else {}
+    family = {"family": "swin", "stages": [1, 1]} if swin else {}
+    started: dict[str, Any] = {"initial": {"checkpoint": str(path)}, **family}
+    other = small(model={**shape, "unknown_embedding": not mjp}, **started)
+    with pytest.raises(UserError, match="unknown_embedding"):
+        trained(other, ade, tmp_path / "refused")
+    fitting = small(model={**shape, "unknown_embedding": mjp}, recipe={"epochs": 1}, **started)
+    assert trained(fitting, ade, tmp_path / "run").is_file()
+
+
+def test_packaged_weights_are_part_of_a_segmentations_identity(ade: Path, tmp_path: Path) -> None:
+    sizes = {"patch_size": 7, "img_size": 56, "embed_dim": 160, "depth": 4, "num_heads": 5}
+    pixels = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
+    config = small(
+        model={**sizes, **pixels},
+        recipe={"epochs": 1},
+        initial={"checkpoint": "packaged:cifar_vit"},
+    )
+    path = trained(config, ade, tmp_path / "run")
+    stated = load_model(checkpoint="packaged:cifar_vit").card.checkpoint.sha256
+    assert json.loads(metadata_of(path)["initial_sha256"]) == stated
+    assert len(stated) == 64
+
+
+def test_tables_that_do_not_decay_are_stated_as_such(ade: Path, tmp_path: Path) -> None:
+    config = small(
+        model={"unknown_embedding": True},
+        jigsaw={"position_init": "paper"},
+        recipe={"epochs": 1},
+    )
+    assert config.positions_as_paper
+    assert metadata_of(trained(config, ade, tmp_path / "run"))["position_decay"] == "false"
+
+
+# files of others
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        metadata: dict[str, str] = file.metadata()
+    return metadata
+
+
+def rewritten(path: Path, recipe: Any = None, **tensors: torch.Tensor | None) -> Path:
+    """A copy without a seal whose metadata states another recipe; None takes a tensor out."""
+    metadata = {key: value for key, value in metadata_of(path).items() if key != DIGEST_KEY}
+    if recipe is not None:
+        metadata["recipe"] = json.dumps(recipe)
+    with safe_open(path, "pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys()}
+    kept = {name: value for name, value in {**kept, **tensors}.items() if value is not None}
+    copy = path.with_name("other.safetensors")
+    save_file(kept, copy, metadata)
+    return copy
+
+
+@pytest.mark.nightly
+def test_tasks_in_the_files_of_others_mean_nothing(tmp_path: Path) -> None:
+    own = train(
+        classifier(recipe={"epochs": 1}),
+        data=class_folders(tmp_path / "classes"),
+        out=tmp_path / "run",
+        device="cpu",
+    )
+    with safe_open(own, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    stated = {key: value for key, value in metadata_of(own).items() if key != DIGEST_KEY}
+    theirs = tmp_path / "theirs.safetensors"
+    for task in ("image-classification", "segmentation", '"image-segmentation"'):
+        save_file(tensors, theirs, {**stated, "task": task})
+        assert load_model(checkpoint=theirs).num_classes == 3
+    save_file(tensors, theirs, {**stated, "task": '"segmentation"'})
+    with pytest.raises(UserError, match='holds a network for "segmentation": expected a class'):
+        load_model(checkpoint=theirs)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"segmentation": {"head": "upernet", "channels": 16_384}}, "channels"),
+    ({"segmentation": {"head": "upernet", "channels": 2048}}, "2048"),
+    ({"model": {"embed_dim": 16_000, "depth": 48}}, "other.safetensors"),
+    ({"model": {"embed_dim": 6400, "depth": 40}}, "6400"),
+    ({"family": "swin"}, "swin"),
+    ({"model": {"img_size": 18}}, "img_size"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), WRONG)
+def test_a_file_that_states_other_sizes_is_refused_before_memory_is_taken(
+    path: Path, changes: dict[str, Any], named: str
+) -> None:
+    recipe = json.loads(metadata_of(path)["recipe"])
+    recipe.setdefault("family", "vit")
+    for name, value in changes.items():
+        recipe[name] = {**recipe[name], **value} if isinstance(value, dict) else value
+    wrong = rewritten(path, recipe)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=named) as caught:
+        load_segmentation(str(wrong))
+    assert "other.safetensors" in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000_000 / 1024
+
+
+@pytest.mark.parametrize(
+    "change", [{"aaa": torch.tensor(1.0)}, {"head.classifier.bias": None}], ids=["more", "fewer"]
+)
+def test_another_set_of_tensors_is_refused(
+    path: Path, change: dict[str, torch.Tensor | None]
+) -> None:
+    with pytest.raises(UserError, match=next(iter(change))):
+        load_segmentation(str(rewritten(path, **change)))
+
+
+# mistakes
+
+
+@pytest.mark.parametrize("split", ["training", "validation"])
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ("label", "annotations/{}/001.png"),
+        ("size", "annotations/{}/001.png"),
+        ("unreadable map", "annotations/{}/001.png"),
+        ("unreadable picture", "images/{}/001.jpg"),
+        ("turned", "images/{}/001.jpg"),
+    ],
+)
+def test_two_mistakes_are_counted_before_a_step_is_trained(
+    ade: Path, tmp_path: Path, split: str, mistake: str, named: str
+) -> None:
+    for name in (f"{split}/001", f"{split}/002"):
+        labels = np.full((24 if mistake == "size" else 20, 20), 1, np.uint8)
+        labels[3, 3] = 7 if mistake == "label" else 1
+        save_pair(ade, name, SQUARE, labels)
+        if mistake == "unreadable map":
+            (ade / "annotations" / f"{name}.png").write_bytes(b"no image")
+        if mistake == "unreadable picture":
+            (ade / "images" / f"{name}.jpg").write_bytes(b"no image")
+        if mistake == "turned":
+            turn(ade / "images" / f"{name}.jpg", 3)
+    with pytest.raises(UserError, match=f", 2 .*{named.format(split)}"):
+        trained(small(), ade, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def turn(path: Path, orientation: int) -> None:
+    """Write a picture again with an EXIF orientation."""
+    with Image.open(path) as picture:
+        exif = picture.getexif()
+        exif[0x0112] = orientation
+        picture.copy().save(path, exif=exif)
+
+
+def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> None:
+    pairs = find_pairs(small(), ade, None)[0]
+    picture, labels = pairs.read(0)
+    turn(ade / pairs.pictures[0], 6)
+    with pytest.raises(ImageError, match="orientation"):
+        pairs.read(0)
+    turn(ade / pairs.maps[0], 6)
+    turned, turned_labels = pairs.read(0)
+    assert turned.size == picture.size[::-1]
+    assert np.array_equal(turned_labels, np.rot90(labels, -1))
+    pairs.check()
+    for path in (pairs.pictures[0], pairs.maps[0]):
+        turn(ade / path, 1)
+    assert np.array_equal(pairs.read(0)[1], labels)
+
+
+def test_a_picture_that_is_damaged_further_on_is_named(ade: Path, tmp_path: Path) -> None:
+    path = ade / "images" / "validation" / "001.jpg"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"validation/001\.jpg"):
+        trained(small(), ade, tmp_path / "run")
+
+
+def test_what_evaluate_refuses(
+    ade: Path, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nothing").mkdir()
+    only = pair_folder(tmp_path / "only", validation=0)
+    large, unreadable = pair_folder(tmp_path / "large"), pair_folder(tmp_path / "unreadable")
+    save_pair(large, "validation/001", SQUARE, np.full((20, 20), 9, np.uint8))
+    for picture in (unreadable / "images" / "validation").iterdir():
+        picture.write_bytes(b"no image")
+    options = {
+        **{"--preset": "authors_code", "--img-size": "32", "--mean": "0.5", "--std": "0.5"},
+        **{"--position-embedding": "strict", "--paper-row": "J", "--gamma": "0.5"},
+        **{"--model": "deit_small", "--labels": "x.csv", "--unknown-embedding": "False"},
+        "--data": str(ade),
+    }
+    mistakes: list[tuple[list[object], str]] = [
+        (["cifar_vit", "--ade20k", ade], "recipe"),
+        ([tmp_path / "x.pth", "--ade20k", ade], "x.pth"),
+        ([path, "--ade20k", tmp_path / "nothing"], "--ade20k"),
+        ([path, "--ade20k", only], "images/validation"),
+        ([path, "--ade20k", large, "--out", tmp_path / "scores"], "9"),
+        ([path, "--ade20k", unreadable], "got none of 3"),
+        ([path, "--data", ade], "segmentation"),
+        *(([path, "--ade20k", ade, *option], option[0]) for option in options.items()),
+    ]
+    for words, named in mistakes:
+        command = ["evaluate", "--checkpoint", *map(str, words), "--device", "cpu"]
+        assert main(command) == 2, words
+        said = capsys.readouterr().err
+        assert named in said
+        assert said.count("error: ") == 1
+    assert not list((tmp_path / "scores").iterdir())
+
+
+def test_unreadable_pictures_are_counted_and_named(
+    ade: Path, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (ade / "images" / "validation" / "001.jpg").write_bytes(b"no image")
+    assert main(["evaluate", "--checkpoint", str(path), "--ade20k", str(ade)]) == 3
+    said, named = capsys.readouterr()
+    assert "images/validation/001.jpg" in named
+    assert "| run | linear | 2 (1 unreadable) |" in said
+
+
+def test_a_split_without_pictures_or_labels_is_said(
+    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in range(3):
+        save_pair(ade, f"validation/{place:03d}", SQUARE, SQUARE[..., 0])
+    with pytest.raises(UserError, match="validation"):
+        trained(small(), ade, tmp_path / "run")
+    for kind in ("images", "annotations"):
+        (ade / kind / "validation").rename(ade / kind / "val")
+    trained(small(recipe={"epochs": 1}), ade, tmp_path / "unscored")
+    assert "no images/validation" in capsys.readouterr().err
