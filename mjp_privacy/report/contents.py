@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import (
@@ -328,6 +329,13 @@ class Contents:
     def table5(self) -> TextTable | None:
         """The table as the paper prints it; None where the published attack was not run."""
         return table5(self.table5_rows)
+
+    @property
+    def table5_first(self) -> bool:
+        """Whether a run is of the paper's table, which then stands right under the answer; other
+        runs show their pictures first."""
+        names = [name for run in self.runs for name in RunStore(run).experiments]
+        return any(name.startswith("table5") for name in names)
 
     @cached_property
     def beside_paper(self) -> list[TextTable]:

@@ -233,11 +233,6 @@ class Table:
     measures: tuple[Measure, ...] = ()  # the diagnostics that at least one line has
 
 
-def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
-    """The table of one variant of the metrics; accuracies in percent, PSNR in dB."""
-    return build_tables(lines, derived)[VARIANTS.index(variant)]
-
-
 def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> tuple[Table, ...]:
     """The tables of all VARIANTS.
 

@@ -11,9 +11,11 @@ import pandas as pd
 import torch
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.figures import VARIANTS, Table, build_tables
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.worst_case import DerivedLine
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
 BLOCK = 8
@@ -263,6 +265,11 @@ def frame(out: Path, variant: str) -> pd.DataFrame:
     """table.csv of a report, by run_id."""
     table = pd.read_csv(out / "table.csv")
     return table[table["variant"] == variant].set_index("run_id")
+
+
+def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
+    """The table of one variant of the metrics."""
+    return build_tables(lines, derived)[VARIANTS.index(variant)]
 
 
 def notes_of(folder: Path) -> str:

@@ -128,12 +128,6 @@ def test_missing_rows_are_said_where_the_figure_stands(tmp_path: Path, lost: int
     assert ("rows are missing" in made.verdict) == bool(lost)
 
 
-def test_what_was_not_run_is_a_command_that_runs_it(tmp_path: Path) -> None:
-    made = card_of_lines(tmp_path, (cell("april", **MASKED), [7.0, 8.0], ZERO))
-    assert "mjp attack ladder_vit" in made.verdict
-    assert len(made.verdict.split()) <= WORDS
-
-
 @pytest.mark.parametrize(("attack", "said"), [("pixel_lattice", True), ("masked_span", False)])
 def test_an_assumption_is_named_where_the_chosen_attack_makes_it(
     tmp_path: Path, attack: str, said: bool

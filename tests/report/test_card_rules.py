@@ -16,8 +16,6 @@ from mjp_privacy.report.clients import CARD_ROWS
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (
-    CANDIDATES,
-    CLIENTS,
     card_of,
     card_of_lines,
     keys,
@@ -35,7 +33,6 @@ from tests.helpers.report_rows import (
 )
 
 MASKED = {"setting": "c", "gamma": 0.27}
-ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
 
 
 def numbers(text: str) -> list[float]:
@@ -180,12 +177,6 @@ def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: P
     assert row.one_upload is not None
     assert row.one_upload.mean == 35.0
     assert keys(row.published) == ""
-
-
-def test_controls_alone_make_a_card_that_says_so(tmp_path: Path) -> None:
-    made = card_of_lines(tmp_path, (intact("grey", role="floor"), [11.0], {}))
-    assert made.rows == ()
-    assert made.verdict
 
 
 def test_columns_of_another_version_do_not_stop_a_card(tmp_path: Path) -> None:

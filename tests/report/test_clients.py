@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients import Client, client_titles, clients_of, short_gamma
+from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
@@ -179,11 +179,6 @@ def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None
     assert client_titles(found) == [
         *("plain · line 1", "plain · line 3", "γ .27"),
     ]
-
-
-@pytest.mark.parametrize(("gamma", "text"), [(0.27, ".27"), (1.0, "1"), (0.9, ".9"), (0.0, "0")])
-def test_ratios_are_written_as_in_the_paper(gamma: float, text: str) -> None:
-    assert short_gamma(gamma) == text
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.report.card import Card, CardFigure, card_notes, card_table
+from mjp_privacy.report.card import Card, CardFigure, card_table
 from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
-from mjp_privacy.report.notes import FLAGS
 from mjp_privacy.report.write import write_report
 from tests.helpers.approved import approved
 from tests.helpers.card_run import TITLES, card_of, card_of_lines, card_run
 from tests.helpers.night import nightly
-from tests.helpers.report_rows import HOSTILE, intact
+from tests.helpers.report_rows import intact
 
 ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
 FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
@@ -85,28 +83,6 @@ def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, c
     assert (f"{count - len(shown)} further client" in lines[-1]) == (count > len(shown))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"model": HOSTILE},
-        {"model": ESCAPES},
-        {"model": "a model " * 60},
-        {"model": "w" * 3000},
-        {"defenses": "int8 + " * 400},
-        {"defenses": ESCAPES * 50},
-        {"withhold": HOSTILE * 30, "model": "x" * 200},
-        {"round": "r" * 500, "client_label": ESCAPES},
-        {"dtype": "float" + "6" * 400},
-    ],
-)
-def test_hostile_and_long_labels_fit(tmp_path: Path, facts: dict[str, Any]) -> None:
-    changes = [{}, facts, {**facts, "gamma": 0.5}]
-    fits(console_card(clients(tmp_path / "several", changes)))
-    made = clients(tmp_path / "one", [facts])
-    assert any("≥ 20 dB" in line for line in fits(console_card(made))[-6:])
-
-
 def test_large_counts_and_many_footnotes_fit(card: Card) -> None:
     wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
     rows = tuple(
@@ -147,40 +123,8 @@ def test_reasons_are_cut_to_a_line_and_counted() -> None:
 # cells --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts", "absent"),
-    [
-        ({}, ["116 of 200", "188", "71.7 dB [66.9, 76.3]"], "over"),
-        ({"low": math.nan, "high": math.nan}, ["71.7 dB"], "["),
-        ({"mean": 100.0, "low": 100.0, "high": 100.0}, ["≥ 100 dB"], "["),
-        ({"mean": 99.96, "low": 99.0, "high": 100.0}, ["99.96 dB [99.0, 100.0]"], "≥"),
-        ({"n": 190}, ["over 190"], "photograph"),
-        ({"exact": 200, "above_20": 200}, ["200 of 200 exactly"], "20 dB or more"),
-        ({"exact": 0, "above_20": 0}, ["0 of 200 exactly", "none at 20 dB"], "188"),
-    ],
-)
-def test_a_figure_in_words(changes: dict[str, Any], parts: list[str], absent: str) -> None:
-    figure = replace(FIGURE, **changes)
-    text = f"{figure.counts()}; {figure.level()}"
-    assert all(part in text for part in parts)
-    assert absent not in text
-
-
 @pytest.mark.parametrize(("exact", "share"), [(20, "at least 57 %"), (5, "5 to 66 %")])
 def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> None:
     """Wilson's interval over the photographs, not over the crops."""
     figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
     assert f"{exact} of 20 exactly (6 photographs: {share})" in figure.counts()
-
-
-def test_every_number_in_the_table_is_explained_below(card: Card) -> None:
-    """And nothing else: a footnote is there once, for each flag that some figure has."""
-    notes = card_notes(card)
-    for place, flag in enumerate(card.flags, 1):
-        assert notes[place - 1] == f"{place}. {flag.text}"
-        assert FLAGS[flag.key] == flag
-    for row, cells in zip(card.rows, card_table(card).rows, strict=True):
-        assert cells[0] == row.client + card.numbers(row)
-        for column, cell in zip(card.columns, cells[1:], strict=True):
-            figure = row.figures[column]
-            assert cell == row.absent_of(column) if figure is None else card.numbers(figure) in cell

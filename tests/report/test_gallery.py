@@ -12,27 +12,39 @@ import torch
 from PIL import Image
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import HEADINGS
 from mjp_privacy.report.page import gallery
 from mjp_privacy.report.page.gallery import (
+    GAP,
+    HEAD,
     LARGEST_SIDE,
+    SIDE,
     SMALL_SIDE,
+    Strip,
+    card_strip,
     data_uri,
     fill_gallery,
     images_in_order,
     spread_order,
+    write_strip,
 )
 from mjp_privacy.report.pictures import pixels
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
     add_pictures,
+    cell,
     image_id,
+    image_rows,
     intact,
     only_line,
     photograph,
     small_run,
     write_pictures,
+    write_rows,
 )
 
 
@@ -192,3 +204,158 @@ def test_large_pictures_are_compressed_and_stay_alike(side: int, shown: int) -> 
     assert found.shape == (shown, shown, 3)
     expected = torch.nn.functional.avg_pool2d(image, side // shown).permute(1, 2, 0).numpy()
     assert np.abs(found / 255 - expected).mean() < 0.02
+
+
+# strip.png ----------------------------------------------------------------------------------------
+
+PSNR = {
+    "april": [9.0, 8.0, 7.0],
+    "masked_span": [30.0, 12.0, 20.0],
+    "pixel_lattice": [20.0, 25.0, 15.0],
+}
+
+
+def strip_run(folder: Path, setting: str = "c") -> Path:
+    """April, two attacks on one upload, one on several; all with pictures."""
+    shared = {"setting": setting, "gamma": 0.27}
+    cells = [
+        cell("april", **shared),
+        *(intact(n, **shared) for n in ("masked_span", "pixel_lattice")),
+    ]
+    cells.append(intact("rounds", attack_name="multi_round", uploads=6, **shared))
+    store = RunStore(folder)
+    store.write_cells(cells)
+    for entry in cells:
+        psnr = PSNR.get(entry["attack"], [28.0, 40.0, 50.0])
+        simple_line(store, entry, list(psnr), zero_rows=50.0)
+        write_pictures(store, entry, {image_id(i): value for i, value in enumerate(psnr)})
+    return folder
+
+
+def strip_of(folder: Path) -> Strip:
+    groups = reduced_groups(load_runs([folder]).lines)
+    strip = card_strip(groups, build_card(groups))
+    assert strip is not None
+    return strip
+
+
+def tile(sheet: np.ndarray, row: int, column: int) -> np.ndarray:
+    top, left = row * (SIDE + HEAD) + HEAD, column * (SIDE + GAP)
+    return sheet[top : top + SIDE, left : left + SIDE]
+
+
+def as_bytes(image: object) -> np.ndarray:
+    """A stored picture (C, h, w) as the tile it must become."""
+    pixels = np.rint(np.clip(np.asarray(image), 0, 1) * 255).astype(np.uint8)
+    size = SIDE // pixels.shape[-1]
+    return pixels.transpose(1, 2, 0).repeat(size, 0).repeat(size, 1)
+
+
+def test_columns_are_those_of_the_card(tmp_path: Path) -> None:
+    strip = strip_of(strip_run(tmp_path))
+    assert [heading for heading, _ in strip.columns] == list(HEADINGS.values())[:3]
+    april, once, several = (line for _, line in strip.columns)
+    assert april.attack == "april"
+    assert isinstance(once, DerivedLine)
+    assert isinstance(several, DerivedLine)
+    assert (once.uploads, several.uploads) == (1, 6)
+    assert strip.chooser is once
+
+
+def test_tiles_are_the_stored_pictures(tmp_path: Path) -> None:
+    """Original, what was fed, april, the best of each image: not one attack's in every row."""
+    strip = strip_of(strip_run(tmp_path / "run"))
+    ids = [image_id(1), image_id(0)]
+    assert write_strip(strip, ids, tmp_path / "figures/strip.png")
+    with Image.open(tmp_path / "figures/strip.png") as opened:
+        sheet = np.asarray(opened.convert("RGB"))
+    assert sheet.shape == (2 * (SIDE + HEAD), 5 * (SIDE + GAP) - GAP, 3)
+    store = RunStore(tmp_path / "run")
+    best = {image_id(1): "pixel_lattice", image_id(0): "masked_span"}
+    several = {image_id(1): "rounds", image_id(0): "masked_span"}
+    for row, image in enumerate(ids):
+        attacks = ["april", best[image], several[image]]
+        stored = [store.pictures(name, image) for name in attacks]
+        assert all(stored)
+        expected = [stored[0]["plain"], stored[0]["input"], *(s["images"] for s in stored)]  # type: ignore[index]
+        for column, image_tensor in enumerate(expected):
+            np.testing.assert_array_equal(tile(sheet, row, column), as_bytes(image_tensor))
+        heads = sheet[row * (SIDE + HEAD) : row * (SIDE + HEAD) + HEAD]
+        assert heads.min() < 128  # something is written over every row
+
+
+@pytest.mark.parametrize("ids", [[], ["nobody's.png"]])
+def test_nothing_to_show(tmp_path: Path, ids: list[str]) -> None:
+    strip = strip_of(strip_run(tmp_path / "run"))
+    assert not write_strip(strip, ids, tmp_path / "strip.png")
+    assert not (tmp_path / "strip.png").exists()
+
+
+def test_without_scores_the_attacks_themselves_are_shown(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entries = [intact(name, gamma=0.27) for name in ("masked_span", "pixel_lattice")]
+    store.write_cells(entries)
+    for entry in entries:
+        simple_line(store, entry, ["unscored"])
+        write_pictures(store, entry, {image_id(0): 20.0})
+    strip = strip_of(tmp_path)
+    assert [heading for heading, _ in strip.columns] == ["masked_span", "pixel_lattice"]
+    assert write_strip(strip, [image_id(0)], tmp_path / "strip.png")
+
+
+def test_a_report_shows_fixed_quantiles(tmp_path: Path) -> None:
+    """Three images: 30, 25 and 20 dB; all of them are quantiles, the worst first."""
+    strip_run(tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "out")
+    with Image.open(tmp_path / "out/figures/strip.png") as opened:
+        sheet = np.asarray(opened.convert("RGB"))
+    store = RunStore(tmp_path / "run")
+    for row, index in enumerate((2, 1, 0)):
+        stored = store.pictures("april", image_id(index))
+        assert stored is not None
+        np.testing.assert_array_equal(tile(sheet, row, 0), as_bytes(stored["plain"]))
+
+
+# stored tensors as pictures, and the scores and names beside them ---------------------------------
+
+
+def test_a_run_without_reconstructions_has_no_pictures(run: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "out" / "figures" / "line_007_of_an_earlier_report.png"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    for name in ("strip.png", "rounds.png", "tradeoff.svg", "mine.png"):
+        stale.with_name(name).touch()
+    summary = write_report([run], tmp_path / "out")
+    assert [path.name for path in summary.files if path.suffix == ".png"] == []
+    charts = {path.name for path in summary.files if path.suffix == ".svg"}
+    left = {path.name for path in stale.parent.iterdir()}
+    assert left == {"mine.png", *charts}
+    assert "tradeoff.svg" not in charts
+
+
+def test_a_run_without_a_score_has_no_figures(tmp_path: Path) -> None:
+    RunStore(tmp_path / "run").write_cells([cell("x", status="unsupported", reason="D < N + 1")])
+    summary = write_report([tmp_path / "run"], tmp_path / "out")
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in summary.files}
+    assert names - {"pictures/index.csv"} == {
+        *("index.html", "table.md", "table.tex", "table.csv", "samples.csv")
+    }
+    assert not summary.any_failed
+
+
+def test_one_image_and_odd_labels_can_be_drawn(tmp_path: Path) -> None:
+    """Mathematics in a label is text; an id may hold anything, and makes no path."""
+    store = RunStore(tmp_path / "run")
+    label = r"$\frac{1$ ../..\ :*?"
+    entry = cell("x", model=label, attack=f"{label}/..", setting="c", gamma=0.27)
+    store.write_cells([entry])
+    write_rows(store, entry, image_rows(entry, r"../../$\a{", 15.0))
+    write_pictures(store, entry, {r"../../$\a{": 15.0})
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    write_report([tmp_path / "run"], tmp_path / "out", pictures="all")
+    made = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert all(path.is_relative_to(tmp_path / "out") for path in made)
+    pictures = [path for path in made if path.suffix == ".png"]
+    assert {path.relative_to(tmp_path / "out").parts[0] for path in pictures} == {
+        *("figures", "pictures")
+    }

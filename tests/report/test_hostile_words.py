@@ -1,8 +1,7 @@
 """A real run whose images, model and folder have hostile names, through every output of a report.
 
 What strangers named must be read as text in each: as no element of HTML, no link of Markdown, no
-command of LaTeX, no formula of a spreadsheet, no code of a terminal, no file outside the folder.
-"""
+command of LaTeX, no formula of a spreadsheet, no code of a terminal, no file outside the folder."""
 
 from __future__ import annotations
 
@@ -25,9 +24,11 @@ from mjp_privacy.core.drawing import drawn
 from mjp_privacy.report.charts.curves import write_rounds
 from mjp_privacy.report.charts.tradeoff import TradeoffPoint, draw_tradeoff
 from mjp_privacy.report.tables.text import latex_text, markdown_text
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers import runs
-from tests.report.charts.test_chart import ELEMENTS
-from tests.report.test_latex import DOCUMENT
+from tests.helpers.report_rows import HOSTILE
+from tests.helpers.runs import attack, one_cell, photographs
+from tests.report.charts.test_charts import ELEMENTS
 
 MODEL = r"=[m](https://m.example)<b>`|$\frac{1}^^M_~*＼input{x}"
 IMAGES = [
@@ -253,3 +254,55 @@ def test_pictures_draw_any_label(tmp_path: Path) -> None:
             assert min(picture.size) > 100
     assert drawn("_hidden").startswith(" ")
     assert drawn("a\x1bb") == r"a\x1bb"
+
+
+# table.tex goes through a real tex, where one is installed ----------------------------------------
+
+DOCUMENT = r"""\documentclass{article}
+\usepackage{booktabs,graphicx,textcomp}
+\usepackage[T1]{fontenc}
+\begin{document}
+\input{table.tex}
+\end{document}
+"""
+
+
+def test_every_character_becomes_ascii() -> None:
+    assert latex_text("≥ 20 dB · naïve … ‖g‖ 漢") == (
+        r"$\geq$ 20 dB \textperiodcentered{} naive \dots{} $\|$g$\|$ ?"
+    )
+    assert latex_text(HOSTILE).isascii()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_the_tables_compile(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
+    run = written[0].parent / "run"
+    write_report([run], tmp_path / "out", everything=True, pictures="none")
+    shutil.copy(tmp_path / "out" / "table.tex", tmp_path)
+    (tmp_path / "paper.tex").write_text(DOCUMENT, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "paper.pdf").stat().st_size > 1000
+
+
+# names of images with characters that turn the direction of words ---------------------------------
+
+TURNS, ISOLATES = "\u202e", "\u2066"
+
+
+def test_no_page_table_or_line_turns_a_name(tmp_path: Path, capsys: object) -> None:
+    images = photographs(tmp_path / "images", 2, labelled=False)
+    (images / "0.png").rename(images / f"a{TURNS}gpj.png")
+    (images / f"b{ISOLATES}x.png").write_bytes(b"no image")
+    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "patch_gradient"}]))
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()  # type: ignore[attr-defined]
+    texts = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.[hmt]*")}
+    assert {"index.html", "table.md", "table.tex"} <= texts.keys()
+    texts |= {"out": printed.out, "err": printed.err}
+    for name, text in texts.items():
+        assert TURNS not in text, name
+        assert ISOLATES not in text, name
+    assert "a⟨U+202E⟩gpj.png" in texts["index.html"]
+    assert "b⟨U+2066⟩x.png" in texts["index.html"]

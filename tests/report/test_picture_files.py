@@ -2,7 +2,6 @@
 
 import csv
 import math
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -180,26 +179,6 @@ def test_a_derived_line_shows_what_it_chose(tmp_path: Path) -> None:
     assert len(list(folder.glob("original*/*"))) == 1
 
 
-def test_pictures_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of forty pictures, those of one image are alive at a time, as tensors and as bytes."""
-    images = {f"{i:02d}": 20.0 for i in range(40)}
-    lines = run_of(tmp_path / "run", [cell("x")], images)
-    seen: list[weakref.ref[Any]] = []
-    alive: list[int] = []
-    rounded = picture_files.pixels
-
-    def watched(image: torch.Tensor) -> Any:
-        made = rounded(image)
-        seen.extend((weakref.ref(image), weakref.ref(made)))
-        alive.append(sum(one() is not None for one in seen))
-        return made
-
-    monkeypatch.setattr(picture_files, "pixels", watched)
-    write_pictures(lines, list(images), tmp_path / "out", client_names=named(lines))
-    assert len(alive) == 3 * 40
-    assert max(alive) <= 8
-
-
 # what they are called -----------------------------------------------------------------------------
 
 
@@ -255,19 +234,6 @@ def test_hostile_labels_and_ids_stay_inside(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "deep").rglob("*") if p.is_file()} == {
         *(path.name for path in written)
     }
-
-
-def test_an_image_has_the_same_file_name_in_every_folder(tmp_path: Path) -> None:
-    images = {"0.png": 20.0, "0.jpg": 21.0, "sub/0.png": 22.0, "sub_0.PNG": 23.0}
-    cells = [cell("x"), cell("y", attack="span"), cell("z", attack="span", attack_options="{1}")]
-    lines = run_of(tmp_path / "run", cells, images)
-    write_pictures(lines, list(images), tmp_path / "out", client_names=named(lines))
-    client = tmp_path / "out" / "plain"
-    assert {p.name for p in client.iterdir()} == {
-        *("april", "span", "span-line003", "original", "fed")
-    }
-    assert len({frozenset(p.name for p in f.iterdir()) for f in client.iterdir()}) == 1
-    assert "0.png" in {p.name for p in (client / "april").iterdir()}
 
 
 def test_two_clients_of_one_name_do_not_share_their_originals(tmp_path: Path) -> None:

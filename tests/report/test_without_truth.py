@@ -62,12 +62,6 @@ def by_title(folder: Path) -> dict[str, Line]:
 # recorded uploads ---------------------------------------------------------------------------------
 
 
-def test_an_attack_without_pictures_and_scores_stores_values_as_numbers(recorded: Path) -> None:
-    """Else pandas warns wherever its scores are joined with others."""
-    locator = by_title(recorded / "blind_run")["mask_locator"]
-    assert locator.rows["value"].dtype == np.float64
-
-
 def test_pictures_and_residuals_of_uploads_without_truth_are_stored(recorded: Path) -> None:
     """They are those of the same uploads with the truth, which only adds scores."""
     blind, seen = by_title(recorded / "blind_run"), by_title(recorded / "seen_run")
@@ -228,11 +222,6 @@ def test_more_uploads_come_first_among_attacks_of_one_name(tmp_path: Path) -> No
     lines += planted(tmp_path / "six", {"multi_round": {"a": None}}, multi_round={"uploads": 6})
     assert attackers_choice_by_image(lines)["a"].uploads == 6
     assert attackers_choice_by_image(lines[::-1])["a"].uploads == 6
-
-
-def test_a_residual_counts_for_more_than_the_ladders_order(tmp_path: Path) -> None:
-    lines = planted(tmp_path, {"april": {"a": 5.0}, "masked_span": {"a": None}})
-    assert chosen(lines) == {"a": "april"}
 
 
 def test_controls_and_attacks_on_an_altered_client_are_not_chosen(tmp_path: Path) -> None:

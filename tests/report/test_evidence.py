@@ -1,5 +1,7 @@
 """The table of identification and that of agreement, with planted pictures and scores."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,16 +15,20 @@ from torch import Tensor
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import Line
+from mjp_privacy.report.notes import LINE_NOTES, not_scored
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import agreement_table, correlation
 from mjp_privacy.report.tables.details import evenly_spaced, identification_table
+from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     add_pictures,
+    build_table,
     cell,
+    image_id,
     image_rows,
+    notes_of,
     photograph,
     shuffled,
-    small_run,
     write_rows,
 )
 
@@ -160,21 +166,100 @@ def test_agreement_is_scipys(tmp_path: Path) -> None:
     assert "over 6 images of line 1" in made.caption
 
 
-def test_two_images_have_no_order_to_agree_on(tmp_path: Path) -> None:
-    folder = small_run(tmp_path, [10.0, 20.0])
-    assert agreement_table(load_runs([folder]).lines[0]) is None
+# what the notes under the tables say, and when ----------------------------------------------------
+
+
+def keys(folder: Path, psnr: float = 12.0, zero_rows: float = 0.0, **facts: object) -> set[str]:
+    """The keys of the notes on a line of one picture, whose ceiling is 20 dB."""
+    store = RunStore(folder)
+    entry = cell("x", **facts)
+    store.write_cells([entry])
+    diagnostics = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), psnr, diagnostics=diagnostics))
+    (line,) = load_runs([folder]).lines
+    return {note.key for note in LINE_NOTES if list(note.of(line))}
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("facts", "expected"),
     [
-        (0.9996, "0.9996"),
-        (-0.998, "-0.998"),
-        (1.0, "1"),
-        (-1.0, "-1"),
-        (0.5, "0.50"),
-        (0.0, "0.00"),
+        ({}, {"rounding"}),
+        ({"zero_rows": 3.0}, {"zero_rows"}),
+        ({"psnr": 19.95}, set()),
+        # a gap that a defence, steps or a batch cause is not called rounding
+        ({"defenses": "gaussian_noise 0.01"}, set()),
+        ({"position_noise": 0.1}, set()),
+        ({"steps": 2, "pseudo_gradient": "approximate"}, set()),
+        ({"batch": 2}, set()),
+        ({"planned_images": 5}, {"rounding", "unfinished"}),
     ],
 )
-def test_only_one_is_printed_as_one(value: float, text: str) -> None:
-    assert correlation(value) == text
+def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
+    tmp_path: Path, facts: dict[str, Any], expected: set[str]
+) -> None:
+    assert keys(tmp_path, **facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "shuffled"),
+    [
+        ({"gamma": 0.5, "defenses": "int8"}, True),
+        ({"gamma": 0.5, "defenses": "top_k 0.1"}, False),
+        ({"gamma": 0.0, "defenses": "top_k 0.1"}, False),
+    ],
+)
+def test_zero_rows_are_called_shuffled_patches_only_where_they_are(
+    tmp_path: Path, facts: dict[str, Any], shuffled: bool
+) -> None:
+    assert keys(tmp_path, zero_rows=3.0, **facts) == {"zero_rows"}
+    assert ("shuffled patches" in notes_of(tmp_path)) == shuffled
+
+
+def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
+    tmp_path: Path,
+) -> None:
+    for block, said in (
+        ("closed_form", "was trained with the block that april needs"),
+        ("intact", "which has weights trained for the intact one"),
+    ):
+        store = RunStore(tmp_path / block)
+        entry = cell("x", first_block=block)
+        store.write_cells([entry])
+        write_rows(store, entry, image_rows(entry, image_id(0), 12.0))
+        assert said in notes_of(tmp_path / block)
+
+
+def test_an_unfinished_line_says_so(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x", planned_images=5)
+    store.write_cells([entry])
+    diagnostics = {"grey_psnr": 12.5, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
+    assert "UNFINISHED: 4 of 5 images were not run" in notes_of(tmp_path)
+    lines = load_runs([tmp_path]).lines
+    frame = build_table(lines, "paper").frame
+    assert frame["n_not_run"].tolist() == [4]
+    assert frame["grey_mean"].tolist() == [12.5]
+    assert frame["below_grey"].tolist() == [100.0]
+    summary = write_report([tmp_path], tmp_path / "out")
+    assert "4 not run" in (tmp_path / "out" / "table.md").read_text()
+    assert summary.any_failed
+
+
+def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:
+    """Of whole lines and of images, over all lines; an image counts once for all its scores."""
+    store = RunStore(tmp_path)
+    refused = {"status": "unsupported", "reason": "a batch of 2"}
+    cells = [cell("x"), cell("y", seed=1), cell("z", seed=2)]
+    cells += [cell(f"whole {i}", seed=3 + i, **refused) for i in range(2)]
+    store.write_cells(cells)
+    for entry, count in zip(cells[:3], (2, 4, 0), strict=True):
+        rows = [image_rows(entry, image_id(i), 0.0, **refused) for i in range(count)]
+        rows.append(image_rows(entry, image_id(9), 12.0))
+        rows.append(image_rows(entry, image_id(10), 0.0, status="failed", reason="no floats"))
+        write_rows(store, entry, [row for of_image in rows for row in of_image])
+    assert not_scored(load_runs([tmp_path]).lines) == [
+        "2 lines unsupported: a batch of 2 (lines 4–5)",
+        "6 rows unsupported: a batch of 2 (lines 1–2)",
+        "3 rows failed: no floats (lines 1–3)",
+    ]

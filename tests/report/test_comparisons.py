@@ -1,6 +1,9 @@
 """The table of paired tests, recomputed with SciPy from the scores that were written."""
 
+from __future__ import annotations
+
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,16 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.figures import success, success_share
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables import comparisons as paired
-from mjp_privacy.report.tables.comparisons import correlation
-from mjp_privacy.report.tables.text import TextTable
+from mjp_privacy.report.tables.comparisons import CLIENTS_TITLE, clients_table, correlation
+from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.worst_case import reduced_groups
-from tests.helpers.report_rows import cell, image_rows, psnr_values, write_rows
+from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
+from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
+from tests.helpers.report_rows import cell, image_rows, intact, psnr_values, write_rows
+from tests.helpers.score_interval import score_interval
 
 PLAIN = psnr_values(1, 30, 60.0, 20.0)
 APRIL = psnr_values(2, 30, 20.0, 3.0)
@@ -219,3 +226,154 @@ def test_p_is_never_zero() -> None:
     assert paired.p_text(0.0312, 2 / 2**12) == "0.031"
     assert paired.p_text(1.0, 1.0) == "1"
     assert paired.p_text(math.nan) == "–"
+
+
+# the table of all clients -------------------------------------------------------------------------
+
+ONE, ANY, CHOICE = "best, 1 upload", "best, any uploads", "attacker's choice, 1 upload"
+APRIL_OF_CLIENTS_TABLE = "APRIL as published"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return card_run(tmp_path_factory.mktemp("clients") / "run")
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    made = {row["Client"]: row for row in table_of(folder)}
+    return {client: made[TITLES[client]] for client in CLIENTS}
+
+
+@pytest.fixture(scope="module")
+def by_hand(folder: Path) -> ByHand:
+    return ByHand(folder)
+
+
+def table_of(*folders: Path) -> list[dict[str, str]]:
+    """A mapping by header for every client."""
+    table = clients_table(reduced_groups(load_runs(folders).lines))
+    assert table is not None
+    assert table.title == CLIENTS_TITLE
+    assert len(table.align) == len(table.header) == len(set(table.header))
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def mean_text(expected: Expected, n: int) -> str:
+    other = "" if expected.n == n else f" (n={expected.n})"
+    return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
+
+
+def counts(share: str, trials: float | None = None) -> tuple[int, int]:
+    """Count and number of a share, whose percent and interval are right to the digits shown.
+
+    trials: as how many independent images they count, where some are crops of one photograph
+    """
+    found = re.fullmatch(r"(\d+) of (\d+) \(([\d.]+) %, ([\d.]+)–([\d.]+)\)", share)
+    assert found, share
+    count, of = int(found[1]), int(found[2])
+    values = (count / of, *score_interval(count / of, of if trials is None else trials))
+    for text, value in zip(found.groups()[2:], values, strict=True):
+        decimals = len(text.partition(".")[2])
+        assert float(text) == pytest.approx(100 * value, abs=0.5001 * 10**-decimals)
+    return count, of
+
+
+# every figure -------------------------------------------------------------------------------------
+
+
+def test_april_choice_and_floor(rows: dict[str, dict[str, str]], by_hand: ByHand) -> None:
+    row = rows["mjp"]
+    n = int(row["n"])
+    assert row[APRIL_OF_CLIENTS_TABLE] == mean_text(by_hand.best("mjp", ["april"]), n)
+    choice = by_hand.by_residual("mjp", CANDIDATES["mjp"])
+    assert choice.mean < by_hand.best("mjp", CANDIDATES["mjp"]).mean
+    assert row[CHOICE] == mean_text(choice, n)
+    assert row["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), n)
+    plain = rows["plain"]
+    assert plain["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), int(plain["n"]))
+    assert rows["withheld"][APRIL_OF_CLIENTS_TABLE] == DASH
+
+
+# made-up ladders ----------------------------------------------------------------------------------
+
+
+def test_a_ladder_is_one_line(tmp_path: Path) -> None:
+    ladder_run(tmp_path)
+    (line,) = table_of(tmp_path)
+    assert line["Client"] == "MJP γ .27, as shuffled"
+    assert line["n"] == "3"
+    assert line[APRIL_OF_CLIENTS_TABLE] == "20.00 [10.00, 30.00] (n=2)"
+    assert line[ONE] == "25.00 [20.00, 30.00]"
+    assert line[CHOICE] == "21.67 [15.00, 30.00]"
+    assert line["floor"] == "11.00 [11.00, 11.00] (n=4)"
+    assert counts(line["exact"]) == (0, 4)
+    assert counts(line["≥ 20 dB"]) == (3, 4)
+    assert counts(line["≥ 30 dB"]) == (1, 4)
+
+
+def test_several_uploads_have_columns_of_their_own(tmp_path: Path) -> None:
+    """And the client without such attacks a dash in them."""
+    curve_run(tmp_path / "curve", (0.27,))
+    two_attacks(tmp_path / "one", [10.0, 22.0], [31.0, 12.0])
+    curve, one = table_of(tmp_path / "curve", tmp_path / "one")
+    assert [row["Client"].split(" · ")[-1] for row in (curve, one)] == ["curve", "one"]
+    assert (curve[ANY], one[ANY]) == ("≥ 100", DASH)
+    assert curve[ONE].startswith("11.45 [")
+    assert one[ONE].startswith("26.50 [")
+    assert [counts(row["≥ 20 dB"]) for row in (curve, one)] == [(0, 5), (2, 2)]
+    assert counts(curve["≥ 20 dB (any)"]) == (5, 5)
+    assert counts(one["≥ 30 dB"]) == (1, 2)
+    assert curve[APRIL_OF_CLIENTS_TABLE] == DASH
+
+
+def two_attacks(folder: Path, *psnr: list[float | str], **facts: Any) -> Path:
+    store = RunStore(folder)
+    entries = [intact(f"{i}", attack=f"attack {i}", **facts) for i in range(len(psnr))]
+    store.write_cells(entries)
+    for entry, values in zip(entries, psnr, strict=True):
+        simple_line(store, entry, values)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("psnr", "expected"),
+    [
+        ([20.0, 30.0, 19.999, 29.999], (75.0, 25.0)),  # at the threshold is above it
+        ([math.inf, 10.0], (50.0, 50.0)),
+        ([25.0, "failed", "unsupported", 35.0], (50.0, 25.0)),  # not recovered
+        ([25.0, "unscored"], (100.0, 0.0)),  # nobody knows
+        ([math.nan, 25.0], (50.0, 0.0)),
+    ],
+)
+def test_success_counts_images_that_have_no_reconstruction(
+    tmp_path: Path, psnr: list[float | str], expected: tuple[float, float]
+) -> None:
+    (line,) = load_runs([two_attacks(tmp_path, psnr)]).lines
+    assert (success(line, 20, "standard"), success(line, 30, "standard")) == expected
+
+
+def test_nobody_knows_is_no_share(tmp_path: Path) -> None:
+    (line,) = load_runs([two_attacks(tmp_path, ["unscored"])]).lines
+    assert math.isnan(success(line, 20, "standard"))
+    assert success_share(line, 20).text() == "0 of 0"
+
+
+def test_exact_images_are_counted_and_the_cap_is_named(tmp_path: Path) -> None:
+    two_attacks(tmp_path, [math.inf, 150.0, 10.0], [20.0, math.inf, math.inf])
+    (line,) = table_of(tmp_path)
+    assert line[ONE] == "≥ 100"
+    assert counts(line["exact"]) == (3, 3)
+    assert line["median"] == "≥ 100"
+
+
+def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
+    two_attacks(tmp_path, [99.998, 99.998], [20.0, 20.0])
+    (line,) = table_of(tmp_path)
+    assert line[ONE].startswith("99.998 [")
+    assert line["median"] == "99.998"
+
+
+def test_controls_alone_make_no_table(tmp_path: Path) -> None:
+    two_attacks(tmp_path, [10.0], role="floor")
+    assert clients_table(reduced_groups(load_runs([tmp_path]).lines)) is None
