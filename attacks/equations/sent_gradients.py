@@ -46,7 +46,7 @@ from torch import Tensor
 
 from attacks.equations import TABLE
 from mjp_privacy.client.gradients import TABLES
-from mjp_privacy.client.optimizers import EPSILON, shares_of_steps
+from mjp_privacy.client.local_training import EPSILON, shares_of_steps
 from mjp_privacy.client.traces import HALF, rounded, spacing
 from mjp_privacy.core.registry import Registry
 from mjp_privacy.interfaces import ClientUpdate, Refusal

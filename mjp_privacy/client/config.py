@@ -160,11 +160,7 @@ def local_round(round: int, step: int) -> int:
 
 def client_identity(client: ClientConfig) -> dict[str, Any]:
     """The fields of a client that decide a cell's key and run_id."""
-    return {
-        field.name: getattr(client, field.name)
-        for field in dataclasses.fields(client)
-        if field.name in FIRST_FIELDS or getattr(client, field.name) != field.default
-    }
+    return {**{name: getattr(client, name) for name in FIRST_FIELDS}, **client_recipe(client)}
 
 
 def client_recipe(client: ClientConfig) -> dict[str, Any]:
@@ -176,29 +172,30 @@ def client_recipe(client: ClientConfig) -> dict[str, Any]:
     }
 
 
-def check_client(client: ClientConfig, block: int | None, where: str) -> None:
+def check_client(client: ClientConfig, block: int | None, where: str, counted: str = "") -> None:
     """Raise UserError where fields contradict each other, or a block does not hold whole steps.
 
     block: the number of images whose batches are cut together; None where there are no blocks, as
     of one upload
     where: the client's place in the config, such as "grid.0.client", which opens every message
+    counted: the place of that number, if it is not the `block` beside the client
     """
+    counted = counted or f"{where.removesuffix('client')}block"
     if block is not None and block % client.batch:
         raise UserError(
-            f"{where.removesuffix('client')}block: a block holds whole client steps; expected a "
-            f"multiple of client.batch ({client.batch}), got {block}."
+            f"{counted}: these images make whole steps; expected a multiple of the batch "
+            f"({client.batch}), got {block}."
         )
     if client.partners == "fresh" and client.batch == 1:
         raise UserError(
             f"{where}.partners: expected fixed with batch: 1, got fresh: an image that is alone "
-            "in its batch has no partners. Set client.batch to 2 or more."
+            "in its batch has no partners. Set batch to 2 or more."
         )
     if client.partners == "fresh" and block is not None and block < 2 * client.batch:
         raise UserError(
-            f"{where.removesuffix('client')}block: expected two batches at least with partners: "
-            f"fresh ({2 * client.batch} images or more), got {block}: a single batch holds the "
-            f"same images in every round. Set block to {2 * client.batch} or more, or partners: "
-            "fixed."
+            f"{counted}: expected two batches at least with partners: fresh ({2 * client.batch} "
+            f"images or more), got {block}: a single batch holds the same images in every round. "
+            f"Set it to {2 * client.batch} or more, or partners: fixed."
         )
     _check_local_training(client, where)
     check_order(client.defenses, where)
@@ -218,7 +215,7 @@ def _check_local_training(client: ClientConfig, where: str) -> None:
         )
     if client.upload == "weight_difference" or client.one_plain_step:
         return
-    field = next(f for f in ("steps", "optimizer", "momentum") if _changed(client, f))
+    field = next(f for f in ("steps", "optimizer", "momentum") if f in client_recipe(client))
     raise UserError(
         f"{where}.{field}: expected upload: weight_difference, got upload: {client.upload} with "
         f"{field} {getattr(client, field)}: such a client does not compute one single gradient. "
@@ -247,8 +244,3 @@ def _check_moving(client: ClientConfig, where: str) -> None:
             "above 0: the simulated server moves the weights along clean gradients of one step. "
             "Set server_lr: 0."
         )
-
-
-def _changed(client: ClientConfig, name: str) -> bool:
-    default = {field.name: field.default for field in dataclasses.fields(client)}[name]
-    return bool(getattr(client, name) != default)

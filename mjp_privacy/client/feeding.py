@@ -12,6 +12,7 @@ nothing for the others, except for an image that it would have been mixed into.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,16 +66,11 @@ def _crop(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Te
     crops = []
     for image, image_id in zip(images, image_ids, strict=True):
         rng = _rng("crop", image_id, round, seed)
-        side = rng.randint(round_up(SMALLEST_CROP * size), size)
+        side = rng.randint(math.ceil(SMALLEST_CROP * size), size)
         top, left = rng.randint(0, size - side), rng.randint(0, size - side)
         part = image[None, :, top : top + side, left : left + side]
         crops.append(interpolate(part, size=(size, size), mode="bilinear", align_corners=False))
     return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
-
-
-def round_up(value: float) -> int:
-    """The smallest whole number that is not below the value: round_up(2.1) is 3."""
-    return -int(-value // 1)
 
 
 def _mixup(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
@@ -159,7 +155,8 @@ def step_puzzles(
     """The setting's input, shuffled again by the client's own rules.
 
     With `mask: batch`, all images of a step get the puzzle of its first image; with a
-    `plain_share`, some steps are not shuffled at all. Other clients keep their input.
+    `plain_share`, some steps are not shuffled at all, drawn for (seed, the step's first image,
+    round). Other clients keep their input.
 
     plain (m, C, H, W): the images before the shuffle.
     """
@@ -171,22 +168,13 @@ def step_puzzles(
     if client.mask == "batch":
         first = torch.arange(len(mask)) // client.batch * client.batch
         mask, permutation = mask[first], permutation[first]
-    unshuffled = torch.tensor(plain_steps(inputs.image_ids, client, round=round, seed=seed))
-    unshuffled = unshuffled.repeat_interleave(client.batch).unsqueeze(-1)
+    steps = [("plain step", seed, first, round) for first in inputs.image_ids[:: client.batch]]
+    drawn = [random.Random(derive_seed(*step)).random() < client.plain_share for step in steps]
+    unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
     mask = mask & ~unshuffled
     permutation = torch.where(unshuffled, torch.arange(permutation.shape[-1]), permutation)
     images = shuffle_patches(plain, permutation, patch_size)
     return replace(inputs, images=images, mask=mask, permutation=permutation)
-
-
-def plain_steps(
-    image_ids: Sequence[str], client: ClientConfig, *, round: int, seed: int
-) -> list[bool]:
-    """For each step whether it is not shuffled, drawn for (seed, its first image, round)."""
-    return [
-        random.Random(derive_seed("plain step", seed, first, round)).random() < client.plain_share
-        for first in image_ids[:: client.batch]
-    ]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.optimizers import Sgd
 from mjp_privacy.client.traces import HALF, Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
@@ -90,15 +88,11 @@ class FedSGDClient:
         The difference is thus rounded to the precision of the weights, not of the step: little is
         left of a small step.
         """
-        config, optimizer = self.config, Sgd(self.config)
-        sent = {}
+        lr, decay, sent = self.config.lr, self.config.weight_decay, {}
         for name, g in gradient.grads.items():
             before = self.model.get_parameter(name).detach()
-            sent[name] = optimizer.step(name, before, g) - before
-        decay = config.weight_decay
-        return replace(
-            gradient, grads=sent, kind="weight_difference", lr=config.lr, weight_decay=decay
-        )
+            sent[name] = before - lr * (g + decay * before) - before
+        return replace(gradient, grads=sent, kind="weight_difference", lr=lr, weight_decay=decay)
 
     @property
     def localizes(self) -> bool:
@@ -111,9 +105,11 @@ class FedSGDClient:
         """Gradients by parameter name, (n, *parameter.shape): one for each step."""
         wanted = self.wanted(names)
         steps = self.steps(inputs)
-        compute = self._per_image if self.in_one_pass(wanted) else self._per_step
         with self.differentiating():
-            return compute(wanted, steps)
+            if self.in_one_pass(wanted):
+                return self._per_image(wanted, steps)
+            shared = {name: self.model.get_parameter(name).detach() for name in wanted}
+            return self.step_gradients(shared, steps, own_weights=False)
 
     def in_one_pass(self, names: Sequence[str]) -> bool:
         """Whether these gradients take one forward and backward pass of all images together."""
@@ -178,16 +174,11 @@ class FedSGDClient:
                 parts[name].append(grads.unflatten(0, (-1, batch)).mean(1))
         return {name: torch.cat(chunks) for name, chunks in parts.items()}
 
-    def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """For any parameter and any loss: whole steps are differentiated under vmap, which on a
-        CPU is slower than an image at a time. So only what `_per_image` cannot do comes here."""
-        shared = {name: self.model.get_parameter(name).detach() for name in names}
-        return self.step_gradients(shared, steps, own_weights=False)
-
     def step_gradients(
         self, weights: Mapping[str, Tensor], steps: Sequence[Tensor], *, own_weights: bool
     ) -> dict[str, Tensor]:
-        """The gradient of each step at these weights, (n, *shape).
+        """The gradient of each step at these weights, (n, *shape), for any parameter and any loss:
+        whole steps are differentiated under vmap, which on a CPU is slower than `_per_image`.
 
         Parameters that are not given are the model's. own_weights: the weights have a leading
         axis n, one entry for each step; otherwise all steps share them.
@@ -223,8 +214,7 @@ class FedSGDClient:
         gradients, autocast = [], AutocastGradients(self.config.autocast)
         for place, step in enumerate(zip(*steps, strict=True)):
             own = {n: prefixed[n][place] for n in names} if own_weights else {}
-            of_step = partial(_of_step, loss, step)
-            gradients.append(autocast.of(of_step, {**prefixed, **own}, names))
+            gradients.append(autocast.of(lambda w, s=step: loss(w, *s), {**prefixed, **own}, names))
         return {name: torch.stack([g[f"model.{name}"] for g in gradients]) for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
@@ -256,13 +246,6 @@ class FedSGDClient:
         if inputs.mask is not None:
             tensors.append(inputs.mask)
         return [tensor.to(like.device).unflatten(0, (-1, batch)) for tensor in tensors]
-
-
-def _of_step(
-    loss: Callable[..., Tensor], step: Sequence[Tensor], weights: Mapping[str, Tensor]
-) -> Tensor:
-    """The loss of one step as a function of the weights alone."""
-    return loss(weights, *step)
 
 
 def images_at_once(model: LoadedModel) -> int:

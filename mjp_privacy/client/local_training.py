@@ -1,21 +1,27 @@
-"""Gradients and local steps of many clients at once, each with its own weights.
+r"""Gradients and local steps of many clients at once, each with its own weights.
 
 A client trains on the images of its step. If it has a `StepDefense`, that works inside every step.
+The optimisers are equal to torch's of the same names:
+
+    sgd     v <- mu v + (g + wd w),  w <- w - lr v,  v = g + wd w in the first step
+    adamw   w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)
+
+Velocity and moments start at zero in every upload.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.config import local_round
+from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.client.defenses.disturbance import Draws
 from mjp_privacy.client.defenses.registry import StepDefense
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.optimizers import OPTIMIZERS
 from mjp_privacy.interfaces import ClientInput
 
 Weights = Mapping[str, Tensor]
@@ -86,3 +92,63 @@ def clients_at_once(model: torch.nn.Module, batch: int, entries: int = 2**27) ->
     """
     size = sum(p.numel() for p in model.parameters())
     return max(1, entries // (size * batch))
+
+
+# optimisers --------------------------------------------------------------------------------------
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch's defaults
+
+
+class Sgd:
+    """SGD with momentum and weight decay, as torch.optim.SGD."""
+
+    def __init__(self, client: ClientConfig) -> None:
+        self.client = client
+        self.velocity: dict[str, Tensor] = {}
+
+    def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The weight after the next step of this parameter."""
+        velocity = gradient + self.client.weight_decay * weight
+        if self.client.momentum:
+            if name in self.velocity:
+                velocity = self.client.momentum * self.velocity[name] + velocity
+            self.velocity[name] = velocity
+        return weight - self.client.lr * velocity
+
+
+class AdamW:
+    """Adam with decoupled weight decay, as torch.optim.AdamW."""
+
+    def __init__(self, client: ClientConfig) -> None:
+        self.client = client
+        self.state: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The weight after the next step of this parameter."""
+        zero = torch.zeros_like(gradient)
+        count, first, second = self.state.get(name, (0, zero, zero))
+        beta1, beta2 = BETAS
+        count += 1
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient.square()
+        self.state[name] = (count, first, second)
+        scale = (second / (1 - beta2**count)).sqrt() + EPSILON
+        decayed = weight * (1 - self.client.lr * self.client.weight_decay)
+        return decayed - self.client.lr * (first / (1 - beta1**count)) / scale
+
+
+OPTIMIZERS: Mapping[str, type[Sgd | AdamW]] = {"sgd": Sgd, "adamw": AdamW}
+
+
+def shares_of_steps(steps: int, momentum: float) -> list[float]:
+    """The weight c_e of each step's gradient in SGD's w_E - w_0 = -lr sum_e c_e g_e, without decay:
+    c_e = 1 + mu + ... + mu^(E - e - 1).
+
+    shares_of_steps(2, 0.5) is [1.5, 1.0].
+    """
+    return [sum(momentum**power for power in range(steps - e)) for e in range(steps)]
+
+
+def noise_gain(steps: int, momentum: float, lr: float) -> float:
+    """Standard deviation of w_E - w_0 if independent noise of deviation 1 is on every gradient."""
+    return lr * math.sqrt(sum(share**2 for share in shares_of_steps(steps, momentum)))

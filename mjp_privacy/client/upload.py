@@ -20,8 +20,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, added
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense, defense_of
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.local_training import LocalTraining, clients_at_once
-from mjp_privacy.client.optimizers import noise_gain
+from mjp_privacy.client.local_training import LocalTraining, clients_at_once, noise_gain
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput, ClientUpdate

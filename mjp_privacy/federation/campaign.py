@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attacks import find_attack
 from mjp_privacy.core.command import DONE, SOME_FAILED
@@ -23,10 +22,10 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS
-from mjp_privacy.federation.task import FIELDS
+from mjp_privacy.federation.task import network
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.loading import RANDOM, outline_model
+from mjp_privacy.models.loading import outline_model
 
 
 def campaign(
@@ -47,40 +46,27 @@ def campaign(
     """
     check_campaign(config, data, out, val, by)
     with working_in(out):  # from the first round to the picture
-        return _trained_and_attacked(config, data, out, val, device, engine, stale, by)
+        entry = ENGINES[engine]
+        print(entry.load()(config, data, out, val=val, device=device, **entry.preset))
+        if not config.attacks or not config.record.rounds:
+            return DONE
+        summary = attack_uploads(
+            attack_experiment(config),
+            out / UPLOADS,
+            out / ATTACK,
+            device=device,
+            stale=stale,
+            engine=by,
+        )
+        if summary.not_done:
+            print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
+            print("\n".join(f"  {line}" for line in summary.not_done), file=sys.stderr)
+            return SOME_FAILED
+        from mjp_privacy.federation.comparison import draw_rounds
 
-
-def _trained_and_attacked(
-    config: FederationConfig,
-    data: Path,
-    out: Path,
-    val: Path | None,
-    device: str,
-    engine: str,
-    stale: Stale,
-    by: EngineConfig | None,
-) -> int:
-    entry = ENGINES[engine]
-    print(entry.load()(config, data, out, val=val, device=device, **entry.preset))
-    if not config.attacks or not config.record.rounds:
-        return DONE
-    summary = attack_uploads(
-        attack_experiment(config),
-        out / UPLOADS,
-        out / ATTACK,
-        device=device,
-        stale=stale,
-        engine=by,
-    )
-    if summary.not_done:
-        print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
-        print("\n".join(f"  {line}" for line in summary.not_done), file=sys.stderr)
-        return SOME_FAILED
-    from mjp_privacy.federation.comparison import draw_rounds
-
-    print(draw_rounds([out], out))
-    print(f"Next: mjp report {out / ATTACK}")
-    return DONE if summary.exit_code == 0 else SOME_FAILED
+        print(draw_rounds([out], out))
+        print(f"Next: mjp report {out / ATTACK}")
+        return DONE if summary.exit_code == 0 else SOME_FAILED
 
 
 def check_campaign(
@@ -133,7 +119,7 @@ def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
     """
     if not (config.attacks and config.record.rounds):
         return ()
-    outlook = SimulatedForesight.of(_outline(config))
+    outlook = SimulatedForesight.of(outline_model(whole=True, **network(config)))
     lines: dict[str, None] = {}  # an ordered set
     for probe in config.record.probes:
         for named in config.attacks:
@@ -165,21 +151,3 @@ def _reason(
 
     refusal = outlook.refuses(cell, attack, recorded)
     return "" if refusal is None else refusal.text
-
-
-def _outline(config: FederationConfig) -> LoadedModel:
-    """The federation's network without weights."""
-    shape, initial = config.model, config.initial
-    fields: dict[str, Any] = {name: getattr(shape, name) for name in FIELDS}
-    if shape.position_embedding == "none":
-        fields["position_embedding"] = "strict"
-    if initial is None:
-        return outline_model(None, whole=True, checkpoint=RANDOM, **fields)
-    fields |= {"dal": None, "unknown_embedding": shape.unknown_embedding or None}
-    return outline_model(
-        initial.model,
-        whole=True,
-        checkpoint=initial.checkpoint,
-        unknown_init="mean_position",
-        **fields,
-    )

@@ -47,7 +47,9 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     path = out / "table.md"
     text = markdown(table)
     write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
-    _draw(table, out / "tradeoff.png")
+    panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
+    floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
+    draw_tradeoff(panels, out / "tradeoff.png", floors=floors)
     return path
 
 
@@ -140,13 +142,6 @@ def _top1(row: Any) -> str:
     if math.isnan(row["top1"]):
         return DASH
     return f"{row['top1']:.1f} [{row['top1_low']:.1f}, {row['top1_high']:.1f}]"
-
-
-def _draw(table: pd.DataFrame, path: Path) -> None:
-    """A panel for each scope; where batch or steps differ, those with the fewest are shown."""
-    panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
-    floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
-    draw_tradeoff(panels, path, floors=floors)
 
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
@@ -268,7 +263,10 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     table = leakage_table(runs)
     text = table.to_csv(index=False)  # pandas takes some paths for addresses
     write_atomically(out / "rounds.csv", lambda path: path.write_text(text, "utf-8"))
-    accuracies = {run: _accuracies(run) for run in runs}
+    accuracies = {
+        run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
+        for run in runs
+    }
     titles = dict(TITLES) if any(accuracies.values()) else dict(TITLES[1:])
     with picture(out / "rounds.png", 1 + 2.83 * len(titles), 3.8) as figure:
         panels = dict(zip(titles, figure.subplots(1, len(titles)), strict=True))
@@ -292,11 +290,6 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
             keys.append(panels["psnr"].plot([], [], "o", label=UNSHUFFLED, **look)[0])
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
     return out / "rounds.png"
-
-
-def _accuracies(run: Path) -> list[tuple[int, float]]:
-    """(round, top-1 in percent) of each evaluation; none without test images."""
-    return [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
 
 
 def _draw_leakage(panels: Mapping[str, Any], of_run: pd.DataFrame, shade: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -225,34 +225,8 @@ def _check(config: FederationConfig, where: str) -> None:
             f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
         )
     for place, probe in enumerate(config.record.probes):
-        _check_batches(probe, config.record.images, f"{where}, record.probes.{place}.batch")
-        check_client(
-            probe_client(config.client, probe),
-            config.record.images,
-            f"{where}, record.probes.{place}, client",
-        )
-
-
-def _check_batches(probe: Probe, images: int, where: str) -> None:
-    """Refuse batches that the recorded images do not fill or, with fresh partners, not mix."""
-    if images % probe.batch:
-        raise UserError(
-            f"{where}: expected a divisor of record.images ({images}), got {probe.batch}."
-        )
-    if probe.partners == "fixed":
-        return
-    if probe.batch == 1:
-        raise UserError(
-            f"{where}: expected 2 or more with partners: fresh, got 1: an image that is alone in "
-            "its batch has no partners. Set the probe's batch to 2 or more, or its partners to "
-            "fixed."
-        )
-    if images < 2 * probe.batch:
-        raise UserError(
-            f"{where}: expected at most half of record.images ({images}) with partners: fresh, got "
-            f"{probe.batch}: a single batch holds the same images in every round. Set "
-            f"record.images to {2 * probe.batch} or more, or the probe's partners to fixed."
-        )
+        client, at = probe_client(config.client, probe), f"{where}, record.probes.{place}"
+        check_client(client, config.record.images, at, f"{where}, record.images")
 
 
 def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
@@ -264,15 +238,21 @@ def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
     """
     if rounds == config.rounds:
         return config
-    _check_enough(config, rounds)
-    share = rounds / config.rounds
-    server = config.server
+    longest = longest_probe(config) if config.record.rounds else 1
+    if rounds < longest:
+        raise UserError(
+            f"--rounds: expected at least {longest}, the rounds that a recorded client takes "
+            f"(record.probes), got {rounds}. Give --rounds {longest} or more."
+        )
+    share, server = rounds / config.rounds, config.server
     warmup = max(round(server.warmup * share), 1) if server.warmup else 0
+    old, new = (number - longest_probe(config) for number in (config.rounds, rounds))
+    starts = (round(start * new / old) if old else 0 for start in config.record.rounds)
     return replace(
         config,
         rounds=rounds,
         server=replace(server, warmup=warmup),
-        record=replace(config.record, rounds=_recorded(config, rounds)),
+        record=replace(config.record, rounds=tuple(dict.fromkeys(starts))),
         evaluate_every=max(round(config.evaluate_every * share), 1),
     )
 
@@ -283,11 +263,11 @@ def what_moved(before: FederationConfig, after: FederationConfig) -> str:
     "records rounds 0, 2, 4 instead of 0, 60, 110; evaluation every 2 instead of 20: --rounds 10 of
     120"
     """
-    old, new = ((c.record.rounds, c.server.warmup, c.evaluate_every) for c in (before, after))
+    old, new = (", ".join(map(str, config.record.rounds)) for config in (before, after))
     values = (
-        (f"records round{'s' if len(new[0]) > 1 else ''}", _listed(old[0]), _listed(new[0])),
-        ("warm-up", str(old[1]), str(new[1])),
-        ("evaluation every", str(old[2]), str(new[2])),
+        (f"records round{'s' if len(after.record.rounds) > 1 else ''}", old, new),
+        ("warm-up", before.server.warmup, after.server.warmup),
+        ("evaluation every", before.evaluate_every, after.evaluate_every),
     )
     moved = [f"{name} {now} instead of {was}" for name, was, now in values if now != was]
     return f"{'; '.join(moved)}: --rounds {after.rounds} of {before.rounds}" if moved else ""
@@ -296,26 +276,3 @@ def what_moved(before: FederationConfig, after: FederationConfig) -> str:
 def longest_probe(config: FederationConfig) -> int:
     """The number of successive rounds that the longest probe takes."""
     return max((probe.uploads for probe in config.record.probes), default=1)
-
-
-def _check_enough(config: FederationConfig, rounds: int) -> None:
-    longest = longest_probe(config) if config.record.rounds else 1
-    if rounds >= longest:
-        return
-    why = ", the rounds that a recorded client takes (record.probes)" if longest > 1 else ""
-    raise UserError(
-        f"--rounds: expected at least {longest}{why}, got {rounds}. Give --rounds {longest} or more"
-        f"{', or fewer uploads of a probe in the config' if longest > 1 else ''}."
-    )
-
-
-def _recorded(config: FederationConfig, rounds: int) -> tuple[int, ...]:
-    """`record.rounds` in proportion to the last round in which the longest probe can begin."""
-    longest = longest_probe(config)
-    old, new = config.rounds - longest, rounds - longest
-    starts = (round(start * new / old) if old else 0 for start in config.record.rounds)
-    return tuple(dict.fromkeys(starts))
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

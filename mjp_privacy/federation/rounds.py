@@ -96,24 +96,20 @@ class Federation:
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
         mended = self._mend_uploads()
-        if self.round == self.config.rounds and is_there(self.out / MODEL):
-            return self._finished(mended)
+        path = self.out / MODEL
+        if self.round == self.config.rounds and is_there(path):
+            try:
+                check_model(self.task, self.weights, path)
+            except BadFile as error:  # it is not what was trained
+                self.journal.say(str(error))
+                return write_model(self.task, self.weights, path)
+            if not mended:
+                self.journal.say("finished already; nothing to do")
+            return path
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
         return None
-
-    def _finished(self, mended: bool) -> Path:
-        """The final model, written again where its file is not what was trained."""
-        path = self.out / MODEL
-        try:
-            check_model(self.task, self.weights, path)
-        except BadFile as error:
-            self.journal.say(str(error))
-            return self._export()
-        if not mended:
-            self.journal.say("finished already; nothing to do")
-        return path
 
     def _mend_uploads(self) -> bool:
         """Make uploads of earlier rounds again whose files are damaged or missing, and say so;
@@ -163,7 +159,8 @@ class Federation:
         norm = self._step(uploads)
         took = time.monotonic() - self._started
         self.seconds += took
-        if self._evaluates():
+        last = self.round == self.config.rounds
+        if last or self.round % self.config.evaluate_every == 0:
             self._measure(norm)
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
             self.save()
@@ -177,7 +174,7 @@ class Federation:
         self.save()
         if tested := self._tested():
             self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
-        return self._export()
+        return write_model(self.task, self.weights, self.out / MODEL)
 
     def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
         """The server's step; the norm of the change in the weights."""
@@ -193,25 +190,22 @@ class Federation:
             )
         return float(moved)
 
-    def _evaluates(self) -> bool:
-        last = self.round == self.config.rounds
-        return last or self.round % self.config.evaluate_every == 0
-
     def _measure(self, norm: float | None) -> None:
         """Write a line of metrics.jsonl about the current weights, once for each round."""
         if any(line.step == self.round for line in evaluations(self.out)):
             return
         tested = self.task.test is not None
         top1 = round(self.task.evaluate(self.weights), 4) if tested else None
-        line: dict[str, Any] = {
-            "step": self.round,
-            "round": self.round,
-            "val_top1": top1,
-            "moved": norm,
-        }
-        line["val_images"] = len(self.task.test) if self.task.test else 0
-        per_round = self.seconds / self.round if self.round else None
-        self.journal.write({**line, "timing": {"seconds_per_round": per_round}})
+        self.journal.write(
+            {
+                "step": self.round,
+                "round": self.round,
+                "val_top1": top1,
+                "moved": norm,
+                "val_images": len(self.task.test) if self.task.test else 0,
+                "timing": {"seconds_per_round": self.seconds / self.round if self.round else None},
+            }
+        )
 
     def _tested(self) -> str:
         """The last accuracy for a line of progress; empty where there is none."""
@@ -282,9 +276,6 @@ class Federation:
                 "same config. Give another --out."
             )
 
-    def _export(self) -> Path:
-        return write_model(self.task, self.weights, self.out / MODEL)
-
 
 def write_model(task: Task, weights: Weights, path: Path) -> Path:
     """Write the final weights as a checkpoint that `load_model` reads without further options."""
@@ -304,8 +295,7 @@ def check_model(task: Task, weights: Weights, path: Path) -> None:
         raise FINAL.refusal(path, "other weights than the last checkpoint's")
     check_digest(path, FINAL)
     expected = weights_metadata(task.with_weights(weights), _facts(task))
-    said = file.metadata
-    if not said.items() <= expected.items():
+    if not file.metadata.items() <= expected.items():
         raise FINAL.refusal(path, "metadata of another model")
 
 

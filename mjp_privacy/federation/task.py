@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -242,33 +243,29 @@ def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
 
 def _initial_model(config: FederationConfig) -> LoadedModel:
     """The network before round 0, with the fixed positions and the adapters that clients have."""
-    model, adapters = _random_or_loaded(config), config.client.adapters
+    drawn: dict[str, Any] = (
+        {} if config.initial else {"seed": config.seed, "resize": config.model.img_size}
+    )
+    model, adapters = load_model(**network(config), **drawn), config.client.adapters
     if config.client.positions == "sinusoidal":
         model = with_sinusoidal_positions(model)
     return model if adapters is None else with_adapters(model, adapters, config.seed)
 
 
-def _random_or_loaded(config: FederationConfig) -> LoadedModel:
-    """Random weights from the seed, or those of `initial`, with E_unk at the mean position."""
-    shape = config.model
-    fields = {name: getattr(shape, name) for name in FIELDS}
+def network(config: FederationConfig) -> dict[str, Any]:
+    """The federation's network before round 0, as options of `load_model` and `outline_model`:
+    random, or that of `initial` with E_unk at the mean position."""
+    shape, initial = config.model, config.initial
+    left_out = ("drop_path", "position_embedding")
+    names = (name for name in Architecture.__dataclass_fields__ if name not in left_out)
+    fields: dict[str, Any] = {name: getattr(shape, name) for name in names}
     if shape.position_embedding == "none":
         fields["position_embedding"] = "strict"
-    if config.initial is None:
-        return load_model(checkpoint=RANDOM, seed=config.seed, resize=shape.img_size, **fields)
-    return load_model(
-        config.initial.model,
-        checkpoint=config.initial.checkpoint,
-        unknown_init="mean_position",
-        **{**fields, "dal": None, "unknown_embedding": shape.unknown_embedding or None},
-    )
-
-
-FIELDS = tuple(
-    name
-    for name in Architecture.__dataclass_fields__
-    if name not in ("drop_path", "position_embedding")
-)
+    if initial is None:
+        return {"name": None, "checkpoint": RANDOM, **fields}
+    fields |= {"dal": None, "unknown_embedding": shape.unknown_embedding or None}
+    own = {"name": initial.model, "checkpoint": initial.checkpoint}
+    return {**own, "unknown_init": "mean_position", **fields}
 
 
 def federation_images(
