@@ -81,7 +81,7 @@ bench: $(INSTALLED)
 	for name in april pipeline scores lattice start workers growth; do \
 	  $(BIN)/python -W ignore -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.large_store "$$(mktemp -d)/run" --scores 5e5 --side 96 --report
 	$(BIN)/python -m benchmarks.page
 
 clean:

@@ -1,4 +1,4 @@
-"""Two or more ways to the same result, measured in turn: medians, spread, ratios, a JSON file.
+"""Two or more ways to the same result, measured in turn: medians, spread, ratios.
 
 Machines warm up, throttle and have other users, so the ways alternate within each repeat, and a
 ratio is the median of the repeats' own ratios, with the smallest and the largest beside it.
@@ -6,7 +6,6 @@ ratio is the median of the repeats' own ratios, with the smallest and the larges
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -17,8 +16,6 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 import torch
-
-RESULTS = Path(__file__).parent / "results"
 
 T = TypeVar("T")
 
@@ -68,11 +65,6 @@ def ratio(slow: Timing[Any], fast: Timing[Any], clock: str = "wall") -> dict[str
     return {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def ratio_text(values: Mapping[str, float]) -> str:
-    """As "12.3 (11.8 to 12.9)"."""
-    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**values)
-
-
 def machine() -> dict[str, Any]:
     """What a reader needs to judge the figures, without the machine's name."""
     return {
@@ -94,11 +86,3 @@ def _processor() -> str:
         lines = [line for line in listing.read_text().splitlines() if line.startswith("model name")]
         model = lines[0].partition(":")[2].strip() if lines else model
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def write_result(name: str, content: Mapping[str, Any], machine_facts: Mapping[str, Any]) -> Path:
-    """Writes benchmarks/results/NAME.json; machine_facts are those from before the runs."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine_facts, **content}, indent=1) + "\n")
-    return path

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attacks.april import April
-from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
+from benchmarks.alternating import alternate, machine, ratio
+from benchmarks.page import write_result
 from mjp_privacy.client.gradients import FedSGDClient, images_at_once
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Grads, Pixels
 from mjp_privacy.metrics.pictures import psnr
@@ -35,15 +36,12 @@ ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 def main(arguments: argparse.Namespace) -> None:
     facts, rows = machine(), []
-    print(f"{facts}\n{arguments.images} images, {arguments.repeats} repeats; ms an image:")
-    print(f"{'model':15} {'dtype':8} {'stage':9} {'loop':>7} {'plain':>7} {'ours':>7}  loop / ours")
     for label, (name, size) in MODELS.items():
         for dtype in (torch.float32, torch.float64):
             model = victim(name, size, dtype, arguments.device)
             for row in compared(model, arguments.images, arguments.repeats):
                 rows.append({"model": label, "dtype": str(dtype).removeprefix("torch."), **row})
-                print_line(rows[-1])
-    print(write_result("april", {"images": arguments.images, "rows": rows}, facts))
+    write_result("april", {"images": arguments.images, "rows": rows}, facts)
 
 
 def victim(name: str, size: int, dtype: torch.dtype, device: str) -> LoadedModel:
@@ -137,19 +135,6 @@ def same_pictures(theirs: Tensor | None, ours: Tensor | None, images: Tensor) ->
     difference = float((psnr(ours, images) - psnr(theirs, images)).abs().max())
     assert difference <= 0.01, f"the two sides differ by {difference:.3f} dB"
     return difference
-
-
-def print_line(row: dict[str, Any]) -> None:
-    seconds = row["seconds_per_image"]
-    cells = [
-        f"{1e3 * seconds[name]['wall']['median']:7.2f}" if name in seconds else " " * 7
-        for name in ("loop", "plain", "ours")
-    ]
-    ratios = row["ratios"]["loop / ours"]
-    text = f"{ratio_text(ratios['wall'])}; CPU {ratio_text(ratios['cpu'])}"
-    print(
-        f"{row['model']:15} {row['dtype']:8} {row['stage']:9} {' '.join(cells)}  {text}", flush=True
-    )
 
 
 if __name__ == "__main__":

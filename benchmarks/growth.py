@@ -17,18 +17,19 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from benchmarks.alternating import machine, write_result
+from benchmarks.alternating import machine
+from benchmarks.page import write_result
 
 PATCH = 16
 STAGES = ("gradient", "attack", "score")
@@ -78,7 +79,6 @@ class Axis:
     name: str
     values: Sequence[float]
     points: Sequence[Point]
-    stages: Sequence[str] = STAGES
 
 
 def along(name: str, values: Sequence[float], point: Callable[[Any], Point]) -> Axis:
@@ -123,21 +123,16 @@ def axes() -> list[Axis]:
 
 
 def run_point(point: Point) -> dict[str, float]:
-    """CPU seconds of each stage for one image, peak memory in MB, and memory by stage."""
-
+    """CPU seconds of each stage for one image, and the process's peak memory in MB."""
     torch.set_num_threads(1)
-    imported = _resident()
     with tempfile.TemporaryDirectory() as folder:
         photographs = Path(folder) / "photographs"
         _write_photographs(photographs, point.images)
         _run(point, photographs, Path(folder) / "warm", limit=point.batch)  # imports, priors
-        measured = _Stages()
-        with measured.watched():
+        with watched() as seconds:
             _run(point, photographs, Path(folder) / "run")
-    seconds = {stage: measured.seconds[stage] / point.images for stage in STAGES}
-    memory = {f"{stage} MB": measured.peaks[stage] for stage in STAGES}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {**seconds, **memory, "imported MB": imported, "peak MB": peak}
+    return {**{stage: spent / point.images for stage, spent in seconds.items()}, "peak MB": peak}
 
 
 def _run(point: Point, photographs: Path, out: Path, limit: int | None = None) -> None:
@@ -160,61 +155,32 @@ def _write_photographs(folder: Path, count: int) -> None:
         (picture if not turn else picture.rotate(90 * turn)).save(folder / f"{number:03d}.png")
 
 
-class _Stages:
-    """CPU seconds and peak memory of a run's stages, by watching the functions that do them."""
+@contextmanager
+def watched() -> Iterator[dict[str, float]]:
+    """CPU seconds of a run's stages, by watching the functions that do them."""
+    from mjp_privacy.experiment import cell, simulated
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.peaks = dict.fromkeys(STAGES, 0.0)
-        self._stage: list[str] = []
+    places = [
+        (simulated.SimulatedBlock, "observe", "gradient"),
+        (cell, "run_steps", "attack"),
+        (cell.CellTask, "_scored", "score"),
+    ]
+    seconds = dict.fromkeys(STAGES, 0.0)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch a run; a thread looks at the memory a hundred times a second."""
-        from mjp_privacy.experiment import cell, simulated
-
-        places = [
-            (simulated.SimulatedBlock, "observe", "gradient"),
-            (cell, "run_steps", "attack"),
-            (cell.CellTask, "_scored", "score"),
-        ]
-        originals = [getattr(owner, name) for owner, name, _ in places]
-        for (owner, name, stage), original in zip(places, originals, strict=True):
-            setattr(owner, name, self._timed(original, stage))
-        done = threading.Event()
-        thread = threading.Thread(target=self._look, args=(done,))
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            for (owner, name, _), original in zip(places, originals, strict=True):
-                setattr(owner, name, original)
-
-    def _timed(self, original: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        def timed(*args: Any, **options: Any) -> Any:
+    def timed(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
             started = time.thread_time()
-            self._stage.append(stage)
             try:
                 return original(*args, **options)
             finally:
-                self._stage.pop()
-                self.seconds[stage] += time.thread_time() - started
+                seconds[stage] += time.thread_time() - started
 
-        return timed
+        return call
 
-    def _look(self, done: threading.Event) -> None:
-        while not done.wait(0.01):
-            if self._stage:
-                stage = self._stage[-1]
-                self.peaks[stage] = max(self.peaks[stage], _resident())
-
-
-def _resident() -> float:
-    """Memory of this process in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    with ExitStack() as patches:
+        for owner, name, stage in places:
+            patches.enter_context(patch.object(owner, name, timed(getattr(owner, name), stage)))
+        yield seconds
 
 
 # curves -------------------------------------------------------------------------------------------
@@ -245,8 +211,7 @@ def measured(point: Point, repeats: int) -> dict[str, float]:
 def curve(axis: Axis, repeats: int) -> dict[str, Any]:
     """An axis' values, what was measured at them, and the exponents."""
     rows = [measured(point, repeats) for point in axis.points]
-    names = [name for name in rows[0] if name != "imported MB"]
-    fits = {name: exponent(axis.values, [row[name] for row in rows]) for name in names}
+    fits = {name: exponent(axis.values, [row[name] for row in rows]) for name in rows[0]}
     title = f"{axis.points[-1].attack} ({axis.points[-1].setting})"
     return {
         "axis": axis.name,
@@ -273,9 +238,7 @@ def main() -> None:
         if arguments.only and axis.name.split()[0] not in arguments.only:
             continue
         curves.append(curve(axis, arguments.repeats))
-        fits = curves[-1]["exponents"]
-        said = ", ".join(f"{name} {k:.2f}±{error:.2f}" for name, (k, error) in fits.items())
-        print(f"{axis.name:10} {curves[-1]['attack']:24} {said}", flush=True)
+        print(axis.name, curves[-1]["attack"], curves[-1]["exponents"], flush=True)
     if not arguments.only:
         write_result("growth", {"repeats": arguments.repeats, "curves": curves}, facts)
 

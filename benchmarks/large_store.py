@@ -1,18 +1,22 @@
 """A run folder of any number of made-up scores, in the layout of a run: for timing `mjp report`.
 
-    python benchmarks/large_store.py /tmp/large --scores 1e8
-    /usr/bin/time -v mjp report /tmp/large --out /tmp/large_report
+    python -m benchmarks.large_store /tmp/large --scores 1e8 --report
+    python -m benchmarks.large_store /tmp/large --scores 5e5 --side 96 --report      with pictures
 
 Forty cells are ten checkpoints of a plain and an MJP client with two attacks each; an image in a
 cell has 25 scores, as in a real run. --blocks writes the files that a run writes, twenty images in
 each, and compacts them afterwards; without it the compacted files are written at once, which takes
-a minute in place of hours. No pictures are stored.
+a minute in place of hours. --side also writes the blocks, with pictures of that side; otherwise
+none are stored. --report times `mjp report` of the folder, and its memory, in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import torch
 
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import ABOUT, RunStore, write_pieces
@@ -111,21 +116,41 @@ def portions(count: int, size: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + size, count)) for first in range(0, count, size))
 
 
-def write_store(root: Path, images: int, *, blocks: bool) -> None:
-    """Write the whole folder."""
+def write_store(root: Path, images: int, *, blocks: bool, side: int) -> None:
+    """Write the whole folder; side: of the pictures, 0 for none."""
     store, ids = RunStore(root), image_ids(images)
     cells = [cell_facts(number, images) for number in range(CELLS)]
     for number, facts in enumerate(cells):
         about = {"cell": facts, "code": {"c0de": {}}, "made_with": {"device": "x86_64"}}
-        if blocks:
+        if blocks or side:
             for first, last in portions(images, BLOCK):
                 rows = image_rows(number, first, ids[first:last])
-                store.write(facts["run_id"], first // BLOCK, rows, about=about)
-            store.compact(facts["run_id"])
+                pictures = [(ids[first:last], made_up(last - first, side))] if side else []
+                store.write(facts["run_id"], first // BLOCK, rows, pictures, about)
+            if blocks:
+                store.compact(facts["run_id"])
             continue
         write_compacted(store, number, ids, about)
     (root / "experiment.yaml").write_text("experiment: {name: large_store}\n")
     store.write_cells(cells)
+
+
+def made_up(count: int, side: int) -> dict[str, torch.Tensor]:
+    """Reconstructions and private images, as a run hands them to the store."""
+    private = (torch.rand(count, 3, side, side) * 255).round() / 255
+    return {"images": torch.rand(private.shape), "target": private, "plain": private}
+
+
+def time_report(run: Path) -> None:
+    """Print what `mjp report` of the folder takes; the report is written beside it."""
+    out = run.with_name(f"{run.name}_report")
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "mjp_privacy", "report", str(run), "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - started
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    page = (out / "index.html").stat().st_size / 1e6
+    print(f"report: {seconds:.1f} s, {memory:.2f} GiB at most, page {page:.1f} MB")
 
 
 def write_compacted(
@@ -148,16 +173,20 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the folder to write; it must not exist")
     parser.add_argument("--scores", type=float, default=1e6, help="how many scores, about")
     parser.add_argument("--blocks", action="store_true", help="write blocks, then compact them")
+    parser.add_argument("--side", type=int, default=0, help="side of stored pictures; 0: none")
+    parser.add_argument("--report", action="store_true", help="time `mjp report` of the folder")
     given = parser.parse_args()
     if given.run.exists():
         parser.error(f"{given.run} exists; give a folder that does not")
     started = time.perf_counter()
     images = round(given.scores / CELLS / len(NAMES))
-    write_store(given.run, images, blocks=given.blocks)
+    write_store(given.run, images, blocks=given.blocks, side=given.side)
     files = [path for path in given.run.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     print(f"{images * CELLS * len(NAMES):,} scores, {images:,} images in {CELLS} cells: ", end="")
     print(f"{len(files)} files, {size:.0f} MB, {time.perf_counter() - started:.0f} s")
+    if given.report:
+        time_report(given.run)
 
 
 if __name__ == "__main__":

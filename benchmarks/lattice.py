@@ -22,7 +22,8 @@ from torch import Tensor
 from attacks.equations.span import hull_rows, split_hull
 from attacks.jigsaw import solve
 from attacks.lattice.unmixing import unmix
-from benchmarks.alternating import machine, write_result
+from benchmarks.alternating import machine
+from benchmarks.page import write_result
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import to_patches
 
@@ -60,11 +61,8 @@ def main(arguments: Arguments) -> None:
             times, exact[index] = attack(upload, arguments.side // PATCH)
             seconds[index].append(times)
     rows = {}
-    print(f"{len(uploads)} pictures at {arguments.side}, gamma {arguments.gamma}, one thread")
-    print(f"{sum(exact)} of {len(exact)} with every patch exact before the places; CPU seconds:")
     for number, stage in enumerate((*STAGES, "all")):
         each = [median((*t, sum(t))[number] for t in times) for times in seconds]
-        print(f"  {stage:17} {median(each):6.2f}  ({min(each):.2f} to {max(each):.2f})")
         rows[stage] = {"median": median(each), "min": min(each), "max": max(each)}
     content = {**vars(arguments), "exact": sum(exact), "seconds_per_image": rows}
     write_result("lattice", content, facts)

@@ -1,6 +1,6 @@
-"""Writes the tables of benchmarks/README.md from benchmarks/results/*.json.
+"""Results and their tables: a benchmark's JSON in benchmarks/results, its table in README.md.
 
-    python -m benchmarks.page            (make bench ends with it)
+    python -m benchmarks.page            writes every table again (make bench ends with it)
 
 A table stands between `<!-- table: NAME begin -->` and `<!-- table: NAME end -->`; one whose file
 is not there is left as it is. tests/test_benchmarks.py holds the page and the files together.
@@ -14,15 +14,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternating import RESULTS
-
-PAGE = Path(__file__).parent / "README.md"
+HERE = Path(__file__).parent
+PAGE, RESULTS = HERE / "README.md", HERE / "results"
 Row = Sequence[str]
 
 
 def main() -> None:
     """Write every table whose results are there."""
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def write_result(
+    name: str, content: Mapping[str, Any], machine: Mapping[str, Any], table: str = ""
+) -> None:
+    """Write benchmarks/results/NAME.json and print its table; machine: facts from before the runs.
+
+    table: the name of the table that shows it, where it is another one
+    """
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine, **content}, indent=1) + "\n")
+    print(markdown(list(TABLES[table or name](content))), path, sep="\n")
 
 
 def with_tables(text: str) -> str:

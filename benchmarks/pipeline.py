@@ -31,7 +31,8 @@ from torch.nn.functional import cross_entropy
 
 from attacks.april import April
 from attacks.breaching import reconstruct_one_by_one
-from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
+from benchmarks.alternating import alternate, machine, ratio
+from benchmarks.page import write_result
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
@@ -58,15 +59,14 @@ NOTHING: Outcome = ({}, {})
 
 def main(arguments: argparse.Namespace) -> None:
     facts, rows = machine(), []
-    print(f"{facts}\n{arguments.images} images, {arguments.repeats} repeats; seconds an image:")
     for dtype in ("float32", "float64"):
         with tempfile.TemporaryDirectory() as folder:
             rows.append(compared(dtype, arguments, Path(folder)))
-    print(write_result("pipeline", {"images": arguments.images, "rows": rows}, facts))
+    write_result("pipeline", {"images": arguments.images, "rows": rows}, facts)
 
 
 def compared(dtype: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Both ways in one precision, printed and as a row."""
+    """Both ways in one precision, as a row."""
     pictures, number = folder / "pictures", arguments.images
     save_photographs(pictures, number)
     runs = count()
@@ -81,13 +81,6 @@ def compared(dtype: str, arguments: argparse.Namespace, folder: Path) -> dict[st
     assert dtype == "float32" or apart <= 0.01, f"PSNR differs by {apart:.3f} dB"
     ratios = {clock: ratio(timings["scripts"], timings["ours"], clock) for clock in ("wall", "cpu")}
     seconds = {name: timing.facts(number) for name, timing in timings.items()}
-    shown = ", ".join(f"{name} {s['wall']['median']:.3f}" for name, s in seconds.items())
-    print(
-        f"{dtype}: {shown}; ratio {ratio_text(ratios['wall'])}, CPU {ratio_text(ratios['cpu'])}; "
-        f"PSNR at most {apart:.4f} dB apart"
-    )
-    listed = ", ".join(f"{stage} {spent / number:.3f}" for stage, spent in stages.items())
-    print(f"         ours, last repeat: {listed}", flush=True)
     return {
         "dtype": dtype,
         "seconds_per_image": seconds,

@@ -26,8 +26,9 @@ import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
-from mjp_privacy.metrics import METRICS, prepare, score
+from benchmarks.alternating import alternate, machine, ratio
+from benchmarks.page import write_result
+from mjp_privacy.metrics import prepare, score
 from mjp_privacy.metrics.lpips import CONVOLUTIONS, backbone_weights
 from mjp_privacy.metrics.pictures import quantise
 
@@ -113,15 +114,11 @@ def main(arguments: Arguments) -> None:
     }
     check({name: way() for name, way in ways.items()})
     facts, timings = machine(), alternate(ways, arguments.repeats)
-    print(f"{len(list(METRICS))} scores an image, {arguments.side}×{arguments.side}, one thread")
     rows = []
     for name, timing in timings.items():
         times = ratio(timings["packages"], timing, "cpu")
         seconds = timing.facts(arguments.images)["cpu"]
         rows.append({"way": name, "seconds_per_image": seconds, "packages / this": times})
-        print(
-            f"{name:10} {seconds['median']:8.4f} CPU s/image, packages / this {ratio_text(times)}"
-        )
     write_result(
         "scores", {"side": arguments.side, "images": arguments.images, "rows": rows}, facts
     )

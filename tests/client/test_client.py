@@ -1,18 +1,26 @@
-"""The FedSGD client against a plain autograd loop, one step after another."""
+"""The FedSGD client against a plain autograd loop; the labels that its gradients show."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, is_simple, predict
+from mjp_privacy.client.traces import label_in_gradient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models import LoadedModel
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import Upload
+from tests.helpers.families import SIDE, checkpoint
 from tests.helpers.models import some_images, some_labels, some_masks, tiny
 
 APRIL = ["pos_embed", "blocks.0.attn.qkv.weight"]
@@ -204,36 +212,123 @@ def test_the_training_flag_is_the_modes_and_comes_back(
     assert {module.training for module in model.modules()} == {training}
 
 
-@pytest.mark.parametrize("names", [None, APRIL])
-def test_the_training_flag_comes_back_after_an_error(names: list[str] | None) -> None:
-    model = tiny(unknown_embedding=True).train()
-    with pytest.raises(UserError, match="bool mask over the 16 patches"):
-        FedSGDClient(model).update(step_inputs(2, torch.zeros(2, 9).bool()), names=names)
-    assert model.training
-
-
-def test_an_unknown_parameter_is_named_with_the_nearest() -> None:
-    message = r"no parameter 'pos_embd', so no gradient of it exists. Did you mean pos_embed\?"
-    with pytest.raises(UserError, match=message):
-        FedSGDClient(tiny()).update(step_inputs(1), names=["cls_token", "pos_embd"])
-    message = (
-        r"no parameter 'pos_embed', .* See model.named_parameters\(\)|Did you mean patch_embed"
-    )
-    with pytest.raises(UserError, match=message):
-        FedSGDClient(tiny(position_embedding="strict")).update(step_inputs(1), names=APRIL)
-
-
-@pytest.mark.parametrize("number", [1, 3, 5])
-def test_images_that_fill_no_step_are_refused(number: int) -> None:
-    client = FedSGDClient(tiny(), ClientConfig(batch=2))
-    message = rf"{number} images do not fill steps of 2: expected a multiple of 2.*client.batch: 1"
-    with pytest.raises(UserError, match=message):
-        client.update(step_inputs(number))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_predictions_are_the_largest_logits(dtype: torch.dtype) -> None:
     model, inputs = tiny(dtype, unknown_embedding=True), step_inputs(4, some_masks(4))
     x = model.normalize(inputs.images.to(dtype))
     assert torch.equal(predict(model, inputs.images, inputs.mask), model(x, inputs.mask).argmax(-1))
     assert torch.equal(predict(model, inputs.images, None), model(x).argmax(-1))
+
+
+def test_mistakes_are_named_and_leave_the_training_flag() -> None:
+    model = tiny(unknown_embedding=True).train()
+    withheld = ClientConfig(withhold=("patch_embed.proj.wieght",))
+    for client, inputs, names, named in (
+        (ClientConfig(), step_inputs(2, torch.zeros(2, 9).bool()), APRIL, "mask"),
+        (ClientConfig(), step_inputs(1), ["cls_token", "pos_embd"], "pos_embed"),
+        (withheld, step_inputs(1), None, "patch_embed.proj.weight"),
+        (ClientConfig(batch=2), step_inputs(3), None, "client.batch"),
+    ):
+        with pytest.raises(UserError) as caught:
+            FedSGDClient(model, client).update(inputs, names=names)
+        assert named in str(caught.value)
+        assert model.training
+
+
+@pytest.fixture(params=["swin", "resnet"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_true_picture_has_no_distance(tmp_path: Path) -> None:
+    """The gradient that the attacker computes of the true picture is the uploaded one."""
+    from attacks.breaching import UploadedParameters
+
+    model = load_model(checkpoint=checkpoint(tmp_path, "swin"))
+    x, labels = torch.rand(1, 3, SIDE, SIDE), torch.tensor([3])
+    mask = torch.rand(1, 64) < 0.3
+    inputs = ClientInput(x, labels, ["x"], mask)
+    sent = FedSGDClient(model).update(inputs).grads
+    names = [name for name in sent if not name.startswith("dal_regressor")]
+    victim = UploadedParameters(model, names, mask)
+    loss = F.cross_entropy(victim(model.normalize(x)), labels)
+    for name, mine in zip(names, torch.autograd.grad(loss, list(victim.parameters())), strict=True):
+        assert torch.allclose(mine, sent[name][0], atol=1e-6), name
+    hidden = (sent["absolute_pos_embed"][0, 0] == 0).all(-1)
+    assert torch.equal(hidden, mask[0])
+
+
+def test_the_pixels_gradient_is_found_beside_localization(tmp_path: Path) -> None:
+    from attacks.gradient_matching import _gradients_of_pixels
+
+    model = load_model(checkpoint=checkpoint(tmp_path, "swin"))
+    mask = torch.rand(1, 64) < 0.3
+    inputs = ClientInput(torch.rand(1, 3, SIDE, SIDE), torch.tensor([3]), ["x"], mask)
+    both = FedSGDClient(model, ClientConfig(dal=True, dal_lambda=100.0)).update(inputs)
+    alone = FedSGDClient(model).update(inputs).grads["absolute_pos_embed"][0]
+    grads = {name: gradient[0] for name, gradient in both.grads.items()}
+    assert not torch.allclose(grads["absolute_pos_embed"], alone, atol=1e-4)
+    found = _gradients_of_pixels(model, grads, both, mask)["absolute_pos_embed"]
+    assert torch.allclose(found, alone, atol=1e-6)
+
+
+def test_gradients_of_several_images_are_each_its_own(tmp_path: Path, family: str) -> None:
+    model = load_model(checkpoint=checkpoint(tmp_path, family))
+    x, labels = torch.rand(4, 3, SIDE, SIDE), torch.tensor([0, 1, 2, 3])
+    client = FedSGDClient(model, ClientConfig(batch=2))
+    sent = client.update(ClientInput(x, labels, list("abcd"))).grads
+    parameters = [p for n, p in model.named_parameters() if not n.startswith(("dal", "unk"))]
+    names = [n for n, _ in model.named_parameters() if not n.startswith(("dal", "unk"))]
+    for step in range(2):
+        part = slice(2 * step, 2 * step + 2)
+        loss = F.cross_entropy(model(model.normalize(x[part])), labels[part])
+        for name, mine in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+            assert torch.allclose(mine, sent[name][step], atol=1e-5), name
+
+
+def test_recorded_uploads_are_of_plain_vits(tmp_path: Path) -> None:
+    half = (0.5, 0.5, 0.5)
+    weights = checkpoint(tmp_path, "swin")
+    upload = Upload(weights.parent, "one", UploadHeader("one", weights.name, half, half))
+    for load in (Upload.model, Upload.outline):
+        with pytest.raises(UserError, match="swin"):
+            load(upload)
+
+
+def classifier_gradient(
+    label: int, classes: int, bias: bool, smoothing: float = 0.0
+) -> dict[str, Tensor]:
+    torch.manual_seed(label)
+    head = nn.Linear(16, classes, bias=bias)
+    loss = nn.functional.cross_entropy(
+        head(torch.randn(1, 16)), torch.tensor([label]), label_smoothing=smoothing
+    )
+    loss.backward()
+    return {
+        f"head.{n}": p.grad.unsqueeze(0) for n, p in head.named_parameters() if p.grad is not None
+    }
+
+
+def test_every_class_is_read_off_bias_and_weight() -> None:
+    for label in range(7):
+        whole = classifier_gradient(label, 7, bias=True)
+        weight = {"head.weight": whole["head.weight"]}
+        smoothed = classifier_gradient(label, 7, bias=False, smoothing=0.1)
+        for grads in (whole, weight, smoothed):
+            told = label_in_gradient(grads)
+            assert told is not None
+            assert told.tolist() == [label]
+
+
+def test_several_steps_are_told_apart() -> None:
+    steps = [classifier_gradient(label, 5, bias=False) for label in (4, 0, 2)]
+    told = label_in_gradient({"head.weight": torch.cat([step["head.weight"] for step in steps])})
+    assert told is not None
+    assert told.tolist() == [4, 0, 2]
+
+
+def test_what_shows_no_class_is_unknown() -> None:
+    assert label_in_gradient({}) is None
+    assert label_in_gradient(classifier_gradient(1, 2, bias=False)) is None  # both rows are alike
+    torch.manual_seed(0)
+    assert label_in_gradient({"head.weight": torch.randn(1, 7, 16)}) is None  # of another loss

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.defenses.registry import canonical
-from mjp_privacy.client.gradients import FedSGDClient, Objective
+from mjp_privacy.client.defenses.compression import PercentilePrivacy
+from mjp_privacy.client.defenses.disturbance import Draws
+from mjp_privacy.client.defenses.registry import DEFENSES, canonical, defense_of
+from mjp_privacy.client.gradients import Objective
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
@@ -38,7 +41,7 @@ def sent(
     *defenses: Any, inputs: ClientInput | None = None, names: Any = None, **client: Any
 ) -> ClientUpdate:
     config = ClientConfig(defenses=defenses, **client)
-    return make_upload(MODEL, [inputs or inputs_of(4)], config, names=names)
+    return make_upload(MODEL, [inputs or inputs_of(4)] * config.steps, config, names=names)
 
 
 def flat(update: ClientUpdate) -> Tensor:
@@ -190,16 +193,79 @@ def test_withheld_parameters_are_no_part_of_the_clip() -> None:
     assert flat(kept).norm(dim=1).tolist() == pytest.approx([0.1] * 4)
 
 
-def test_a_client_without_defenses_uploads_what_it_always_did() -> None:
-    inputs = inputs_of(4)
-    expected = FedSGDClient(MODEL).update(inputs, names=NAMES)
-    update = make_upload(MODEL, [inputs], ClientConfig(), names=NAMES)
-    assert all(update.grads[n].equal(expected.grads[n]) for n in NAMES)
-    assert not update.noise
-    assert not update.rounding
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_prune_keeps_the_largest_of_each_tensor(share: float) -> None:
+    clean, update = sent(), sent({"prune": share})
+    for name, g in clean.grads.items():
+        for one, few in zip(g.flatten(1).numpy(), update.grads[name].flatten(1), strict=True):
+            kept = max(1, round(share * one.size))
+            least = np.sort(np.abs(one))[-kept]
+            assert np.array_equal(few.numpy(), np.where(np.abs(one) >= least, one, 0.0))
+    name = "blocks.0.attn.qkv.weight"
+    least = update.grads[name].flatten(1).abs().masked_fill(update.grads[name].flatten(1) == 0, 9)
+    dropped = (update.grads[name] == 0).flatten(1).double().mean(1)
+    expected = least.amin(1) * (dropped / 3).sqrt()  # uniform below the smallest that was kept
+    torch.testing.assert_close(update.rounding[name], expected)
 
 
-# names and mistakes -------------------------------------------------------------------------------
+def filtered(update: dict[str, Any], steps: int, percentile: float, gamma: float) -> dict[str, Any]:
+    """NVFlare's PercentilePrivacy, written down in NumPy from its description."""
+    per_step = {name: array / steps for name, array in update.items()}
+    sizes = np.concatenate([np.abs(array).ravel() for array in per_step.values()])
+    cutoff = np.percentile(sizes, percentile)
+    kept = {name: np.where(np.abs(x) < cutoff, 0.0, x) for name, x in per_step.items()}
+    return {name: steps * np.clip(x, -gamma, gamma) for name, x in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("percentile", "gamma"), [(10, 0.01), (0, 0.002), (50, 1e-4), (99.9, 1), (33.3, 0.05)]
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_percentile_privacy_does_what_nvflares_filter_does(
+    percentile: float, gamma: float, steps: int
+) -> None:
+    client: dict[str, Any] = {"upload": "weight_difference", "steps": steps} if steps > 1 else {}
+    defense = {"percentile_privacy": {"percentile": percentile, "gamma": gamma}}
+    clean, update = sent(**client), sent(defense, **client)
+    for place in range(4):
+        expected = filtered(
+            {name: g[place].numpy() for name, g in clean.grads.items()}, steps, percentile, gamma
+        )
+        for name, array in expected.items():
+            np.testing.assert_allclose(update.grads[name][place].numpy(), array, rtol=1e-12)
+
+
+def test_percentile_privacy_leaves_single_numbers_alone_and_says_what_it_cannot_know() -> None:
+    numbers = torch.linspace(-0.5001, 0.5001, 10_001, dtype=torch.float64).expand(2, 10_001)
+    given = {
+        "scale": torch.tensor([5.0, 6.0]),
+        "weight": numbers,
+        "half": 2 * numbers,
+        "bias": numbers[:, -20:] + 1,
+    }
+    draws = Draws(0, ["a", "b"], 0)
+    filter_ = PercentilePrivacy(percentile=10, gamma=0.5)
+    altered = filter_.apply(given, draws)
+    assert altered.sent["scale"].equal(given["scale"])
+    assert {name: known.tolist() for name, known in altered.unknown.items()} == {
+        "weight": [False, False],  # 4 of 10,001 entries were cut
+        "half": [True, True],
+        "bias": [True, True],  # all of it was cut
+    }
+    assert altered.undeclared(given)["bias"].tolist() == [True, True]
+    assert not altered.undeclared(given)["weight"].any()
+    loud = filter_.apply({"weight": 100 * given["weight"]}, draws)
+    assert loud.unknown["weight"].tolist() == [True, True]  # nothing is left below gamma
+    exponential = -torch.rand(1, 100_000, dtype=torch.float64).log() * 0.2
+    altered = filter_.apply({"weight": exponential}, Draws(0, ["a"], 0))
+    error = (altered.sent["weight"] - exponential).square().mean().sqrt()
+    assert float(altered.rounding["weight"] / error) == pytest.approx(1, rel=0.05)
+
+
+def test_a_cut_of_entries_is_no_clip_of_examples() -> None:
+    """`clipped` says that a whole example was scaled, which is another thing to solve for."""
+    assert not sent({"percentile_privacy": 10}).clipped
+    assert sent({"dp_sgd": 0}).clipped
 
 
 def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
@@ -214,65 +280,6 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     assert canonical({"dp_sgd": {"noise": 0.5, "clip": 1.0}}) == canonical({"dp_sgd": 0.5})
 
 
-@pytest.mark.parametrize(
-    ("client", "said"),
-    [
-        ({"defenses": [{"dp_sdg": 0.5}]}, "Unknown defense 'dp_sdg'. Did you mean dp_sgd?"),
-        ({"defenses": [{"dp_sgd": {"nois": 1}}]}, "Unknown option 'nois'. Did you mean noise?"),
-        ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd: expected its noise, got none"),
-        ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd: expected a noise of 0 or above"),
-        ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise.std: expected 0 or a number"),
-        ({"defenses": [{"top_k": 0}]}, "top_k.share: expected a share above 0 and up to 1, got 0"),
-        ({"defenses": [{"prune": 2}]}, "prune.share: expected a share above 0 and up to 1, got 2"),
-        (
-            {"defenses": [{"percentile_privacy": 101}]},
-            "expected a percentile of 0 to 100 and a gamma above 0, got percentile 101 and gamma",
-        ),
-        (
-            {"defenses": [{"percentile_privacy": {"gamma": 0}}]},
-            "got percentile 10 and gamma 0. NVFlare's are 10 and 0.01.",
-        ),
-        ({"defenses": [{"top_k": "many"}]}, "top_k.share: expected a number, got 'many'"),
-        ({"defenses": ["{top_k 1"]}, "A defense is written as {dp_sgd: 0.5} or as dp_sgd 0.5"),
-        ({"defenses": ["top_k"]}, "expected its share, got none. Write {top_k: {share: 0.1}} or"),
-        ({"defenses": [{"int8": 3}]}, "Defense int8: expected no value, got 3"),
-        ({"defenses": [{"int8": 3, "float16": 1}]}, "A defense is a name or one name with"),
-        (
-            {"defenses": ["int8", {"dp_sgd": 1}]},
-            "expected dp_sgd first and once, got it at place 2",
-        ),
-        ({"defenses": ["int8"], "server_lr": 1}, "client.defenses: expected one plain SGD step"),
-        ({"defenses": ["int8"], "position_noise": 1}, "position_noise: expected 0 where there are"),
-    ],
-)
-def test_a_mistake_is_named(client: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_experiment(mjp("c", {"name": "april"}, client=client))
-    assert said in str(caught.value)
-    assert "client" in str(caught.value)
-
-
-def test_defenses_enter_the_identity_off_their_default_alone() -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"defenses": ["int8"]},
-        {"defenses": [{"top_k": 0.1}]},
-        {"defenses": [{"top_k": 0.1}, "int8"]},
-        {"upload": "weight_difference"},
-        {"upload": "weight_difference", "steps": 2},
-        {"upload": "weight_difference", "optimizer": "adamw"},
-        {"upload": "weight_difference", "momentum": 0.9},
-    ]
-    keys = []
-    for change in changes:
-        experiment = load_experiment(mjp("c", {"name": "april"}, client=change))
-        keys.append(cell_key(expand(experiment)[0], experiment))
-    assert len(set(keys)) == len(changes)
-    spelled = {"defenses": [], "steps": 1, "optimizer": "sgd", "momentum": 0}
-    experiment = load_experiment(mjp("c", {"name": "april"}, client=spelled))
-    assert cell_key(expand(experiment)[0], experiment) == keys[0]
-
-
 def test_rows_say_what_was_done(tmp_path: Any) -> None:
     images = photographs(tmp_path / "images", 3)
     client = {"defenses": [{"gaussian_noise": 0.01}, "int8"]}
@@ -281,3 +288,34 @@ def test_rows_say_what_was_done(tmp_path: Any) -> None:
     (entry,) = cells(tmp_path / "run")
     assert entry["defenses"] == "gaussian_noise 0.01 + int8"
     assert entry["pseudo_gradient"] == "exact"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Does nothing, and has no `apply`."""
+
+    name: ClassVar[str] = "idle"
+    main: ClassVar[str | None] = None
+
+
+class Loose:
+    """No dataclass."""
+
+    name = "loose"
+    main = None
+
+    def apply(self) -> None: ...
+
+
+@pytest.mark.parametrize("cls", ["Idle", "Loose"])
+def test_a_defense_that_is_not_whole_is_named(cls: str) -> None:
+    where = f"{__name__}:{cls}"
+    with DEFENSES.registered("idle", Entry(where)), pytest.raises(UserError) as caught:
+        defense_of("idle")
+    assert where in str(caught.value)
+
+
+def test_a_defense_under_another_name_than_its_own_is_an_error() -> None:
+    entry = Entry("mjp_privacy.client.defenses.compression:Prune")
+    with DEFENSES.registered("yours", entry), pytest.raises(UserError, match=r"yours.*'prune'"):
+        defense_of("yours 0.1")

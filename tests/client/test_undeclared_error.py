@@ -86,13 +86,6 @@ def test_the_client_notices(
     assert undeclared(*defenses, **client) == expected
 
 
-def test_a_step_of_its_own_carries_its_own_fact() -> None:
-    inputs = ClientInput(some_images(2), some_labels(2), ("one", "two"))
-    update = make_upload(tiny_model(), [inputs], ClientConfig(defenses=("forgetful 0.5",)))
-    assert update.undeclared is not None
-    assert update.part(slice(1, 2)).undeclared.tolist() == [True]  # type: ignore[union-attr]
-
-
 def diagnostic(out: Path) -> list[float]:
     found = rows(out)
     return sorted(set(found[found["metric"] == "undeclared_error"]["value"]))

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -104,7 +103,40 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
 
 
-# what agrees --------------------------------------------------------------------------------
+def assert_equal_weights(one: Path, other: Path) -> None:
+    assert_close(*(load_file(run / "model.safetensors") for run in (one, other)))
+
+
+def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """One process makes several clients' gradients together, which rounds otherwise."""
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("timing", "check")} for line in found]
+
+
+def failing(at: int, clients: set[int], error: type[Exception] = MemoryError) -> Answer:
+    def train(message: Message, context: Context) -> Message:
+        order = message.content["order"]
+        if order["round"] == at and order["client"] in clients:
+            raise error("no memory")
+        return flower_app.train(message, context)
+
+    return train
+
+
+def changed(change: Callable[[RecordDict], None]) -> Answer:
+    def train(message: Message, own: Context) -> Message:
+        reply = flower_app.train(message, own)
+        if message.content["order"]["client"] == 0:
+            change(reply.content)
+        return reply
+
+    return train
 
 
 def test_rounds_are_those_of_one_process(
@@ -210,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on(
 ) -> None:
     """Under Flower to round 1, where every client fails; then in one process to the end."""
     federate(config, data, tmp_path / "one")
-    with pytest.raises(UserError, match=r"Round 1: no client sent an upload \(0: no memory; 1:"):
+    with pytest.raises(UserError, match="Round 1"):
         serve(Grid(data, answer=failing(1, {0, 1, 2})), data, tmp_path / "run", config)
     assert len(UploadFolder(tmp_path / "run/received").entries()) == 3
     serve(Grid(data), data, tmp_path / "run", config)
@@ -218,19 +250,6 @@ def test_a_run_that_was_stopped_goes_on(
     assert [line["round"] for line in lines(tmp_path / "run")] == [0, 1, 2]
     assert len(UploadFolder(tmp_path / "run/received").entries()) == 9
     serve(Grid(data, answer=failing(0, {0, 1, 2})), data, tmp_path / "run", config)  # nothing left
-
-
-# who does not answer ------------------------------------------------------------------------
-
-
-def failing(at: int, clients: set[int], error: type[Exception] = MemoryError) -> Answer:
-    def train(message: Message, context: Context) -> Message:
-        order = message.content["order"]
-        if order["round"] == at and order["client"] in clients:
-            raise error("no memory")
-        return flower_app.train(message, context)
-
-    return train
 
 
 @pytest.mark.parametrize(
@@ -253,8 +272,7 @@ def test_a_client_that_fails_is_left_out_of_its_round(
     final = load_file(tmp_path / "run/model.safetensors")
     assert_close(final, weights)
     assert [line["missing"] for line in lines(tmp_path / "run")] == [{}, {"2": why}, {}]
-    said = f"round 1: client 2 sent no upload ({why}); going on with 2 of 3"
-    assert said in capsys.readouterr().err
+    assert "client 2" in capsys.readouterr().err
 
 
 def test_clients_of_a_node_that_is_gone(
@@ -278,9 +296,9 @@ def test_a_node_that_never_came(
     grid = Grid(data, nodes=2)
     grid.gone.add(11)
     serve(grid, data, tmp_path / "run", config)
-    assert "going on without clients 1: no SuperNode plays them" in capsys.readouterr().err
+    assert "without clients 1" in capsys.readouterr().err
     grid.gone.add(10)
-    with pytest.raises(UserError, match=r"No client in 0 s: expected SuperNodes with partition-id"):
+    with pytest.raises(UserError, match="partition-id"):
         serve(grid, data, tmp_path / "none", config)
 
 
@@ -292,100 +310,54 @@ def test_a_node_without_a_partition_cannot_take_part(
     grid.contexts[12] = context(node={})
     serve(grid, data, tmp_path / "run", config)
     said = capsys.readouterr().err
-    assert "SuperNode 11 cannot take part: partition-id: expected 0 to 1" in said
-    assert "SuperNode 12 cannot take part: A SuperNode's clients: expected partition-id" in said
-
-
-# refusals -----------------------------------------------------------------------------------
+    assert all(f"SuperNode {node} cannot" in said for node in (11, 12))
 
 
 def test_a_client_of_another_node_is_refused(data: Path, config: FederationConfig) -> None:
     order = order_of(config, ArrayRecord(), 1, 0)
     own = context(node={"partition-id": 0, "num-partitions": 2}, data=str(data))
-    with pytest.raises(UserError, match=r"Asked for client 1: expected one of partition 0 of 2"):
+    with pytest.raises(UserError, match="client 1"):
         flower_app.train(Message(order, 10, "train"), own)
 
 
-def changed(change: Callable[[RecordDict], None]) -> Answer:
-    def train(message: Message, own: Context) -> Message:
-        reply = flower_app.train(message, own)
-        if message.content["order"]["client"] == 0:
-            change(reply.content)
-        return reply
-
-    return train
+def _set(record: str, field: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content[record].__setitem__(field, value)
 
 
-def _cut(content: RecordDict) -> None:
-    content["grads"] = ArrayRecord({"norm.weight": torch.zeros(1, 5)})
-
-
-def _strange(content: RecordDict) -> None:
-    content["grads"] = ArrayRecord({"nothing": torch.zeros(1, 5)})
-
-
-def _late(content: RecordDict) -> None:
-    content["upload"]["round"] = 9
-
-
-def _unknown(content: RecordDict) -> None:
-    content["upload"]["colour"] = "red"
-
-
-def _wordy(content: RecordDict) -> None:
-    content["metrics"]["examples"] = 2.5
-
-
-def _empty(content: RecordDict) -> None:
-    del content["upload"]
+def _sent(name: str) -> Callable[[RecordDict], None]:
+    wrong = ArrayRecord({name: torch.zeros(1, 5)})
+    return lambda content: content.__setitem__("grads", wrong)
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "named"),
     [
-        (_cut, r"norm.weight: expected shape \(1, 16\), got \(1, 5\)"),
-        (_strange, r"nothing: expected shape None"),
-        (_late, "expected round 0, got 9"),
-        (_unknown, "has the fields colour, which this server does not know"),
-        (_wordy, "holds 2.5 where a whole number was expected"),
-        (_empty, "upload"),
+        (_sent("norm.weight"), "norm.weight"),
+        (_sent("nothing"), "nothing"),
+        (_set("upload", "round", 9), "9"),
+        (_set("upload", "colour", "red"), "colour"),
+        (_set("metrics", "examples", 2.5), "2.5"),
+        (lambda content: content.__delitem__("upload"), "upload"),
     ],
 )
 def test_an_upload_that_does_not_fit_is_no_upload(
-    change: Callable[[RecordDict], None], why: str, data: Path, tmp_path: Path
+    change: Callable[[RecordDict], None], named: str, data: Path, tmp_path: Path
 ) -> None:
     config = small_federation(rounds=1, record={})
     serve(Grid(data, answer=changed(change)), data, tmp_path / "run", config)
     (line,) = lines(tmp_path / "run")
     assert line["arrived"] == [1, 2]
-    assert re.search(why, line["missing"]["0"])
+    assert named in line["missing"]["0"]
 
 
 @pytest.mark.parametrize(
-    ("run", "says"),
-    [
-        ({"data": ""}, r"data: expected a path in Flower's run config, got none. Give one"),
-        ({"record": "most"}, "record: expected all, attacked, none, got 'most'"),
-        ({"patience": 0}, "patience: expected seconds above 0 in the run config, got 0"),
-        ({"round-timeout": "ten"}, "round-timeout: expected seconds above 0"),
-    ],
+    "run", [{"data": ""}, {"record": "most"}, {"patience": 0}, {"round-timeout": "ten"}]
 )
 def test_a_run_config_with_a_mistake(
-    run: dict[str, Any], says: str, data: Path, config: FederationConfig, tmp_path: Path
+    run: dict[str, Any], data: Path, config: FederationConfig, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=next(iter(run))):
         serve(Grid(data), data, tmp_path / "run", config, **run)
-
-
-def test_a_field_that_no_message_carries() -> None:
-    update = ClientUpdate({}, optimizer=["sgd"])  # type: ignore[arg-type]
-    with pytest.raises(
-        UserError, match=r"ClientUpdate.optimizer: expected a number, a string or tensors"
-    ):
-        reply_of(update, 1)
-
-
-# the app's block in pyproject.toml ----------------------------------------------------------
 
 
 def test_flwr_run_finds_the_app() -> None:
@@ -398,22 +370,3 @@ def test_flwr_run_finds_the_app() -> None:
     load_and_validate(ROOT / "pyproject.toml")
     bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT)))
     assert sorted(bundle.namelist()) == [".info/CONTENT", "LICENSE", "pyproject.toml"]
-
-
-# helpers ------------------------------------------------------------------------------------
-
-
-def assert_equal_weights(one: Path, other: Path) -> None:
-    assert_close(*(load_file(run / "model.safetensors") for run in (one, other)))
-
-
-def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """One process makes several clients' gradients together, which rounds otherwise."""
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
-
-
-def measured(run: Path) -> list[dict[str, Any]]:
-    found = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("timing", "check")} for line in found]

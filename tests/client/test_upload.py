@@ -1,0 +1,301 @@
+"""What leaves the client: withheld, noisy, differing, and with weights that move between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacks import ATTACKS
+from mjp_privacy import load_model
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import augmented
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
+from mjp_privacy.client.upload import noisy, sinusoidal_table, with_sinusoidal_positions
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.cell_facts import cell_key, run_id
+from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.experiment.simulated import moved
+from mjp_privacy.interfaces import ClientInput
+from tests.helpers.models import some_images, some_labels, some_masks
+from tests.helpers.models import tiny as tiny_model
+from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
+from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
+
+NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    SEEN.clear()
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("images"), 4)
+
+
+def step_inputs(count: int) -> ClientInput:
+    ids = tuple(f"image {i}" for i in range(count))
+    return ClientInput(some_images(count), some_labels(count), ids, some_masks(count))
+
+
+def test_cells_and_rows_say_what_the_client_did(images: Path, tmp_path: Path) -> None:
+    client = {
+        "plain_share": 0.25,
+        "positions": "sinusoidal",
+        "withhold": ["unk_embed"],
+        "upload": "weight_difference",
+        "weight_decay": 0.5,
+    }
+    attack(images, tmp_path, mjp("c", {"name": "grey"}, client=client))
+    (entry,) = cells(tmp_path)
+    expected = client | {
+        "withhold": "unk_embed, pos_embed",
+        "mask": "image",
+        "augment": "none",
+        "position_noise": 0.0,
+        "server_lr": 0.0,
+        "lr": 0.1,
+    }
+    assert {name: entry[name] for name in expected} == expected
+    found = rows(tmp_path)
+    assert {name: set(found[name]) for name in expected} == {k: {v} for k, v in expected.items()}
+
+
+def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "own", mjp("c", {"name": "grey"}))
+    attack(images, tmp_path / "crop", mjp("c", {"name": "grey"}, client={"augment": "crop"}))
+    own, crop = (tensors(tmp_path / n, cells(tmp_path / n)[0]["run_id"]) for n in ("own", "crop"))
+    ids = list(own)
+    photos = torch.stack([own[i]["plain"] for i in ids])
+    expected = augmented(photos, ids, "crop", round=0, seed=0)
+    assert torch.stack([crop[i]["target"] for i in ids]).equal(expected)
+    found = values(tmp_path / "crop")
+    wanted = values(tmp_path / "own").xs(("psnr", "standard"), level=("metric", "variant"))
+    beside = found.xs(("original_psnr", "diagnostic"), level=("metric", "variant"))
+    assert beside.to_dict() == pytest.approx(wanted.to_dict(), abs=1e-6)
+    assert "original_psnr" not in set(rows(tmp_path / "own")["metric"])
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] | None) -> None:
+    model = tiny_model(unknown_embedding=True)
+    config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
+    whole = FedSGDClient(model).update(step_inputs(2), names=names).grads
+    less = FedSGDClient(model, config).update(step_inputs(2), names=names).grads
+    assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
+    for name, gradient in less.items():
+        torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-14)
+
+
+def test_april_does_not_apply_to_a_withheld_table(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "april"}, client={"withhold": ["pos_embed"]})
+    assert attack(images, tmp_path, config).exit_code == 0
+    (reason,) = set(rows(tmp_path)["reason"])
+    assert "pos_embed" in reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weight_difference_is_one_step_of_sgd(dtype: torch.dtype) -> None:
+    model = tiny_model(dtype, unknown_embedding=True)
+    config = ClientConfig(upload="weight_difference", lr=0.2, weight_decay=0.03)
+    gradient = FedSGDClient(model).update(step_inputs(3), names=NAMES)
+    update = FedSGDClient(model, config).update(step_inputs(3), names=NAMES)
+    assert (update.kind, update.lr, update.weight_decay) == ("weight_difference", 0.2, 0.03)
+    assert (gradient.kind, gradient.lr, gradient.weight_decay) == ("gradient", None, 0.0)
+    for name in NAMES:
+        weight = model.get_parameter(name).detach()
+        expected = -0.2 * (gradient.grads[name] + 0.03 * weight)
+        step = torch.finfo(dtype).eps * float(weight.abs().max() + expected.abs().max())
+        assert update.grads[name].dtype == dtype
+        assert (update.grads[name] - expected).abs().max() <= step
+        after = weight + update.grads[name]
+        assert (after - (weight + expected)).abs().max() <= 2 * step
+
+
+def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
+    model = tiny_model(unknown_embedding=True)
+    inputs = step_inputs(4)
+    clean = FedSGDClient(model).update(inputs, names=NAMES)
+    loud = noisy(clean, 0.5, inputs.image_ids, seed=0)
+    added = (loud.grads["pos_embed"] - clean.grads["pos_embed"]).flatten(1)
+    given = clean.grads["pos_embed"].flatten(1)
+    rms = (given.square().sum(-1) / (given != 0).sum(-1)).sqrt()
+    assert (added.std(-1) / rms).tolist() == pytest.approx([0.5] * 4, rel=0.15)
+    assert not (loud.grads["pos_embed"] == 0).any()
+    assert all(loud.grads[n].equal(clean.grads[n]) for n in NAMES if n != "pos_embed")
+    assert loud.grads["pos_embed"].equal(
+        noisy(clean, 0.5, inputs.image_ids, seed=0).grads["pos_embed"]
+    )
+    assert noisy(clean, 0.0, inputs.image_ids, seed=0) is clean
+    normal = (added / rms[:, None]).flatten()
+    assert not normal[: len(normal) // 4].equal(normal[len(normal) // 4 : len(normal) // 2])
+
+
+def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path, mjp("c", {"name": "april"}, client={"positions": "sinusoidal"}))
+    assert set(rows(tmp_path)["status"]) == {"unsupported"}
+    model = load_model(**{**MJP, "seed": 0})
+    altered = with_sinusoidal_positions(model)
+    assert not altered.table[0, 1:].equal(model.table[0, 1:])
+    assert not altered.table[0, 0].any()
+    assert altered.blocks[0].attn.qkv.weight.equal(model.blocks[0].attn.qkv.weight)
+    table = sinusoidal_table(4, 192)
+    assert table.shape == (16, 192)
+    assert torch.cdist(table, table).fill_diagonal_(9).min() > 0.5
+    assert (table[1] - table[0])[:96].eq(0).all()  # one column on: the row's half is the same
+    with pytest.raises(UserError, match="positions"):
+        with_sinusoidal_positions(load_model(**{**TINY, "position_embedding": "exposed"}))
+    with pytest.raises(UserError, match="18"):
+        sinusoidal_table(4, 18)
+
+
+@pytest.mark.parametrize("dal", [False, True])
+def test_the_server_steps_along_the_mean_gradient_of_all_clients(dal: bool) -> None:
+    model = tiny_model(unknown_embedding=True, dal="linear")
+    inputs = step_inputs(STEPS_AT_ONCE + 4)
+    config = ClientConfig(server_lr=0.5, dal=dal, batch=2, withhold=("norm.bias",))
+    client = FedSGDClient(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    after = moved(client, inputs)
+    each = client.gradients(inputs)
+    for name, parameter in after.named_parameters():
+        if name == "norm.bias":
+            assert parameter.equal(before[name])
+            continue
+        expected = before[name] - 0.5 * each[name].mean(0)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-9, atol=1e-12)
+    assert all(p.equal(before[name]) for name, p in model.named_parameters())
+
+
+def test_the_attack_is_given_each_rounds_own_weights(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds(), client={"server_lr": 0.1}, block=4)
+    attack(images, tmp_path, {**config, "diagnostics": ["residual"]})
+    (view,) = SEEN
+    names = {name for name, _ in view.model.named_parameters()}
+    states = [update.weights_before for update in view.updates]
+    assert all(state is not None and set(state) == names for state in states)
+    key = "blocks.0.attn.qkv.weight"
+    assert states[0][key].equal(view.model.get_parameter(key))  # type: ignore[index]
+    assert not states[0][key].equal(states[1][key])  # type: ignore[index]
+    assert not states[1][key].equal(states[2][key])  # type: ignore[index]
+    assert set(rows(tmp_path)["status"]) == {"ok"}
+    residual = values(tmp_path).xs("gradient_residual", level="metric")
+    assert residual.between(0, 10).all()
+
+
+def test_the_second_upload_is_made_with_the_moved_weights(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds(rounds=2), dtypes=["float64"], block=4)
+    attack(images, tmp_path / "still", config)
+    attack(images, tmp_path / "moving", config | {"client": {"server_lr": 0.1}})
+    still, moving = (view.updates for view in SEEN)
+    assert still[0].grads["pos_embed"].equal(moving[0].grads["pos_embed"])
+    assert not still[1].grads["pos_embed"].allclose(moving[1].grads["pos_embed"], rtol=1e-3)
+    zero = [u.grads["pos_embed"].eq(0).all(-1) for u in (still[1], moving[1])]
+    assert zero[0].equal(zero[1])  # the same puzzle
+    assert still[1].weights_before is None
+
+
+def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "april"}, dtypes=["float64"])
+    first = config["grid"][0]
+    clients: list[dict[str, Any]] = [{}, {"plain_share": 1.0}, {"position_noise": 3.0}]
+    config["grid"] = [first | {"client": client} for client in clients]
+    attack(images, tmp_path, config)
+    facts = [{"plain_share": 0, "position_noise": 0}, {"plain_share": 1}, {"position_noise": 3}]
+    psnr = [
+        values(tmp_path, **fact).xs(("psnr", "standard"), level=("metric", "variant")).mean()
+        for fact in facts
+    ]
+    assert psnr[1] > psnr[0] + 1
+    assert abs(psnr[2] - psnr[0]) > 1e-6
+    assert values(tmp_path, plain_share=1).xs("empty_mask", level="metric").eq(1).all()
+    assert cell(tmp_path, plain_share=1)["run_id"] != cell(tmp_path, position_noise=3)["run_id"]
+
+
+@pytest.mark.parametrize(
+    ("client", "named"),
+    [
+        ({"plain_shar": 0.5}, "client.plain_shar"),
+        ({"plain_share": 1.5}, "client.plain_share"),
+        ({"augment": "blur"}, "client.augment"),
+        ({"server_lr": float("inf")}, "client.server_lr"),
+        ({"server_lr": 1, "position_noise": 1}, "client.position_noise"),
+        ({"steps": 2}, "client.steps"),
+        ({"steps": 0}, "client.steps"),
+        ({"optimizer": "adamw"}, "client.optimizer"),
+        ({"momentum": 0.9}, "client.momentum"),
+        (
+            {"upload": "weight_difference", "optimizer": "adamw", "momentum": 0.9},
+            "client.momentum",
+        ),
+        ({"upload": "weight_difference", "steps": 2, "server_lr": 0.1}, "client.steps"),
+        ({"lora": {"rank": 2}, "position_noise": 0.1}, "client.position_noise"),
+        ({"defenses": [{"dp_sdg": 0.5}]}, "dp_sgd"),
+        ({"defenses": [{"dp_sgd": {"nois": 1}}]}, "noise"),
+        ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd"),
+        ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd"),
+        ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise.std"),
+        ({"defenses": [{"top_k": 0}]}, "top_k.share"),
+        ({"defenses": [{"prune": 2}]}, "prune.share"),
+        ({"defenses": [{"percentile_privacy": 101}]}, "101"),
+        ({"defenses": [{"percentile_privacy": {"gamma": 0}}]}, "gamma"),
+        ({"defenses": [{"top_k": "many"}]}, "top_k.share"),
+        ({"defenses": ["{top_k 1"]}, "{top_k 1"),
+        ({"defenses": ["top_k"]}, "share"),
+        ({"defenses": [{"int8": 3}]}, "int8"),
+        ({"defenses": [{"int8": 3, "float16": 1}]}, "client.defenses"),
+        ({"defenses": ["int8", {"dp_sgd": 1}]}, "dp_sgd"),
+        ({"defenses": ["int8"], "server_lr": 1}, "client.defenses"),
+        ({"defenses": ["int8"], "position_noise": 1}, "position_noise"),
+    ],
+)
+def test_a_mistake_is_named(client: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_experiment(mjp("c", {"name": "april"}, client=client))
+    assert named in str(caught.value)
+    assert "client" in str(caught.value)
+
+
+def test_a_field_enters_the_identity_where_it_is_not_at_its_default() -> None:
+    difference: dict[str, Any] = {"upload": "weight_difference"}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"plain_share": 0.5},
+        {"mask": "batch"},
+        {"augment": "flip"},
+        {"withhold": ["pos_embed"]},
+        {"positions": "sinusoidal"},
+        {"position_noise": 0.1},
+        {"server_lr": 0.1},
+        {"defenses": ["int8"]},
+        {"defenses": [{"top_k": 0.1}]},
+        {"defenses": [{"top_k": 0.1}, "int8"]},
+        difference,
+        {"lr": 0.2},
+        {"weight_decay": 0.1},
+        {**difference, "steps": 2},
+        {**difference, "optimizer": "adamw"},
+        {**difference, "momentum": 0.9},
+    ]
+    keys, ids = [], []
+    for change in changes:
+        experiment = load_experiment(mjp("c", {"name": "april"}, client=change))
+        (only,) = expand(experiment)
+        keys.append(cell_key(only, experiment))
+        ids.append(run_id(only, experiment, None, True))
+    assert len(set(keys)) == len(set(ids)) == len(changes)
+    spelled = {"plain_share": 0, "mask": "image", "withhold": [], "server_lr": 0, "lr": 0.1}
+    spelled |= {"defenses": [], "steps": 1, "optimizer": "sgd", "momentum": 0}
+    experiment = load_experiment(mjp("c", {"name": "april"}, client=spelled))
+    assert cell_key(expand(experiment)[0], experiment) == keys[0]
