@@ -3,18 +3,23 @@
     python -m benchmarks.training                                   the small model of the zoo
     python -m benchmarks.training --size deit_small --batch 1024 --device cuda
     python -m benchmarks.training --data IMAGES --workers 16        also with the real loader
+    python -m benchmarks.training --half --batch 128 --steps 5      bfloat16 beside float32
 
 Steps are whole ones (shuffle, forward, backward, clipping, AdamW) on synthetic images that lie on
 the device. Rows take turns, step by step; medians are shown. Masks are drawn for many steps at
 once: that time is taken by itself and its share of a step is added. The paper shuffles half of the
 steps: its row is the mean of a step with and one without.
+
+--half compares row J's step in float32, in bfloat16 as `mjp train` computes it on a CPU without
+instructions for it (products in float32, rounded), and in bfloat16 as torch computes it there.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -30,6 +35,7 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.learner import RoundedProducts, has_bfloat16
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.trainer import Batches, Trainer, make_batches
 
@@ -41,6 +47,12 @@ ROWS = {  # name: row of the config, changes of its jigsaw
     PLAIN: ("J", {"first_epoch": 0.0, "share": 0.0}),
     SHUFFLED: ("J", {"first_epoch": 0.0, "share": 1.0}),
     "J: a mask for each image": ("J", {"first_epoch": 0.0, "share": 1.0, "mask_per": "image"}),
+}
+
+PRECISIONS = {
+    "float32": "float32",
+    "bfloat16, rounded products": "bfloat16",
+    "bfloat16, torch's own": "bfloat16",
 }
 
 
@@ -56,6 +68,8 @@ class Arguments:
     data: Path | None = None
     """Class folders or a zip of them, for the loader's part."""
     workers: int = 2
+    half: bool = False
+    """Compare precisions in place of rows."""
 
 
 class Synthetic:
@@ -75,27 +89,55 @@ class Synthetic:
 
 
 def main(arguments: Arguments) -> None:
+    if arguments.half:
+        precisions(arguments)
+        return
     device = pick_device(arguments.device)
     base = config_of(BASELINE, arguments)
     batch = base.recipe.batch
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(f"{where}, {torch.get_num_threads()} threads, {base.model}, batch {batch}")
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {name: synthetic(name, arguments, device, Path(folder)) for name in ROWS}
+        trainers = {
+            name: synthetic(config_of(name, arguments), device, Path(folder)) for name in ROWS
+        }
         times = {name: median(found) for name, found in in_turns(trainers, arguments.steps).items()}
         for name, trainer in trainers.items():
             times[name] += drawing(trainer)
         times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
         first = times[BASELINE]
-        print(f"{'row':28} {'ms a step':>10} {'images/s':>9} {'ratio':>6}")
-        for name, middle in times.items():
-            print(f"{name:28} {1e3 * middle:10.1f} {batch / middle:9.0f} {middle / first:6.3f}")
+        print_steps(times, batch)
         if arguments.peak_tflops:
             flops = step_flops(trainers[BASELINE])
             share = flops / first / 1e12 / arguments.peak_tflops
             print(f"{flops / batch / 1e9:.2f} GFLOP an image and step; utilisation {share:.1%}")
         if arguments.data:
             loader_share(arguments, device, Path(folder), batch / times[SHUFFLED])
+
+
+def precisions(arguments: Arguments) -> None:
+    """Steps of row J in three ways to compute its products, on the CPU."""
+    device = torch.device("cpu")
+    base = config_of(SHUFFLED, arguments)
+    has = "has" if has_bfloat16() else "has no"
+    print(f"cpu, which {has} bfloat16, {torch.get_num_threads()} threads, {base.recipe.batch}")
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {}
+        for name, precision in PRECISIONS.items():
+            config = replace(base, recipe=replace(base.recipe, precision=precision))
+            trainers[name] = synthetic(config, device, Path(folder))
+            rounded = "rounded" in name
+            trainers[name].learner.products = RoundedProducts() if rounded else nullcontext()
+        times = {name: median(found) for name, found in in_turns(trainers, arguments.steps).items()}
+    print_steps(times, base.recipe.batch)
+
+
+def print_steps(times: Mapping[str, float], batch: int) -> None:
+    """A line for each row, beside the first."""
+    first = next(iter(times.values()))
+    print(f"{'row':28} {'ms a step':>10} {'images/s':>9} {'ratio':>6}")
+    for name, middle in times.items():
+        print(f"{name:28} {1e3 * middle:10.1f} {batch / middle:9.0f} {middle / first:6.3f}")
 
 
 def config_of(name: str, arguments: Arguments, **more: Any) -> TrainingConfig:
@@ -106,8 +148,7 @@ def config_of(name: str, arguments: Arguments, **more: Any) -> TrainingConfig:
     return replace(config, jigsaw=jigsaw, recipe=recipe, **more)
 
 
-def synthetic(name: str, arguments: Arguments, device: torch.device, folder: Path) -> Trainer:
-    config = config_of(name, arguments)
+def synthetic(config: TrainingConfig, device: torch.device, folder: Path) -> Trainer:
     images = config.recipe.batch * 1000
     return Trainer(config, Synthetic(config, device), None, folder, World(device), images)
 
@@ -115,7 +156,7 @@ def synthetic(name: str, arguments: Arguments, device: torch.device, folder: Pat
 def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]:
     """Seconds of every step, all with the masks of one drawing; the first ones are left out."""
     times: dict[str, list[float]] = {name: [] for name in trainers}
-    device = trainers[BASELINE].world.device
+    device = next(iter(trainers.values())).world.device
     for step in range(steps + 5):
         for name, trainer in trainers.items():
             images, labels = next(trainer.batches.epoch(0, 0, 1))
@@ -123,7 +164,7 @@ def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]
             started = time.perf_counter()
             trainer._train_step(images.clone(), labels)
             synchronize(device)
-            trainer.step = (trainer.step + 1) % trainer.puzzles.together
+            trainer.step = (trainer.step + 1) % trainer.learner.puzzles.together
             if step >= 5:
                 times[name].append(time.perf_counter() - started)
     return times
@@ -131,16 +172,16 @@ def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]
 
 def drawing(trainer: Trainer) -> float:
     """Seconds a shuffled step costs for masks and permutations, which many steps share."""
-    if not trainer.puzzles.shuffled(0):
+    if not trainer.learner.puzzles.shuffled(0):
         return 0.0
     found = []
     for chunk in range(1, 6):
         synchronize(trainer.world.device)
         started = time.perf_counter()
-        trainer.puzzles._drawn(chunk)
+        trainer.learner.puzzles._drawn(chunk)
         synchronize(trainer.world.device)
         found.append(time.perf_counter() - started)
-    return median(found) / trainer.puzzles.together
+    return median(found) / trainer.learner.puzzles.together
 
 
 def step_flops(trainer: Trainer) -> int:

@@ -214,7 +214,11 @@ class FedSGDClient:
         gradients, autocast = [], AutocastGradients(self.config.autocast)
         for place, step in enumerate(zip(*steps, strict=True)):
             own = {n: prefixed[n][place] for n in names} if own_weights else {}
-            gradients.append(autocast.of(lambda w, s=step: loss(w, *s), {**prefixed, **own}, names))
+
+            def of_step(weights: Mapping[str, Tensor], step: Sequence[Tensor] = step) -> Tensor:
+                return loss(weights, *step)
+
+            gradients.append(autocast.of(of_step, {**prefixed, **own}, names))
         return {name: torch.stack([g[f"model.{name}"] for g in gradients]) for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
