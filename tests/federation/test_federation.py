@@ -273,7 +273,7 @@ def test_splits_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"gamma": 0.3}, "unknown_embedding"),
         ({"clients": {"number": 2, "per_round": 3}}, "clients.per_round"),
         ({"record": {"rounds": [4]}}, "record.rounds"),
-        ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "probes.0.batch"),
+        ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "record.images"),
         ({"record": {"images": 8, "probes": [{"batch": 1, "partners": "fresh"}]}}, "probes.0"),
         ({"record": {"images": 8, "probes": [{"batch": 8, "partners": "fresh"}]}}, "16"),
         ({"client": {"batch": 2, "server_lr": 0.1}}, "server.lr"),
