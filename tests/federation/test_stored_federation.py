@@ -158,7 +158,7 @@ def test_a_damaged_evaluation_is_named(out: Path, line: str, named: str) -> None
     path = out / "metrics.jsonl"
     path.write_text(path.read_text() + json_line(json.loads(line)))
     for reads in (lambda: evaluations(out), lambda: again(out)):
-        with pytest.raises(UserError, match=rf"metrics\.jsonl, evaluation 4.*\b{named}\b"):
+        with pytest.raises(UserError, match=rf"(?s)metrics\.jsonl, evaluation 4.*\b{named}\b"):
             reads()
 
 
