@@ -16,9 +16,7 @@ from torch import Tensor
 from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.april import April
 from attacks.controls import oracle_inverse
-from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.pictures import psnr
 from tests.contract.attack_targets import (
     EXACT,
@@ -219,14 +217,6 @@ def test_more_tokens_than_equations_is_not_applicable() -> None:
     assert "N + 1 = 65 unknowns > D = 48: APRIL's equations need" in str(April().unsupported(view))
 
 
-def test_missing_gradient_and_index_table_are_not_applicable() -> None:
-    view, _ = planted_view(planted_model(index_embedding=True), April(), "a")
-    assert "index table" in str(April().unsupported(view))
-    view, _ = planted_view(planted_model(), April(), "a")
-    view.updates[0].grads.pop("pos_embed")  # type: ignore[attr-defined]
-    assert "no gradient of pos_embed" in str(April().unsupported(view))
-
-
 @each_target
 def test_every_gradient_it_cannot_do_without_is_named(target: AttackTarget) -> None:
     """With any of its gradients withheld an attack refuses or does without; it never breaks."""
@@ -291,31 +281,3 @@ def test_rank_ceiling_is_what_exact_embeddings_give() -> None:
     expected = torch.nn.functional.fold(projector @ x, 32, 4, stride=4)
     expected = narrow.denormalize(expected).clamp(0, 1)
     assert torch.allclose(oracle_inverse(narrow, images), expected, atol=1e-10)
-
-
-def test_minimum_norm_solve_is_lapacks_gelsd() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(5, 7, 12, generator=generator, dtype=torch.float64)
-    a[1, 3] = 0
-    a[2, 4] = a[2, 5] + a[2, 6]
-    b = torch.randn(5, 12, 9, generator=generator, dtype=torch.float64)
-    ours, singular_values = minimum_norm_solve(a, b)
-    lapack = torch.linalg.lstsq(a.mT, b, driver="gelsd").solution
-    assert torch.allclose(ours, lapack, atol=1e-10)
-    facts = condition_and_rank(a, torch.float64, singular_values)
-    assert facts["rank_a"].tolist() == [7, 6, 6, 7, 7]
-    assert facts["zero_rows"].tolist() == [0, 1, 0, 0, 0]
-    for index in (0, 1, 3):
-        rows = a[index][(a[index] != 0).any(-1)]
-        assert facts["cond_a"][index] == pytest.approx(float(torch.linalg.cond(rows)), rel=1e-9)
-
-
-def test_unknown_names_are_errors_that_suggest() -> None:
-    with pytest.raises(UserError, match="Did you mean april"):
-        find_attack("aprl")
-    with pytest.raises(UserError, match="Did you mean engine"):
-        find_attack("april", {"engin": "batched"})
-    with pytest.raises(UserError, match="'batched' or 'breaching'"):
-        find_attack("april", {"engine": "fast"})
-    with pytest.raises(UserError, match="batched engine only"):
-        find_attack("april_unk_aware", {"engine": "breaching"})
