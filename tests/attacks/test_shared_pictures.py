@@ -512,7 +512,7 @@ def test_weight_differences_of_clients_whose_weights_moved() -> None:
 
 # uploads that mask patches of one border: it is no picture that they share ------------------------
 
-BORDERS = SHAPE | {"img_size": 32, "embed_dim": 96}
+FRAMED = SHAPE | {"img_size": 32, "embed_dim": 96}
 """N = 16 patches of p = 192 pixels in four rows, the first and the last of which are border."""
 MASKS = [("image", 2), ("image", 4), ("batch", 4)]
 BORDERS = ["white", "black", "textured"]
@@ -539,7 +539,7 @@ def view_with(border: str, mask: str, batch: int, rounds: int = 3) -> tuple[Atta
 
 def seen(images: Tensor, client: ClientConfig, setting: str, rounds: int = 3) -> AttackerView:
     """What is seen of a client that sends float32."""
-    model = model_of(**BORDERS, unknown_embedding=True)
+    model = model_of(**FRAMED, unknown_embedding=True)
     view = view_of(model, images, rounds, client, setting)
     updates = [
         replace(u, grads={n: g.float() for n, g in u.grads.items()}, dtype=torch.float32)
