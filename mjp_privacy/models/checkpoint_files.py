@@ -99,9 +99,15 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     metadata: dict[str, str] = {}
     if suffix == ".safetensors":
         file = TensorFile(path, CHECKPOINT)
-        if not shapes_only:  # what this package trained has a digest
+        metadata = file.metadata
+        if shapes_only:
+            content = {
+                name: torch.empty(shape, dtype=TYPES[file.dtypes[name]], device="meta")
+                for name, shape in file.shapes.items()
+            }
+        else:  # what this package trained has a digest
             check_digest(path, CHECKPOINT)
-        content, metadata = _outlines(file) if shapes_only else file.tensors(), file.metadata
+            content = file.tensors()
         if metadata.get("task") == SEGMENTS:  # others' files name tasks too, in words of theirs
             raise UserError(
                 f"{shown(path.name)} holds a network for {SEGMENTS}: expected a "
@@ -175,14 +181,6 @@ def located(source: str | Path) -> Path:
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     return CHECKPOINT.sha256(path)
-
-
-def _outlines(file: TensorFile) -> dict[str, Tensor]:
-    """The tensors of a file without their values."""
-    return {
-        name: torch.empty(shape, dtype=TYPES[file.dtypes[name]], device="meta")
-        for name, shape in file.shapes.items()
-    }
 
 
 def _read_pytorch(path: Path) -> Mapping[Any, Any]:

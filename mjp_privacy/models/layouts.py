@@ -37,11 +37,6 @@ def unwrapped(name: str) -> str:
     return name[_WRAPPED.match(name).end() :]  # type: ignore[union-attr]
 
 
-def unchanged(tensor: Tensor) -> Tensor:
-    """The tensor as it is."""
-    return tensor
-
-
 @dataclass(frozen=True)
 class Rule:
     r"""Names that `pattern` matches as a whole become `own`, a template such as `blocks.\1.norm1`.
@@ -53,7 +48,7 @@ class Rule:
 
     pattern: str
     own: str
-    take: Callable[[Tensor], Tensor] = unchanged
+    take: Callable[[Tensor], Tensor] = lambda tensor: tensor
     part: int | None = None
 
     @cached_property
@@ -177,6 +172,8 @@ def _joined(parts: Sequence[Tensor], axes: int, target: str) -> Tensor:
     return torch.cat(list(parts), dim=axes)
 
 
+# what rules are made of ---------------------------------------------------------------------------
+
 PAIR = r"\.(weight|bias)"
 
 
@@ -188,31 +185,6 @@ def as_token(vector: Tensor) -> Tensor:
 def as_table(rows: Tensor) -> Tensor:
     """(…, N+1, D) as a position table (…, 1, N+1, D)."""
     return rows.unsqueeze(-3)
-
-
-def without_last_row(rows: Tensor) -> Tensor:
-    """MJP's lookup table (…, N+2, D) without E_unk, its last row, as a position table."""
-    return as_table(rows[..., :-1, :])
-
-
-def last_row(rows: Tensor) -> Tensor:
-    """E_unk (…, 1, 1, D), the last row of MJP's lookup table."""
-    return as_table(rows[..., -1:, :])
-
-
-def without_second_row(table: Tensor) -> Tensor:
-    """DeiT's table (…, 1, N+2, D) without the distillation token's row."""
-    return table[..., [0, *range(2, table.shape[-2])], :]
-
-
-def second_row(table: Tensor) -> Tensor:
-    """The distillation token's row (…, 1, 1, D) of DeiT's table."""
-    return table[..., 1:2, :]
-
-
-def transposed(matrix: Tensor) -> Tensor:
-    """A projection (…, D, O) as a linear layer's weight (…, O, D)."""
-    return matrix.mT
 
 
 def block(prefix: str, names: dict[str, str]) -> tuple[Rule, ...]:
@@ -235,6 +207,8 @@ def layers(names: dict[str, str]) -> tuple[Rule, ...]:
     return tuple(Rule(rf"{theirs}{PAIR}", rf"{own}.\1") for own, theirs in names.items())
 
 
+# the layouts that are known, most telling names first ---------------------------------------------
+
 _OWN_NAMES = (
     r"cls_token|pos_embed|unk_embed|index_embed|dist_token|dist_pos_embed",
     r"(?:patch_embed\.proj|norm_pre|norm|head|dal_regressor\.layers(?:\.\d+)?)\.(?:weight|bias)",
@@ -250,13 +224,13 @@ TIMM = Layout(
     rules=_OWN,
     beside=".*",
 )
-OFFICIAL_MJP = Layout(
+OFFICIAL_MJP = Layout(  # its lookup table (N+2, D) has the patches' rows, and E_unk in the last
     name="official_mjp",
     title="the authors' MJP",
     sign=r"pos_embed\.weight|dlocr\..*",
     rules=(
-        Rule(r"pos_embed\.weight", "pos_embed", without_last_row),
-        Rule(r"pos_embed\.weight", "unk_embed", last_row),
+        Rule(r"pos_embed\.weight", "pos_embed", lambda rows: as_table(rows[..., :-1, :])),
+        Rule(r"pos_embed\.weight", "unk_embed", lambda rows: as_table(rows[..., -1:, :])),
         Rule(rf"dlocr\.(layers(?:\.\d+)?){PAIR}", r"dal_regressor.\1.\2"),
         *_OWN,
     ),
@@ -328,13 +302,19 @@ _HUGGING_FACE_SIGN = (
     rf"|{_OLD_BLOCK}\.(?:attention\.attention|layernorm_\w+)\..*"
 )
 _HUGGING_FACE_BESIDE = r"pooler\..*|embeddings\.mask_token"
-HF_DEIT = Layout(
+HF_DEIT = Layout(  # its table has the distillation token's row after the class token's
     name="hf_deit",
     title="Hugging Face DeiT",
     sign=rf"(?:.*\.)?(?:deit\.(?:{_HUGGING_FACE_SIGN})|embeddings\.distillation_token)",
     rules=(
-        Rule(r"embeddings\.position_embeddings", "pos_embed", without_second_row),
-        Rule(r"embeddings\.position_embeddings", "dist_pos_embed", second_row),
+        Rule(
+            r"embeddings\.position_embeddings",
+            "pos_embed",
+            lambda table: table[..., [0, *range(2, table.shape[-2])], :],
+        ),
+        Rule(
+            r"embeddings\.position_embeddings", "dist_pos_embed", lambda table: table[..., 1:2, :]
+        ),
         Rule(r"embeddings\.distillation_token", "dist_token"),
         *_HUGGING_FACE,
     ),
@@ -397,7 +377,7 @@ OPEN_CLIP = Layout(
     rules=(
         Rule("class_embedding", "cls_token", as_token),
         Rule("positional_embedding", "pos_embed", as_table),
-        Rule("proj", "head.weight", transposed),
+        Rule("proj", "head.weight", lambda matrix: matrix.mT),
         *layers({"patch_embed.proj": "conv1", "norm_pre": "ln_pre", "norm": "ln_post"}),
         Rule(rf"{_RESBLOCK}\.attn\.in_proj_(\w+)", r"blocks.\1.attn.qkv.\2"),
         *block(
@@ -418,6 +398,8 @@ OPEN_CLIP = Layout(
 
 LAYOUTS = (OFFICIAL_MJP, TIMM, TORCHVISION, HF_DEIT, HF_VIT, HF_CLIP, OPEN_CLIP)
 
+
+# which layout a set of names has ------------------------------------------------------------------
 
 SHOWN = 6  # names shown of a set that fits no layout
 

@@ -4,98 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, is_there, read_csv
+from mjp_privacy.core.read import FileKind, is_there, read_csv, read_mapping
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
 from mjp_privacy.core.text import shown
+from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, TIMM_PREFIX, read_metadata
 from mjp_privacy.models.spec import ModelSpec
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5)
+NAMES = PACKAGED_FOLDER / "names.yaml"
 
 
-NAMED_MODELS: Registry[ModelSpec] = Registry("model")
+def _named_models() -> Registry[ModelSpec]:
+    models: Registry[ModelSpec] = Registry("model")
+    for name, stated in read_mapping(NAMES).items():
+        own = dict(stated)
+        like = models[own.pop("like")] if "like" in own else ModelSpec(name)
+        models.register(name, replace(like, name=name, **own))
+    return models
 
-_VIT_S = ModelSpec(
-    "vit_small",
-    img_size=224,
-    patch_size=16,
-    embed_dim=384,
-    depth=12,
-    num_heads=6,
-    num_classes=1000,
-    mlp_ratio=4.0,
-    mean=HALF,
-    std=HALF,
-    unknown_embedding=False,
-    index_embedding=False,
-    dal="none",
-    checkpoint="timm:vit_small_patch16_224.augreg_in21k_ft_in1k",
-    summary="ViT-S/16 at 224, timm's weights",
-)
-_DEIT_S = replace(
-    _VIT_S,
-    name="deit_small",
-    mean=IMAGENET_MEAN,
-    std=IMAGENET_STD,
-    checkpoint="timm:deit_small_patch16_224.fb_in1k",
-    summary="DeiT-S/16 at 224, timm's weights",
-)
-_AUTHORS = (
-    "The authors offer it on their repository's page (yhlleo/MJP); download it and give it with "
-    "--weights, or train it here."
-)
-NAMED_MODELS.register("vit_small", _VIT_S)
-NAMED_MODELS.register("deit_small", _DEIT_S)
-NAMED_MODELS.register(
-    "deit_small_no_pe",
-    replace(
-        _DEIT_S,
-        name="deit_small_no_pe",
-        position_embedding="exposed",
-        checkpoint=None,
-        where="No trained DeiT-S without position embeddings is public: train it and give it with "
-        "--weights.",
-        summary="DeiT-S without position embeddings; needs --weights",
-    ),
-)
-NAMED_MODELS.register(
-    "deit_small_mjp",
-    replace(
-        _DEIT_S,
-        name="deit_small_mjp",
-        unknown_embedding=True,
-        dal=None,
-        checkpoint=None,
-        where=_AUTHORS,
-        summary="DeiT-S trained with MJP; needs --weights",
-    ),
-)
-NAMED_MODELS.register(
-    "deit_small_mjp_no_unk",
-    replace(
-        NAMED_MODELS["deit_small_mjp"],
-        name="deit_small_mjp_no_unk",
-        unknown_embedding=False,
-        summary="the same, its unknown embedding not used",
-    ),
-)
 
-for _name, _summary in {
-    "cifar_vit": "small ViT, CIFAR-10 at 56",
-    "cifar_vit_no_pe": "the same without position embeddings",
-    "cifar_vit_mjp": "the same trained with MJP as published",
-    "cifar_vit_mjp_controlled": "with MJP, position embeddings as the baseline's",
-    "cifar_vit_jp": "on shuffled patches without an unknown embedding",
-    "cifar_vit_closed_form": "with the block 0 that APRIL needs",
-    "patch14_vit": "small ViT of 4×4 patches, CIFAR-10 at 56, for batches",
-    "patch14_vit_mjp": "the same trained with MJP as published",
-}.items():  # trained by this project (results/zoo); the files' metadata hold all other facts
-    NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}", summary=_summary))
+NAMED_MODELS = _named_models()
+"""Those of names.yaml; the plain ViTs of timm and torchvision are known by their names."""
 
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "tiny": (192, 12, 3),
@@ -217,34 +152,28 @@ def _plain_timm_names() -> list[str]:
 
 
 def _unknown_model(name: str) -> UserError:
-    """The error for a name that is none of the named models and no plain ViT."""
+    """The error for a name that is none of the named models and no plain ViT; of a network of
+    timm's it says what a plain ViT has not, as far as its parameters tell."""
     import timm
+    import torch
 
     base = name.partition(".")[0]
+    hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
     if timm.is_model(base):
-        hint = f" timm has it, but it is no plain ViT{_differs(base)}."
-    else:
-        hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
+        names: set[str] = set()
+        # Any of timm's families may need values; then it is not said how it differs.
+        with suppress(Exception), torch.device("meta"):
+            names = {name for name, _ in timm.create_model(base).named_parameters()}
+        parts = [words for parameter, words in MORE_THAN_PLAIN.items() if parameter in names]
+        differs = f": it has {' and '.join(parts)}" if parts else ""
+        hint = f" timm has it, but it is no plain ViT{differs}."
     return UserError(
         f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and every plain timm "
         "ViT or DeiT by its name, such as vit_tiny_patch16_224."
     )
 
 
-def _differs(base: str) -> str:
-    """What a timm model has that a plain ViT has not, as far as its parameters tell."""
-    import timm
-    import torch
-
-    try:
-        with torch.device("meta"):
-            network = timm.create_model(base)
-    except Exception:  # any of timm's families may need values; then it is not said how it differs
-        return ""
-    names = dict(network.named_parameters())
-    parts = [words for parameter, words in MORE_THAN_PLAIN.items() if parameter in names]
-    return f": it has {' and '.join(parts)}" if parts else ""
-
+# checkpoints of a command line --------------------------------------------------------------------
 
 MOST_LETTERS = 100
 """Of a label in a table; a longer one is shortened in its middle."""
@@ -285,17 +214,14 @@ def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint
             f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
             f"{option} NAME=PATH NAME=PATH."
         )
-    lacking = {item.label for item in checkpoints if not _describes_itself(item.source)}
+    lacking = {
+        item.label
+        for item in checkpoints  # timm's names stand for all that a checkpoint states
+        if not item.source.startswith(TIMM_PREFIX) and "mean" not in read_metadata(item.source)
+    }
     if not lacking:  # then an option is meant to replace what they state
         return checkpoints
     return [replace(item, described=item.label in lacking) for item in checkpoints]
-
-
-def _describes_itself(source: str) -> bool:
-    """Whether a checkpoint states how pictures are normalised; timm's names stand for all of it."""
-    from mjp_privacy.models.checkpoint_files import TIMM_PREFIX, read_metadata
-
-    return source.startswith(TIMM_PREFIX) or "mean" in read_metadata(source)
 
 
 def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:

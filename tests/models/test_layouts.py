@@ -1,13 +1,26 @@
-"""Layouts by hand: what each rule does to a tensor, and names that fit none or two."""
+"""Layouts: what rules do to a tensor, and which attack applies to which library's networks."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import mjp_privacy.models
+from attacks import ATTACKS, find_attack
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import LAYOUTS, recognised
+from mjp_privacy.models.modules import load_module
+from tests.helpers.libraries import SOURCES, mjp_vit, randomised
+from tests.helpers.models import planted_model
+from tests.helpers.planted import attacked, planted_view
 
 OLD_BLOCK = "vit.encoder.layer.3."
 NAMES = {
@@ -127,3 +140,144 @@ def test_names_that_fit_no_layout(names: list[str], came: str) -> None:
         recognised(names)
     assert came in str(error.value)
     assert all(layout.title in str(error.value) for layout in LAYOUTS)
+
+
+README = Path(mjp_privacy.models.__file__).parent / "README.md"
+BEGIN, END = "<!-- attacks:begin -->", "<!-- attacks:end -->"
+NETWORKS = {  # one of each layout
+    "official_mjp": "MJP",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "hf_vit": "ViT",
+    "hf_deit": "DeiT",
+    "hf_clip": "CLIP of transformers",
+    "open_clip": "open_clip's tower",
+}
+GROUPS = (
+    ("patch_gradient", "patch_prior", "plain_step", "patch_jigsaw"),
+    (
+        "masked_span",
+        "multi_round",
+        "batch_span",
+        "layer_span",
+        "batch_lattice",
+        "shared_picture",
+        "span_matching",
+    ),
+    ("mask_locator",),
+    ("pixel_lattice",),
+    ("token_span",),
+    ("april", "april_prior"),
+    ("april_unk_aware",),
+    ("inverting_gradients", "april_optimization", "gradvit"),
+)
+REASONS = {  # a refusal's kind, and the words that stand for it in the table
+    "unknown_embedding": "MJP's only",
+    "block": "no: ln_pre",
+    "model": "no: distillation token",
+}
+TINY_PRIOR = {"prior": "stationary"}
+
+
+@cache
+def network(layout: str) -> LoadedModel:
+    built = mjp_vit() if NETWORKS[layout] == "MJP" else SOURCES[NETWORKS[layout]].build()
+    return load_module(randomised(built), mean=0.5, std=0.5).double()
+
+
+def answer(layout: str, name: str) -> str:
+    """What the attack says of an upload of the layout's network: yes, or why not."""
+    attack = find_attack(name)
+    view, _ = planted_view(network(layout), attack, "a", images=torch.zeros(1, 3, 32, 32))  # type: ignore[arg-type]
+    refusal = attack.unsupported(view)  # type: ignore[union-attr]
+    return "yes" if refusal is None else REASONS[refusal.kind]
+
+
+def table() -> list[str]:
+    """The lines of README's table."""
+    heads = " | ".join(", ".join(f"`{name}`" for name in group) for group in GROUPS)
+    lines = [f"| layout | {heads} |", "|---" * (len(GROUPS) + 1) + "|"]
+    for layout in LAYOUTS:
+        cells = []
+        for group in GROUPS:
+            said = {answer(layout.name, name) for name in group}
+            assert len(said) == 1, f"{layout.name}: {group} do not agree: {said}"
+            cells.append(said.pop())
+        lines.append(f"| {layout.title} | {' | '.join(cells)} |")
+    return lines
+
+
+def test_every_attack_and_layout_is_in_the_table() -> None:
+    assert NETWORKS.keys() == {layout.name for layout in LAYOUTS}
+    grouped = [name for group in GROUPS for name in group]
+    assert len(grouped) == len(set(grouped))
+    missing = {*ATTACKS} - set(grouped)
+    assert not missing, f"{missing}: give them a column in GROUPS, and README the table below"
+
+
+def test_readme_prints_what_the_attacks_say() -> None:
+    printed = README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
+    expected = "\n".join(table())
+    assert printed == expected, f"expected this table in {README.name}:\n{expected}"
+
+
+# what the refusals and the answers rest on --------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["torchvision", "hf_vit", "hf_deit", "hf_clip", "open_clip"])
+def test_the_picture_is_exact_in_every_layout(layout: str) -> None:
+    assert attacked("patch_gradient", {}, network(layout), "a", 1).min() == 100
+    assert attacked("masked_span", TINY_PRIOR, network(layout), "a", 1).min() == 100
+
+
+FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"distillation_token": True}, {"patch_bias": False}, {"qkv_bias": False}],
+    ids=["plain", "distilled", "no patch bias", "no qkv bias"],
+)
+def test_block_0_counts_the_tokens_that_it_sees(variant: dict[str, bool]) -> None:
+    model = planted_model(**FEW, **variant)
+    assert attacked("token_span", TINY_PRIOR, model, "a", 2).min() > 99
+
+
+@pytest.mark.parametrize("name", ["april", "april_prior"])
+def test_april_without_a_patch_bias(name: str) -> None:
+    options = {} if name == "april" else TINY_PRIOR
+    assert attacked(name, options, planted_model(patch_bias=False), "a", 1).min() > 99
+
+
+def with_and_without_tokens(**variant: bool) -> tuple[list[Tensor], Tensor]:
+    """masked_span's pictures of one masked upload with block 0's equations and without, and what
+    the client fed. It keeps the gradient of E_unk, whose sum would close the same direction."""
+    model = planted_model(**FEW, unknown_embedding=True, **variant)
+    pictures = []
+    for tokens in (True, False):
+        attack: Any = find_attack("masked_span", {**TINY_PRIOR, "tokens": tokens})
+        view, inputs = planted_view(model, attack, "b")
+        assert attack.unsupported(view) is None
+        kept = {n: g for n, g in view.updates[0].grads.items() if n != "unk_embed"}
+        view = replace(view, updates=[replace(view.updates[0], grads=kept)])
+        pictures.append(attack.run(view, generator=torch.Generator()).images)
+    return pictures, inputs.images
+
+
+def test_a_masked_upload_of_clip_does_without_block_0() -> None:
+    """Block 0's equations help on every picture of the plain network that has masked patches; a
+    network as CLIP's has none to use."""
+    (used, unused), fed = with_and_without_tokens()
+    gain = psnr(used, fed) - psnr(unused, fed)
+    assert bool((gain[psnr(unused, fed) < 100] > 0.5).all())
+    (used, unused), fed = with_and_without_tokens(pre_norm=True, patch_bias=False)
+    assert torch.equal(used, unused)
+    grey = psnr(torch.full_like(fed, 0.5), fed)
+    assert bool((psnr(unused, fed) > grey + 2).all())
+
+
+def test_several_masked_uploads_of_clip_and_deit_are_exact() -> None:
+    for variant in ({"pre_norm": True, "patch_bias": False}, {"distillation_token": True}):
+        model = planted_model(unknown_embedding=True, **variant)
+        options = {**TINY_PRIOR, "uploads": 8}
+        assert attacked("multi_round", options, model, "c", 1).min() > 99

@@ -1,18 +1,28 @@
-"""The trained models inside the package: small, complete, and what their names say."""
+"""Models by name, checkpoints of a command line, and what is known before weights are read."""
+
+from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import open_images
-from mjp_privacy.models import load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
+from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY
+from mjp_privacy.models.zoo import NAMED_MODELS, NamedCheckpoint, keep_earlier, named_checkpoints
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.evaluation import Protocol, measure
+from mjp_privacy.training.evaluation import Protocol, load_checkpoint, measure
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+from tests.helpers.models import KNOWN, MEAN, SMALL, STD, saved, state_of
 
 ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")
 PATCH14_ROWS = ("vit", "vit_mjp")
@@ -74,3 +84,128 @@ def test_without_positions_a_jigsaw_changes_nothing() -> None:
     source = open_images("embedded")
     rows = measure(load_model("cifar_vit_no_pe"), source, source.records, Protocol(gammas=(0.27,)))
     assert (rows["consistency"] == 1).all()
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Path:
+    """A file that states nothing of itself."""
+    path = tmp_path / "silent.safetensors"
+    save_file({"x": torch.zeros(1)}, path)
+    return path
+
+
+def test_options_are_about_the_files_that_do_not_state_it(silent: Path) -> None:
+    mixed = named_checkpoints(["cifar_vit", "timm:resnet18", str(silent)], "--checkpoint")
+    assert [item.described for item in mixed] == [False, False, True]
+    stating = named_checkpoints(["cifar_vit", "cifar_vit_mjp"], "--checkpoint")
+    assert [item.described for item in stating] == [True, True]
+
+
+def test_a_model_that_states_its_mean_keeps_it_beside_one_that_does_not() -> None:
+    arguments = EvaluationArguments(("cifar_vit",), model="vit_tiny_patch16_224", mean=(0.1,))
+    source = named_checkpoints(["cifar_vit"], "--checkpoint")[0].source
+    own = load_checkpoint(NamedCheckpoint("cifar_vit", source, described=False), arguments)
+    assert own.card.mean == pytest.approx((0.4914, 0.4822, 0.4465))
+    given = EvaluationArguments(("cifar_vit",), mean=(0.1,))
+    replaced = load_checkpoint(NamedCheckpoint("cifar_vit", source), given)
+    assert replaced.card.mean == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_a_name_that_is_nearly_right_is_corrected_and_a_path_is_a_path() -> None:
+    with pytest.raises(UserError, match=r"cifar_vit\?"):
+        named_checkpoints(["cifar_vitt"], "--checkpoint")
+    assert named_checkpoints(["cifar_vit.pth"], "--checkpoint")[0].source == "cifar_vit.pth"
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "lost"),
+    [
+        ("model,top1\na,1\nb,2\n", ["a"], "b"),
+        ("kind,model\nmodel,c\nnoise,d\n", ["a", "b"], "c"),
+        ("model\na\nb\n", ["b", "a", "c"], ""),
+        ("model\n'=a\n", ["=a"], ""),
+        ("", ["a"], ""),
+    ],
+)
+def test_a_table_of_other_models_is_not_replaced(
+    tmp_path: Path, text: str, labels: list[str], lost: str
+) -> None:
+    if text:
+        (tmp_path / "summary.csv").write_text(text, encoding="utf-8")
+    named = [NamedCheckpoint(label, "x") for label in labels]
+    if not lost:
+        keep_earlier(tmp_path, "summary.csv", named)
+        return
+    with pytest.raises(UserError, match=lost):
+        keep_earlier(tmp_path, "summary.csv", named)
+
+
+def shapes(model: LoadedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def facts(model: LoadedModel) -> dict[str, Any]:
+    card = {name: v for name, v in vars(model.card).items() if name != "checkpoint"}
+    return card | {"dal": model.dal_kind, "positions": model.position_embedding}
+
+
+def same(outline: LoadedModel, model: LoadedModel) -> None:
+    assert shapes(outline) == shapes(model)
+    assert facts(outline) == facts(model)
+    assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
+    assert not outline.training
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED_MODELS if name.startswith("cifar")])
+def test_an_outline_has_all_but_the_weights_of_a_packaged_model(name: str) -> None:
+    same(outline_model(name, whole=True), load_model(name))
+
+
+@pytest.mark.parametrize("kind", ["plain", "mjp", "official", "overridden", "random"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_an_outline_has_all_but_the_weights_of_a_file(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
+    changes = {"unknown_embedding": True, "dal": "linear"} if kind in ("mjp", "official") else {}
+    state = state_of(**changes)
+    if kind == "official":
+        table = torch.cat((state.pop("pos_embed")[0], state.pop("unk_embed")[0]))
+        state = {n.replace("dal_regressor.", "dlocr."): t for n, t in state.items()}
+        state["pos_embed.weight"] = table
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        saved(tmp_path, {"model": state, "epoch": 3})
+    else:
+        save_file(state, path)
+    given = {**KNOWN, "checkpoint": path}
+    if kind == "overridden":
+        given |= {"img_size": 48, "position_embedding": "exposed"}
+    if kind == "random":
+        given = {**SMALL, "checkpoint": "random", "unknown_embedding": True, "trained_gamma": 0.5}
+    same(outline_model(**given, whole=True), load_model(**given))
+
+
+def test_metadata_are_read_and_pixels_or_heads_may_be_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    said = {"mean": MEAN, "std": STD, "num_heads": 3, "trained_gamma": 0.25}
+    save_file(state_of(), path, {key: json.dumps(value) for key, value in said.items()})
+    card = outline_model(checkpoint=path, whole=True).card
+    assert (card.mean, card.std, card.trained_gamma) == (MEAN, STD, 0.25)
+    save_file(state_of(), path)
+    assert outline_spec(checkpoint=path)[0].num_heads is None
+    assert outline_model(checkpoint=path).embed_dim == 24
+    with pytest.raises(UserError, match=r"num_heads, mean, std .*--num-heads, --mean, --std"):
+        outline_model(checkpoint=path, whole=True)
+
+
+def test_large_and_downloadable_models_need_neither_weights_nor_a_network() -> None:
+    started = time.process_time()
+    large = outline_model("vit_large_patch16_224", checkpoint="random")
+    assert (large.embed_dim, len(large.blocks)) == (1024, 24)
+    assert outline_model("vit_base_patch32_224.augreg_in21k_ft_in1k", whole=True).patch_size == 32
+    assert time.process_time() - started < 2
+
+
+def test_known_names_and_files_pass() -> None:
+    check_names("vit_tiny_patch16_224", "nowhere.pth")
+    check_names(None, "packaged:cifar_vit")
