@@ -107,7 +107,7 @@ def a_file(place: Workplace) -> Path:
         ("outt", lambda p: p.run, "--outt"),
         ("weights", lambda p: "Vit=x.pth", "Unknown model 'Vit'. Did you mean ViT?"),
         ("block", lambda p: 0, "block: Input should be greater than or equal to 1; got 0"),
-        ("client.batch", lambda p: 2, "block: a block holds whole client steps"),
+        ("client.batch", lambda p: 2, "one.yaml, block: "),
         ("client.mode", lambda p: "test", "client.mode"),
         ("dtypes", lambda p: "float16", "dtypes"),
     ],

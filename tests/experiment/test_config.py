@@ -99,7 +99,7 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
             (entry(**{name: []}), [f"grid.0.{name}"])
             for name in ("models", "settings", "gammas", "attacks")
         ),
-        (small(block=20, client={"batch": 3}), ["client.batch", "20"]),
+        (small(block=20, client={"batch": 3}), ["block", "batch (3)", "20"]),
         (small(diagnostics=["residuals"]), ["diagnostics.0", "'residuals'"]),
     ],
 )
