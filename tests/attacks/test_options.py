@@ -78,10 +78,41 @@ def test_an_attack_under_another_name_than_its_own_is_an_error() -> None:
 # traits -------------------------------------------------------------------------------------------
 
 
+DECLARED = {
+    "april": "rank",
+    "april_unk_aware": "masks, rank",
+    "april_prior": "masks, public photographs",
+    "patch_gradient": "",
+    "patch_prior": "noise, public photographs",
+    "plain_step": "masks",
+    "patch_jigsaw": "shuffled alone",
+    "mask_locator": "masks",
+    "masked_span": "masks, noise, public photographs",
+    "pixel_lattice": "8 bit, masks, public photographs",
+    "multi_round": "masks, noise, public photographs",
+    "batch_span": "batches, masks, noise, public photographs",
+    "shared_picture": "batches, masks, public photographs, shared pictures",
+    "layer_span": "batches, masks, noise, public photographs",
+    "batch_lattice": "8 bit, batches, masks, noise, public photographs",
+    "span_matching": "batches, masks, noise, public photographs, steps",
+    "token_span": "masks, public photographs",
+    "inverting_gradients": "any network, masks, steps",
+    "april_optimization": "masks, steps",
+    "gradvit": "masks, public photographs, steps",
+}
+"""What reports flag figures by, a second time: a trait lost from a class is a flag lost."""
+
+
 def test_every_trait_is_explained_and_used() -> None:
     used = {trait for name in ATTACKS for trait in traits_of(name)}
     assert used == set(TRAITS)
     assert all(TRAITS.values())
+
+
+def test_traits_are_those_that_reports_go_by() -> None:
+    assert {name: traits_of(name) for name in ATTACKS} == {
+        name: frozenset(filter(None, traits.split(", "))) for name, traits in DECLARED.items()
+    }
 
 
 def test_traits_agree_with_the_code() -> None:

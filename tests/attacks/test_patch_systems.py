@@ -470,6 +470,34 @@ def outline(**fields: Any) -> Any:
     return outline_model(checkpoint="random", **{**small, **fields})
 
 
+def test_too_few_equations_count_the_extra_unknowns() -> None:
+    """N = 9 patches and a width of 10: one unknown more has room, two have none."""
+    model = outline(img_size=48, patch_size=16, embed_dim=10)
+    assert too_few_equations(model) is None
+    assert too_few_equations(model, extra=1) is None
+    refusal = too_few_equations(model, extra=2, who="block 0's equations")
+    assert refusal is not None
+    assert refusal.kind == "underdetermined"
+    assert all(said in refusal.text for said in ("= 11", "10", "block 0's", "32 px"))
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "width", "numbers"),
+    [
+        (224, 16, 192, ("196", "192", "208 px")),
+        (224, 14, 192, ("256", "192", "182 px")),
+        (64, 32, 3, ("4", "3", "no picture")),
+    ],
+)
+def test_too_many_patches_are_refused_with_the_size_that_will_do(
+    size: int, patch: int, width: int, numbers: tuple[str, ...]
+) -> None:
+    refusal = too_few_equations(outline(img_size=size, patch_size=patch, embed_dim=width))
+    assert refusal is not None
+    assert refusal.kind == "underdetermined"
+    assert all(said in refusal.text for said in numbers)
+
+
 def test_the_size_that_is_named_is_the_largest_that_will_do() -> None:
     for width in (16, 17, 24, 25, 100):
         sizes = [

@@ -449,6 +449,12 @@ def test_one_upload_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(("option", "value"), [("uploads", 0), ("completion", "best")])
+def test_wrong_options_are_refused(option: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"shared_picture.*{option}"):
+        find_attack("shared_picture", {option: value})
+
+
 # from Python --------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,21 @@ def test_who_may_read_is_what_the_umask_says(tmp_path: Path, mask: int) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        files, "fsync", lambda path: brought.append((path.name, (tmp_path / "x").exists()))
+    )
+    write_atomically(tmp_path / "x", lambda file: file.write_text("1"), durable=True)
+    [(temporary, early), folder] = brought
+    assert (temporary.startswith(".x."), early) == (True, False)
+    assert folder == (tmp_path.name, True)
+    write_atomically(tmp_path / "y", lambda file: file.write_text("1"))
+    assert len(brought) == 2
+
+
 def test_only_one_command_works_in_a_folder(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(UserError, match=str(tmp_path)):
         lock(tmp_path).__enter__()
@@ -222,6 +237,21 @@ def test_lines_come_back_and_no_changed_bit_is_taken_for_whole(tmp_path: Path) -
     path.write_bytes(content.replace(b"s 19", b"s 18"))
     with pytest.raises(BadFile, match="line 20"):
         read_json_lines(path, LINES)
+
+
+def test_what_a_kill_left_of_a_line_goes_with_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for start in (b"", files.json_line(RECORDS[0]).encode()):
+        path.write_bytes(start + b'{"stage": "half')
+        before = json_lines(path, LINES)
+        append_json_line(path, RECORDS[1])
+        assert json_lines(path, LINES) == ([*before[0], RECORDS[1]], [])
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="pipe"):
+        append_json_line(tmp_path / "pipe", {})
 
 
 # disks that do not take what is written -----------------------------------------------------------

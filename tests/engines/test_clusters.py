@@ -26,10 +26,12 @@ from tests.helpers.command import attack_command
 from tests.helpers.engine_runs import CONFIG, all_rows, same_rows
 from tests.helpers.runs import attack
 from tests.helpers.slurm_cluster import kill_node, slurm_here
-from tests.helpers.trap import Trap, is_running, until
+from tests.helpers.trap import Trap, children_of, is_running, until
 
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+every_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
 
 
 def victims(
@@ -49,6 +51,21 @@ def victims(
 
 def by(engine: EngineConfig, images: Path, out: Path) -> Background[RunSummary]:
     return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
+
+
+def broken_off(
+    images: Path, out: Path, trap: Trap, engine: str, number: int, code: int
+) -> list[int]:
+    """Send a signal to a command while two of its workers attack; its workers and their kin."""
+    trap.hold()
+    options = ["--engine", engine, "--workers", "2"]
+    with attack_command(CONFIG, images, out, options, trap.environment) as running:
+        started = [*victims(trap, 2), *children_of(running.pid)]
+        os.kill(running.pid, number)
+        assert running.wait(60) == code
+        assert "Traceback" not in running.errors()
+        assert running.errors().count("stopped by") == (code > 0)
+    return started
 
 
 # Ray ----------------------------------------------------------------------------------------------
@@ -84,6 +101,40 @@ def test_a_ray_node_dies(
         assert run.result().exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 1
+
+
+@needs_ray
+@pytest.mark.nightly
+def test_the_ray_cluster_goes_and_the_run_says_so(
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
+) -> None:
+    trap.hold()
+    options = ["--engine", "ray", "--address", ray_cluster.address]
+    out = tmp_path / "run"
+    with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
+        victims(trap, 2)
+        for node in ray_cluster.list_all_nodes():
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=False)
+        assert running.wait(60) == 2
+        assert ray_cluster.address in running.errors()
+        assert "Traceback" not in running.errors()
+    trap.release()
+    assert attack(nine_photographs, out, CONFIG).exit_code == 0
+    same_rows(here, out)
+
+
+@needs_ray
+@pytest.mark.nightly
+@every_signal
+def test_ray_ends_with_the_command_that_started_it(
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
+) -> None:
+    out = tmp_path / "run"
+    started = broken_off(nine_photographs, out, trap, "ray", number, code)
+    until(lambda: not any(map(is_running, started)), 30)
+    trap.release()
+    assert attack(nine_photographs, out, CONFIG).exit_code == 0
+    same_rows(here, out)
 
 
 @needs_ray
@@ -155,6 +206,31 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
 
 
+@pytest.mark.nightly
+@every_signal
+def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    slurm_cluster: Any,
+    number: int,
+    code: int,
+) -> None:
+    """Ctrl-C and SIGTERM cancel its jobs; those of a killed command are cancelled by the next."""
+    out = tmp_path / "run"
+    broken_off(nine_photographs, out, trap, "slurm", number, code)
+    started = [pid for pid, _ in trap.attacked()]
+    if number != signal.SIGKILL:
+        until(lambda: not any(map(is_running, started)), 15)
+        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
+    with by(SLURM, nine_photographs, out) as run:
+        until(lambda: not any(map(is_running, started)), 60)
+        trap.release()
+        assert run.result().exit_code == 0
+    same_rows(here, out)
+
+
 # workers of this machine --------------------------------------------------------------------------
 
 
@@ -201,14 +277,7 @@ def test_a_block_that_always_kills_its_worker_is_given_up(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.nightly),
-    ],
-)
+@every_signal
 def test_workers_end_with_their_command(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
 ) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickletools
 import re
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,11 @@ pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines import slurm as slurm_module
+from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
 from mjp_privacy.experiment.engines.worker import task_file
 from tests.helpers.slurm import FakeSlurm, arrays, engine_in
+from tests.helpers.trap import until
 
 
 @pytest.fixture
@@ -83,6 +89,34 @@ def test_jobs_that_wait_or_run_are_not_gone(slurm: FakeSlurm, tmp_path: Path, st
     assert not engine.gone()
 
 
+def test_jobs_that_were_cancelled_before_they_started_share_a_state(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0, 1, 2])
+    slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None"})
+    assert set(engine.gone()) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, ""),
+        ("", ""),
+        ("Killed by hand\n\n", ": Killed by hand"),
+        ("srun: error: node7: task 0: Killed\n", ": srun: error: node7: task 0: Killed"),
+        ("MemoryError\nslurmstepd: error: x\nsrun: error: y\n", ": MemoryError"),
+        ("submitit WARNING (x) - Bypassing signal SIGTERM\nsrun: x\n", ": srun: x"),
+    ],
+)
+def test_the_last_line_of_a_log_is_the_workers_own(
+    tmp_path: Path, text: str | None, line: str
+) -> None:
+    if text is not None:
+        (tmp_path / "log").write_text(text)
+    assert last_words(tmp_path / "log") == line
+
+
 # what is submitted --------------------------------------------------------------------------------
 
 
@@ -146,7 +180,44 @@ def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
     assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
 
 
+def test_arrays_are_as_long_as_the_cluster_takes_them(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.take_arrays_of(3)
+    engine = engine_in(tmp_path)
+    engine.start(range(7))
+    assert arrays(slurm) == ["0-2", "0-2", "single"]
+
+
+def test_what_is_pickled_are_a_path_and_numbers(slurm: FakeSlurm, tmp_path: Path) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0])
+    [first] = (tmp_path / "my run" / "work" / "slurm" / engine.name).glob("*_submitted.pkl")
+    operations = list(pickletools.genops(first.read_bytes()))
+    strings = [value for _, value, _ in operations if isinstance(value, str)]
+    assert {"SlurmWorker", "DelayedSubmission", str(engine.job_file)} < set(strings)
+    assert len([1 for operation, _, _ in operations if operation.name == "STACK_GLOBAL"]) == 2
+
+
+def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="50%"):
+        engine_in(tmp_path / "50%")
+
+
 # the end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, ended: int) -> None:
+    """Jobs that have ended by themselves are left to it."""
+    engine = engine_in(tmp_path)
+    engine.start([0, 1])
+    for number in range(ended):
+        folder = tmp_path / "my run" / "work" / "slurm" / engine.name
+        (folder / f"1_{number}_0_result.pkl").touch()
+    engine.close()
+    cancelled = [call for call in slurm.calls("scancel") if f"--name={engine.name}" in call]
+    assert bool(cancelled) == (ended < 2)
 
 
 def test_jobs_of_a_command_that_was_killed_are_cancelled_by_the_next(
@@ -173,3 +244,34 @@ def test_a_task_that_never_ends_in_time_is_given_up(tmp_path: Path) -> None:
     worker = SlurmWorker(str(job), 3, text, STARTS - 1)
     with pytest.raises(SystemExit, match="minutes"):
         worker.checkpoint()
+
+
+def test_a_signal_ends_a_worker_at_once_and_no_attack_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its work goes on in a thread, and would take what is raised for an error of its own."""
+
+    class Exited(BaseException):
+        """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    over = threading.Event()
+    seen: list[bool] = []
+
+    def works(job_file: str, number: int, interval: float) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        seen.append(over.wait(20))
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: sys.exit("its task was not done"))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(slurm_module, "serve", works)
+    try:
+        with pytest.raises(Exited):
+            SlurmWorker(str(tmp_path / "job.json"), 3)()
+    finally:
+        over.set()
+        signal.signal(signal.SIGUSR2, before)
+    until(lambda: seen == [True])
+    assert "its task was not done" in capfd.readouterr().err

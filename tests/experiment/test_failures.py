@@ -28,6 +28,8 @@ from tests.helpers.runs import (
     names,
     one_cell,
     outcome,
+    photograph,
+    photographs,
     rows,
     same_results,
     tensors,
@@ -222,6 +224,32 @@ def test_bad_models_are_rows_and_the_others_go_on(three: Path, tmp_path: Path) -
         assert status == "failed"
         assert words in reason
     assert set(statuses(tmp_path / "run", model="good").values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"num_classes": 2}, "2.png"), ({"img_size": 16}, "31"), ({"resize": 8}, "resize")],
+)
+def test_a_model_that_cannot_take_the_images_or_their_labels_fails_alone(
+    three: Path, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    config = one_cell(models={"bad": TINY | change, "good": TINY}, grid=TWO, attacks=SPAN)
+    summary = attack(three, tmp_path / "run", config)
+    assert summary.exit_code == 3
+    assert summary.failures
+    assert all(named in line for line in summary.failures)
+    assert set(statuses(tmp_path / "run", model="good").values()) == {"ok"}
+    assert set(statuses(tmp_path / "run", model="bad").values()) == {"failed"}
+
+
+def test_an_image_too_small_for_one_model_is_scored_by_the_other(tmp_path: Path) -> None:
+    folder = photographs(tmp_path / "images", 2, labelled=False)
+    photograph(7, (12, 12)).save(folder / "small.png")
+    models = {"good": TINY, "bad": {**TINY, "patch_size": 16}}
+    run = tmp_path / "run"
+    assert attack(folder, run, one_cell(models=models, grid=TWO, attacks=SPAN)).exit_code == 3
+    assert statuses(run, model="good")["small.png"] == "ok"
+    assert statuses(run, model="bad")["small.png"] == "unreadable"
 
 
 def test_where_every_model_is_bad_each_is_named_and_nothing_is_begun(

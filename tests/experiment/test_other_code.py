@@ -8,6 +8,7 @@ import importlib
 import subprocess
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,35 @@ def test_fresh_makes_stale_cells_again_and_no_others(
     assert {n: t for n, t in before.items() if grey in n}.items() <= written(bench_run).items()
     assert {*old.values()}.isdisjoint(codes(bench_run).values())
     attack(images, bench_run, TWO)  # nothing is stale any more
+
+
+def test_a_killed_fresh_run_goes_on(
+    bench: Workbench,
+    bench_run: Path,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its second block has the old rows in place, its first the new ones."""
+    bench.edit("levels", "0.5", "0.25")
+    write, calls = RunStore.write, count(1)
+
+    def mortal(self: RunStore, *arguments: Any, **named: Any) -> Path:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return write(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "write", mortal)
+        with pytest.raises(KeyboardInterrupt):
+            attack(images, bench_run, TWO, stale="fresh")
+    assert sorted(levels(bench_run).values()) == [0.25] * 3 + [0.5] * 3
+    assert "1 of 2 cells" in refusal(images, bench_run)
+    kept = {name for name in written(bench_run) if "/00000." in name}
+    attack(images, bench_run, TWO, stale="fresh")
+    assert kept <= written(bench_run).keys()
+    attack(images, tmp_path / "other", TWO)
+    same_results(bench_run, tmp_path / "other")
 
 
 # keep ---------------------------------------------------------------------------------------------

@@ -189,6 +189,17 @@ def test_a_larger_limit_adds_blocks_to_a_smaller_one(images: Path, tmp_path: Pat
     pd.testing.assert_frame_equal(kept, first, check_exact=True)
 
 
+def test_a_limit_inside_a_block_ends_with_the_rows_of_a_fresh_run(
+    images: Path, tmp_path: Path
+) -> None:
+    """The block is done again as a whole, for its numbers move with the batch."""
+    config = one_cell(dtypes=BOTH, block=6)
+    for limit in (2, 6):
+        attack(images, tmp_path / "grown", config, limit=limit)
+    attack(images, tmp_path / "fresh", config, limit=6)
+    same_results(tmp_path / "grown", tmp_path / "fresh")
+
+
 # other images -------------------------------------------------------------------------------------
 
 
@@ -215,12 +226,17 @@ def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:
     pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
 
 
-@pytest.fixture
-def order(images: Path, tmp_path: Path) -> list[str]:
-    """The images as a run takes them."""
-    attack(images, tmp_path / "order", one_cell(block=2, attacks=[{"name": "grey"}]))
-    run_id = cells(tmp_path / "order")[0]["run_id"]
-    return RunStore(tmp_path / "order").read(run_id)["image_id"].tolist()
+def test_a_run_refuses_other_pixels_under_the_same_name(own: tuple[Path, Path]) -> None:
+    folder, run = own
+    files = written(run)
+    for spoil in (photograph(99).save, lambda path: path.write_bytes(b"no image")):
+        spoil(folder / "2.png")
+        with pytest.raises(UserError, match=r"2\.png"):
+            attack(folder, run, one_cell())
+        assert written(run) == files
+    photograph(2).save(folder / "2.png", compress_level=0)  # the same pixels in other bytes
+    assert attack(folder, run, one_cell()).exit_code == 0
+    assert written(run) == files
 
 
 # images that a run folder knows -------------------------------------------------------------------

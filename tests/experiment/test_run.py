@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mjp_privacy import load_model, score
 from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
+from mjp_privacy.experiment import cell as cells_of_blocks
 from mjp_privacy.experiment.cell_facts import run_id
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
@@ -94,6 +96,25 @@ def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
             )
             for (metric, variant), again in score(images, targets).items():
                 assert again.tolist() == [found[key, i, metric, variant] for i in block]
+
+
+def test_accuracy_is_taken_with_the_mask_that_the_client_used(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        asked.append((x, mask))
+        return predict(model, x, mask)
+
+    monkeypatch.setattr(cells_of_blocks, "predict", noted)
+    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
+    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
+    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
+    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
+    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
+    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
+    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
 
 
 # settings -----------------------------------------------------------------------------------------

@@ -321,6 +321,21 @@ def test_what_rots_in_mid_run_is_noticed_by_whoever_reads_it(store: RunStore) ->
     assert seen > 40
 
 
+def test_what_cannot_be_read_now_is_not_damaged(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = write(store, {"a": 1}).path, Path.open
+
+    def stale(self: Path, *arguments: Any, **named: Any) -> Any:
+        if self == path:
+            raise OSError(5, "input/output error")
+        return opened(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", stale)
+    with pytest.raises(UserError, match=path.name):
+        store.damaged()
+
+
 def test_rows_of_another_cell_are_damage(store: RunStore) -> None:
     path = write(store, {"a": 1}).path
     store.folder("c2").mkdir()
