@@ -272,17 +272,29 @@ def test_a_missing_unknown_embedding_is_never_invented(tmp_path: Path) -> None:
         load_model(checkpoint=path, unknown_embedding=True, unknown_init="zero", **KNOWN)
 
 
-@pytest.mark.parametrize("how", ["mean_position", "zeros"])
+@pytest.mark.parametrize("how", ["mean_position", "zeros", "random"])
 def test_a_missing_unknown_embedding_is_filled_as_asked(tmp_path: Path, how: Any) -> None:
     state = state_of()
     path = saved(tmp_path, state)
     model = load_model(checkpoint=path, unknown_embedding=True, unknown_init=how, **KNOWN)
     expected = state["pos_embed"][:, 1:].mean(1, keepdim=True)
     expected = torch.zeros(1, 1, 24) if how == "zeros" else expected
+    if how == "random":  # the same each time, and of N(0, 1)
+        again = load_model(checkpoint=path, unknown_embedding=True, unknown_init=how, **KNOWN)
+        expected = again.unk_embed.detach()
+        assert 0.5 < float(expected.std()) < 1.5
     assert_loaded(model, {**state, "unk_embed": expected})
     report = model.card.checkpoint
     assert report.missing == ("unk_embed",)
-    assert "unk_embed is not trained: set to" in report.notes[0]
+    assert "unk_embed is not trained" in report.notes[0]
+
+
+@pytest.mark.parametrize("how", ["mean_position", "zeros", "random"])
+def test_a_trained_unknown_embedding_is_not_refilled(tmp_path: Path, how: Any) -> None:
+    state = state_of(unknown_embedding=True)
+    model = load_model(checkpoint=saved(tmp_path, official(state)), unknown_init=how, **KNOWN)
+    assert_loaded(model, state)
+    assert model.card.checkpoint.missing == model.card.checkpoint.notes == ()
 
 
 # another image size -------------------------------------------------------------------------------

@@ -118,6 +118,16 @@ def test_masked_patches_get_the_unknown_embedding_and_not_their_row() -> None:
     assert not torch.equal(model(pictures(), mask), before)
 
 
+def test_each_image_of_a_batch_may_have_its_own_mask() -> None:
+    model, mask = network("swin", **MJP_SWIN), some_masked()
+    masks = torch.stack((mask, ~mask))
+    both = model(pictures(), masks)
+    for place in range(2):
+        alone = model(pictures()[place : place + 1], masks[place])
+        assert torch.allclose(both[place : place + 1], alone, atol=1e-6)
+    assert not torch.allclose(both[1:], model(pictures()[1:], mask), atol=1e-4)
+
+
 def test_a_resnet_has_nothing_to_mask() -> None:
     model = network("resnet")
     assert torch.equal(model(pictures(), some_masked()), model(pictures()))

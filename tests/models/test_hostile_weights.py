@@ -91,6 +91,18 @@ def test_numbers_that_are_no_floats(tmp_path: Path, kind: torch.dtype, suffix: s
     assert f"weights{suffix}, blocks.1.attn.qkv.weight" in said
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_taken_and_noted(tmp_path: Path, kind: torch.dtype) -> None:
+    state = {name: tensor.to(kind) for name, tensor in state_of().items()}
+    state["steps"] = torch.tensor(3)  # of another part: of any kind, and not noted
+    model = load_model(checkpoint=stored(tmp_path, state, ".safetensors"), **KNOWN)
+    report = model.card.checkpoint
+    assert (report.stored_as, report.unexpected) == (str(kind).removeprefix("torch."), ("steps",))
+    assert report.notes == ()  # a note would give a run's rows another name
+    assert model.head.weight.dtype == torch.float32
+    assert torch.equal(model.head.weight, state["head.weight"].float())
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_weights_that_are_no_numbers(tmp_path: Path, number: float, suffix: str) -> None:

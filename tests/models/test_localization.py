@@ -8,6 +8,7 @@ from torch import nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
+    principal_directions,
 )
 from tests.helpers.models import (
     PATCHES,
@@ -67,6 +68,17 @@ def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: in
     np.testing.assert_allclose(np.abs(lowrank.T @ directions[:2].T), np.eye(2), atol=1e-6)
 
 
+def test_pca_has_the_same_signs_for_the_same_directions() -> None:
+    rows, visible = torch.tensor(spectral_rows(49, 12)), torch.ones(49, dtype=torch.bool)
+    order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
+    regressor = LocalizationRegressor(12, "pca")
+    torch.testing.assert_close(regressor(rows[order], visible), regressor(rows, visible)[order])
+    for turned in (rows, -rows, rows.flip(-1), rows @ torch.tensor(spectral_rows(12, 12))):
+        directions = principal_directions(turned, visible)
+        assert (directions.max(0).values > -directions.min(0).values).all()
+        torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
+
+
 def test_pca_is_differentiable_and_a_batch_of_masks_is_row_by_row() -> None:
     model, masks = tiny(unknown_embedding=True, dal="pca"), some_masks(3)
     losses = torch.stack([model.dal_loss(mask) for mask in masks])
@@ -118,3 +130,20 @@ def test_dal_of_uneven_rows_is_refused_but_its_loss_is_not() -> None:
         model.dal(masks)
     expected = (model.dal_loss(masks[0]) + model.dal_loss(masks[1])) / 2
     torch.testing.assert_close(model.dal_loss(masks), expected)
+
+
+@pytest.mark.parametrize("method", ["dal", "dal_loss"])
+@pytest.mark.parametrize(
+    ("dal", "mask", "named"),
+    [
+        ("none", torch.zeros(PATCHES, dtype=torch.bool), "dal='linear'"),
+        ("linear", torch.zeros(PATCHES, dtype=torch.int64), "int64"),
+        ("linear", torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
+        ("linear", torch.zeros(1, 2, PATCHES, dtype=torch.bool), r"\(1, 2, 16\)"),
+    ],
+)
+def test_no_regressor_and_wrong_masks_are_refused(
+    method: str, dal: str, mask: torch.Tensor, named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        getattr(tiny(unknown_embedding=True, dal=dal), method)(mask)

@@ -18,6 +18,7 @@ from tests.helpers.libraries import (
     Source,
     hugging_face,
     library,
+    open_clip_model,
     open_clip_tower,
     randomised,
     timm_vit,
@@ -77,6 +78,22 @@ def test_gradients_are_the_librarys_under_own_names(source: Source) -> None:
             assert float((own[name] - grad).abs().max()) <= EXACT * float(grad.abs().max())
         else:
             assert_equal(own[name], grad, name)
+
+
+@each_source
+def test_gradients_with_a_step_axis_and_in_part(source: Source) -> None:
+    module = randomised(source.build())
+    names = dict(module.named_parameters())
+    sent, layout = gradients(names, source.run(module, pictures())), recognised(names)
+    steps = {name: torch.stack((grad, 2 * grad, 3 * grad)) for name, grad in sent.items()}
+    one, three = layout.to_own(sent), layout.to_own(steps, axes=1)
+    assert one.keys() == three.keys()
+    assert all(torch.equal(three[name][1], 2 * one[name]) for name in one)
+    first = dict(list(sent.items())[::2])
+    in_part = recognised(first).to_own(first)
+    assert in_part
+    if recognised(first).name == layout.name:  # the names of a part may fit a simpler layout
+        assert all(torch.equal(in_part[name], one[name]) for name in in_part)
 
 
 @pytest.mark.nightly
@@ -243,6 +260,15 @@ def test_a_module_that_does_not_take_a_picture_or_returns_something_else() -> No
 
     with pytest.raises(UserError, match="RuntimeError: two pictures"):
         loaded(Failing())
+
+
+def test_the_text_tower_is_left_alone() -> None:
+    whole = randomised(open_clip_model())
+    grads = {name: torch.ones_like(p) for name, p in whole.named_parameters()}
+    own = recognised(grads).to_own(grads)
+    assert own["pos_embed"].shape == (1, 65, 96)
+    assert own["positional_embedding"].shape == (8, 32)  # the text's, under its own name
+    assert recognised(grads).unknown(grads) == []
 
 
 def test_a_model_of_this_package_keeps_its_own_normalisation() -> None:

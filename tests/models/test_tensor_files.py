@@ -24,6 +24,7 @@ from mjp_privacy.core.read import FileKind
 from mjp_privacy.models import tensor_files
 from mjp_privacy.models.tensor_files import (
     BLANK_DIGEST,
+    DTYPES,
     FLOATS,
     MOST_PICKLED,
     TensorFile,
@@ -68,6 +69,31 @@ def test_a_sound_file(path: Path) -> None:
         TensorFile(path, WEIGHTS, FLOATS)
     with pytest.raises(NoFile):
         TensorFile(path.with_name("none"), WEIGHTS)
+
+
+KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+KINDS += [torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize(("name", "dtype"), zip(DTYPES, KINDS, strict=True))
+def test_every_type_that_is_read(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    path, x = tmp_path / "x.safetensors", torch.tensor([0, 1, 1]).to(dtype)
+    save_file({"x": x}, path)
+    file = TensorFile(path, WEIGHTS)
+    assert file.dtypes == {"x": name}
+    assert file.tensors()["x"].dtype == dtype
+    assert torch.equal(file.tensors()["x"], x)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("C64", torch.complex64), ("X", None)]
+)
+def test_types_that_nobody_reads(path: Path, name: str, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        with_header(lambda header: header["a"].update(dtype=name))(path)
+    else:
+        save_file({"a": torch.ones(3).to(dtype)}, path)
+    assert name in refused(path)
 
 
 @pytest.mark.parametrize("change", HEADER_CHANGES)

@@ -24,6 +24,7 @@ from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.paper.robustness_scores import (
+    ALEXNET,
     accuracy_when_answering,
     average_precision,
     rms_calibration,
@@ -135,6 +136,18 @@ def test_imagenet_c(
         table[table["measure"] == "error"]["percent"].mean()
     )
     assert (out / "robustness.md").read_text() in printed
+
+
+def test_a_model_of_imagenet_stands_against_alexnet(thousand: Path, tmp_path: Path) -> None:
+    data, out = corrupted_set(tmp_path / "c", classes=2), tmp_path / "out"
+    assert evaluate("--checkpoint", thousand, "--imagenet-c", data, "--out", out) == 0
+    table = pd.read_csv(out / "robustness.csv")
+    cells = table[table["measure"] == "error"].groupby("corruption")["percent"].mean()
+    against = table[table["measure"] == "CE against AlexNet"].set_index("corruption")["percent"]
+    expected = {name: 100 * cells[name] / ALEXNET[name] for name in CORRUPTIONS}
+    assert against[list(CORRUPTIONS)].to_dict() == pytest.approx(expected)
+    (mce,) = table[table["measure"] == "mCE against AlexNet"]["percent"]
+    assert mce == pytest.approx(np.mean(list(expected.values())))
 
 
 def test_numbers_of_plain_folders_are_those_of_a_model_with_as_many_classes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,15 +21,18 @@ from mjp_privacy.data import ImageSource, Preprocessing, open_images
 from mjp_privacy.metrics.statistics import summarise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.zoo import NamedCheckpoint
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.evaluation import (
     Evaluated,
     Protocol,
+    load_checkpoint,
     markdown,
     measure,
     protocols,
     summary_table,
 )
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small
@@ -218,6 +222,57 @@ def test_a_part_of_the_class_folders_is_refused(
     for label in range(3):
         (data / f"class_{label}").rename(data / str(label))
     assert main(["evaluate", *command]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--gamma", "1.2"], "1.2"),
+        (["--checkpoint", "nowhere.pth"], "nowhere.pth"),
+        (["--checkpoint", "packaged:nothing"], "nothing"),
+    ],
+)
+def test_wrong_gammas_and_missing_checkpoints_are_refused(
+    images: ImageSource,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    named: str,
+) -> None:
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
+    checkpoint = [] if "--checkpoint" in more else ["--checkpoint", str(path)]
+    command = [*checkpoint, "--data", str(images.path), "--device", "cpu", *more]
+    assert main(["evaluate", *command]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("error: ") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [
+        ({}, (0.5,) * 3, (0.25,) * 3),
+        ({"preset": "paper"}, (0.5,) * 3, (0.25,) * 3),
+        ({"preset": "authors_code"}, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ({"preset": "authors_code", "mean": (0.4,)}, (0.4,) * 3, (0.229, 0.224, 0.225)),
+        ({"preset": "authors_code", "std": (0.3,)}, (0.485, 0.456, 0.406), (0.3,) * 3),
+    ],
+)
+def test_the_authors_normalise_every_model_with_imagenets_figures(
+    tmp_path: Path, given: dict[str, Any], mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Whatever the file states; what the command line gives goes first."""
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
+    card = load_checkpoint(
+        NamedCheckpoint("one", str(path)), EvaluationArguments((str(path),), **given)
+    ).card
+    assert (card.mean, card.std) == (pytest.approx(mean), pytest.approx(std))
+
+
+def test_given_gammas_replace_the_presets() -> None:
+    assert [one.gammas for one in protocols("authors_code", (0.3, 0.1))] == [(0.1, 0.3)] * 2
+    assert protocols("paper") == protocols("ours") == (Protocol(),)
 
 
 def wide_picture() -> Image.Image:

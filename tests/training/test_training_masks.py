@@ -149,3 +149,30 @@ def test_patches_and_pixels_are_shuffled_alike_in_a_batch() -> None:
     assert sorted(puzzle.pixels.tolist()) == list(range(49))
     reference = shuffle_patches_and_pixels(images, 7, random.Random(0))
     assert torch.equal(reference.flatten(2).sort().values, images.flatten(2).sort().values)
+
+
+@pytest.mark.parametrize("how", ["the definition", "the trainer"])
+def test_row_c_moves_whole_patches_and_gives_all_of_them_one_order_of_pixels(how: str) -> None:
+    """Read off the shuffled pictures alone."""
+    config = small(
+        model={"unknown_embedding": False, "dal": "none"},
+        jigsaw={"shuffle": "patches_and_pixels", "share": 1.0, "first_epoch": 0},
+    )
+
+    def shuffled(images: torch.Tensor, seed: int) -> torch.Tensor:
+        if how == "the definition":
+            return shuffle_patches_and_pixels(images, 7, random.Random(seed))
+        return apply(Puzzles(replace(config, seed=seed), 10, CPU).at(0), images, 7)
+
+    images = torch.arange(2 * 3 * 28 * 28).reshape(2, 3, 28, 28)
+    plain, found = (to_patches(x, 7).unflatten(-1, (3, 49)) for x in (images, shuffled(images, 0)))
+    first = plain[0, :, 0, 0].tolist()
+    source = [first.index(low) for low in found[0, :, 0].amin(-1).tolist()]
+    assert sorted(source) == list(range(16))
+    assert source != list(range(16))
+    pixels = [plain[0, source[0], 0].tolist().index(value) for value in found[0, 0, 0].tolist()]
+    assert sorted(pixels) == list(range(49))
+    assert pixels != list(range(49))
+    assert torch.equal(found, plain[:, source][..., pixels])
+    assert torch.equal(shuffled(images, 0), shuffled(images, 0))
+    assert not torch.equal(shuffled(images, 0), shuffled(images, 1))
