@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,3 +99,14 @@ def test_a_machine_that_does_not_see_the_run_folder_says_so(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"does not see .*job\.json"):
         serve(str(tmp_path / "job.json"), 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_still_imports_ends_with_its_command(tmp_path: Path) -> None:
+    """Nobody holds its standard input; its first heavy import never ends."""
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process", "job.json", "0"]
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    ended = subprocess.run(
+        program, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, timeout=50
+    )
+    assert ended.returncode == 0

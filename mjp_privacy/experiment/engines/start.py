@@ -134,7 +134,7 @@ class LocalEngine:
         environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
-        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.worker"]
+        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process"]
         with self._log(number).open("a") as log:
             return subprocess.Popen(
                 [*program, str(self.job_file), str(number)],

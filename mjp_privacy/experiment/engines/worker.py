@@ -1,9 +1,9 @@
 """Does tasks of a job, wherever it runs: it knows the job's file and its own number, nothing else.
 
-    python -m mjp_privacy.experiment.engines.worker RUN/work/job.json 3
+    serve("RUN/work/job.json", 3)
 
-does one task after the other that stands in RUN/work/worker-3.task. An engine that calls functions
-calls `serve`. A process keeps the plan, the model and the block that it had last. What a worker
+does one task after the other that stands in RUN/work/worker-3.task; `process` calls it in a process
+of its own. A process keeps the plan, the model and the block that it had last. What a worker
 knows of a run, and what it tells of its tasks, are files that both sides see:
 
     RUN/work/job.json       the experiment, the images by name, the device
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -248,18 +246,3 @@ def _worker(job_file: str, written_at: int) -> Worker:
     codes = code_of_cells(plan, with_defenses=job.uploads is None)
     finished = Finished(RunStore(Path(job.root)), job.again)
     return Worker(plan, source, codes, finished, job.made_with)
-
-
-def main() -> None:
-    """Serve until the coordinator says `end` or is gone."""
-
-    def end_with_parent() -> None:
-        sys.stdin.read()
-        os._exit(0)  # whatever is half done is done again
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    serve(sys.argv[1], int(sys.argv[2]))
-
-
-if __name__ == "__main__":
-    main()
