@@ -9,8 +9,8 @@ the order of the cells,
 is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
 are never candidates. Attacks on a client with an altered block 0 are candidates only where the
 model was trained with that block, and where patches are masked there is no worst case without an
-attack that knows MJP. Attacks that failed on an image are not among its candidates; an image
-without candidates has a reason in place of scores.
+attack that knows MJP or an exact picture. Attacks that failed on an image are not among its
+candidates; an image without candidates has a reason in place of scores.
 """
 
 from __future__ import annotations

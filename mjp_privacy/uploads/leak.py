@@ -170,7 +170,8 @@ ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from e
 ALL = 1e-3
 LEAST_SMOOTHED = 0.5
 """Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
-others, by factors down to this one. It leaves a residual above ALL; clipping leaves none."""
+others, by factors down to this one. It leaves a residual above ALL; clipping leaves none, unless
+noise was added or the gradient is of half precision."""
 DIGITS = 2  # of a residual that count when attacks are ranked
 NEAR_ONE = 0.1  # a factor this near to 1 is not worth naming where the gradient is another anyway
 TELLING = 0.5  # a residual above it says that the factor means nothing
@@ -385,14 +386,15 @@ def _gradient(best: Reconstructed, declared: float) -> str:
     times = _times(best.factor)
     if best.scaled_residual < EXPLAINED:
         said = f"gradient {times} (residual {best.scaled_residual:.1e}"
-        if LEAST_SMOOTHED < best.factor < 1 and best.scaled_residual > ALL:
+        smoothed = LEAST_SMOOTHED < best.factor < 1 and best.scaled_residual > ALL
+        if smoothed and best.is_certain and not declared:
             return (
                 f"explains most of the uploaded {said}); a scale of the whole gradient would "
-                "leave nothing, so the loss may be another one (label smoothing, mixup), or the "
-                "weights or the picture"
+                "leave nothing but the rounding of half precision, so the loss may be another one "
+                "(label smoothing, mixup), or the weights or the picture"
             )
         why = "is the sign another" if best.factor < 0 else "was it clipped, averaged or scaled"
-        return f"explains the uploaded {said}; {why}?)"
+        return f"explains the uploaded {said}; {why}{', or is the loss another' * smoothed}?)"
     if best.scaled_residual < NOISY * declared:
         scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {times}"
         return (

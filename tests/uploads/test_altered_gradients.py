@@ -128,3 +128,20 @@ def test_a_scale_of_a_part_is_not_called_clipping() -> None:
         assert leak.best.scaled_residual < 0.01
         assert ("was it clipped" in leak.verdict) == (smoothing == 0)
         assert ("label smoothing" in leak.verdict) == (smoothing > 0)
+
+
+@pytest.mark.parametrize("error", ["noise", "fp16"])
+def test_what_rounding_and_noise_leave_is_not_laid_to_the_loss_alone(
+    model: LoadedModel, error: str
+) -> None:
+    """A clipped gradient with small errors leaves a part, too: it may have been clipped."""
+    whole = gradients(model)
+    size = float(torch.stack([g.norm() for g in whole.values()]).norm())
+    sent = clipped(whole, 0.7 * size)
+    spread = 1e-4 * 0.7 * size / sum(g.numel() for g in sent.values()) ** 0.5
+    sent = noisy(sent, spread) if error == "noise" else {n: g.half() for n, g in sent.items()}
+    spread = spread if error == "noise" else 0.0
+    leak = attack_gradients(model, sent, labels=[3], noise=spread, attacks=["patch_gradient"])
+    assert 1e-3 < leak.best.scaled_residual < 1e-2
+    assert leak.best.factor == pytest.approx(0.7, abs=0.01)
+    assert ("clipped" if error == "noise" else "half precision") in leak.verdict

@@ -51,14 +51,14 @@ CLIENTS_CAPTION = (
     "PSNR (standard) in dB, capped at 100 in means: mean [95 % interval], with n where it is not "
     "the first column's. Best: for each picture the best attack that meets the model as trained, "
     "chosen by comparing with the private picture; an upper bound for any selector. For a client "
-    "that masks patches only if an attack that knows MJP made pictures. Attacker's choice: for "
-    "each picture the attack whose reconstruction explains the upload best (smallest gradient "
-    "residual); the private picture is not used, and gradient matching is favoured, because it "
-    "minimises such a distance itself. Exact: equal to the original in every 8-bit value. Shares "
-    "are of all pictures the attacker was given: those without a reconstruction count as not "
-    "recovered, those that could not be scored are left out. Intervals of shares are Wilson's, in "
-    "which crops of one photograph count as if all or none of them leaked. Floor: the "
-    "best picture made without the gradient."
+    "that masks patches only if an attack that knows MJP made pictures or any made an exact one. "
+    "Attacker's choice: for each picture the attack whose reconstruction explains the upload best "
+    "(smallest gradient residual); the private picture is not used, and gradient matching is "
+    "favoured, because it minimises such a distance itself. Exact: equal to the original in every "
+    "8-bit value. Shares are of all pictures the attacker was given: those without a "
+    "reconstruction count as not recovered, those that could not be scored are left out. "
+    "Intervals of shares are Wilson's, in which crops of one photograph count as if all or none of "
+    "them leaked. Floor: the best picture made without the gradient."
 )
 
 
