@@ -98,7 +98,7 @@ def test_patches_in_another_order_match_exactly(tmp_path: Path) -> None:
     made = identification_table(lines)
     assert made is not None
     assert "γ=0.27" in made.rows[0][1]
-    assert made.rows[0][7:] == ("6 of 6 (100 %, 61–100); 1.000", "16.7 %; 0.408", "inf")
+    assert made.rows[0][7:] == ("6 of 6 (100 %, 61–100); 1.000", "16.7 %; 0.408", "≥ 100")
 
 
 def test_images_that_failed_are_seen_in_the_count(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def _line_name(line: Line, facts: Sequence[str], dtypes: bool) -> str:
 
 def _identified(read: _Read) -> list[str]:
     matched: Floats | None = None
-    psnr = math.nan
+    psnr: float | None = None
     if read.full is not None:
         matched = matched_distances(*read.full, read.patch_size)
         psnr = float(np.median(matched_psnr(*read.full, read.patch_size)))
@@ -323,7 +323,7 @@ def _identified(read: _Read) -> list[str]:
     ranked = [_pointing(pointing, of_whole) for pointing in whole]
     ranked.append(_pointing(found.patches, of_matched))
     few = DASH if found.patches is None else _chance(found.patches.first.of)
-    return [f"{found.n} of {read.of}", _chance(found.n), *ranked, few, number(psnr, 2)]
+    return [f"{found.n} of {read.of}", _chance(found.n), *ranked, few, capped(psnr, 2)]
 
 
 def _pointing(pointing: Pointing | None, trials: float) -> str:
