@@ -19,10 +19,9 @@ from safetensors.torch import save_file
 
 from tests.helpers.runs import photographs
 from tests.helpers.training import class_folders
-from tests.inputs.forked import forked
+from tests.inputs.forks import ForkServer, Job
 
 SIDE, PATCH = 32, 8
-UPLOAD = "b1s1_r00000_000_at00000"
 
 MODEL: dict[str, Any] = {
     "img_size": SIDE,
@@ -113,7 +112,7 @@ COMMANDS: dict[str, list[str]] = {
 """How what is made by commands is made, each in the folder of all inputs."""
 
 
-def write_base(folder: Path) -> None:
+def write_base(folder: Path, server: ForkServer) -> None:
     """Make all of it in an empty folder; raises if a command does not end well."""
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
@@ -123,10 +122,11 @@ def write_base(folder: Path) -> None:
     for name, content in CONFIGS.items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
     _write_checkpoints(folder)
-    for argv in COMMANDS.values():
-        outcome = forked(argv, folder)
+    jobs = [Job(name, argv, folder, 120) for name, argv in COMMANDS.items()]
+    for job in jobs:  # one after the other: they print into one folder
+        (outcome,) = server.run([job])
         if outcome.code:
-            raise RuntimeError(f"{' '.join(argv)} ended with {outcome.code}: {outcome.said}")
+            raise RuntimeError(f"{' '.join(job.argv)} ended with {outcome.code}: {outcome.said}")
     shutil.copytree(folder / "federation" / "uploads", folder / "uploads")
 
 
