@@ -56,6 +56,7 @@ from attacks.equations.patch_system import (
 )
 from attacks.equations.pictures import per_image, pictures
 from attacks.jigsaw import border_costs, solve
+from attacks.patch_gradient import PatchGradient
 from attacks.prior import find_prior
 from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
@@ -64,7 +65,7 @@ from mjp_privacy.models.jigsaw import to_images, to_patches
 
 
 @dataclass(frozen=True)
-class PatchPriorAttack:
+class PatchPriorAttack(PatchGradient):
     """The system of `patch_gradient`, solved with a Gaussian patch prior (`prior.gaussian`).
 
     For noisy gradients (float16, noise added, an ill-conditioned A): mixtures of patches below the
@@ -75,13 +76,6 @@ class PatchPriorAttack:
     prior: str = "fitted"
     name: ClassVar[str] = "patch_prior"
     traits: ClassVar[tuple[str, ...]] = ("noise", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
-
-    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """Gradients of the position table and the patch embedding."""
-        return needs_patch_system(model)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """As `patch_gradient`, but too few equations are no reason: the prior fills in."""
@@ -109,17 +103,11 @@ class PatchPriorAttack:
 
 
 @dataclass(frozen=True)
-class PlainStep:
-    """The first upload in which nothing was masked, solved as `patch_gradient` does.
+class OfSeveralUploads:
+    """What attacks on the patch systems of one upload or several have in common."""
 
-    MJP's own recipe leaves half of the training steps unshuffled. The upload of such a step has no
-    zero row in pos_embed.grad, so anybody can recognise it. A picture that was masked in every
-    upload seen has no reconstruction.
-    """
-
-    uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
-    name: ClassVar[str] = "plain_step"
-    traits: ClassVar[tuple[str, ...]] = ("masks",)
+    uploads: Annotated[int, Field(ge=1, le=10_000)]
+    name: ClassVar[str]
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 
@@ -133,6 +121,20 @@ class PlainStep:
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads give no linear system that determines the patches, or None."""
         return lacks_patch_system(view)
+
+
+@dataclass(frozen=True)
+class PlainStep(OfSeveralUploads):
+    """The first upload in which nothing was masked, solved as `patch_gradient` does.
+
+    MJP's own recipe leaves half of the training steps unshuffled. The upload of such a step has no
+    zero row in pos_embed.grad, so anybody can recognise it. A picture that was masked in every
+    upload seen has no reconstruction.
+    """
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
+    name: ClassVar[str] = "plain_step"
+    traits: ClassVar[tuple[str, ...]] = ("masks",)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Solve each picture's first unmasked upload; `plain_upload` is its number, 0 for none."""
@@ -187,25 +189,12 @@ MASKED = "patches were masked: masked_span, pixel_lattice and multi_round solve 
 
 
 @dataclass(frozen=True)
-class PatchJigsaw:
+class PatchJigsaw(OfSeveralUploads):
     """`patch_gradient`, and its patches put back where their borders, or other uploads, say."""
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "patch_jigsaw"
     traits: ClassVar[tuple[str, ...]] = ("shuffled alone",)
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_uploads(self.name, self.uploads)
-
-    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """Gradients of the position table and the patch embedding."""
-        return needs_patch_system(model)
-
-    def unsupported(self, view: AttackerView) -> Refusal | None:
-        """Why the uploads give no linear system that determines the patches, or None."""
-        return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The pictures of the first upload as fed, sorted if the plain ones are asked for."""

@@ -2,7 +2,7 @@
 
 table.md, comparison.csv   a row for each federation: top-1, leakage of its last recorded round
 tradeoff.png               accuracy over leakage, for attacks on one upload and on several
-rounds.png, rounds.csv     accuracy and leakage over the rounds (`picture.py`)
+rounds.png, rounds.csv     accuracy and leakage over the rounds
 """
 
 from __future__ import annotations

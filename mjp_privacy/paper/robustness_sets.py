@@ -47,11 +47,6 @@ class CorruptionFolders:
     official: bool
     plain_classes: int | None = None
 
-    @property
-    def corruptions(self) -> tuple[str, ...]:
-        """Those that are there, in the paper's order."""
-        return tuple(name for name in CORRUPTIONS if (name, 1) in self.by_cell)
-
 
 def corruption_folders(path: Path) -> CorruptionFolders:
     """The cells of ImageNet-C in this folder; UserError if it has another layout."""

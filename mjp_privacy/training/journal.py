@@ -125,14 +125,10 @@ class Journal:
             print(message, file=sys.stderr, flush=True)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics.jsonl that say of which step they are."""
-    return whole_lines(path)[0]
-
-
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The same, and how many other lines there are but for a last one that is unfinished: damaged
-    ones, which their checksums tell, and those of something else."""
+    """All complete lines of a metrics.jsonl that say of which step they are, and how many others
+    there are but for a last one that is unfinished: damaged ones, which their checksums tell, and
+    those of something else."""
     objects, damaged = json_lines(path, LINES)
     lines = [line for line in objects if type(line.get("step")) is int and line["step"] >= 0]
     return lines, len(objects) - len(lines) + len(damaged)

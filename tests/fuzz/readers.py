@@ -124,10 +124,10 @@ def _state(folder: Path) -> Any:
 
 
 def _curves(folder: Path) -> Any:
-    from mjp_privacy.training.journal import METRICS, check_runs, read_metrics
+    from mjp_privacy.training.journal import METRICS, check_runs, whole_lines
 
     check_runs([folder / "trained"])
-    return read_metrics(folder / "trained" / METRICS)
+    return whole_lines(folder / "trained" / METRICS)
 
 
 def _store(part: str) -> Callable[[Path], Any]:

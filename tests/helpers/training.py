@@ -13,7 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.journal import read_metrics
+from mjp_privacy.training.journal import whole_lines
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.trainer import Trainer
 
@@ -89,7 +89,7 @@ def curve(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the clock."""
     return [
         {k: v for k, v in line.items() if k != "timing"}
-        for line in read_metrics(run / "metrics.jsonl")
+        for line in whole_lines(run / "metrics.jsonl")[0]
     ]
 
 
