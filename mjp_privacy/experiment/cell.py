@@ -194,9 +194,7 @@ class CellTask:
             tensors = {"images": made.images.float().cpu()}
             if made.mask is not None:
                 tensors["named_mask"] = made.mask.cpu()
-            checks = of_unscored(scene.view, tensors["images"], diagnostics)
-            several = scene.view.updates[0].batch > 1  # of these the checks look at what was found
-            diagnostics = {**diagnostics, **checks} if several else {**checks, **diagnostics}
+            diagnostics |= of_unscored(scene.view, tensors["images"], diagnostics)
             diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():

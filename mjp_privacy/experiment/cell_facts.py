@@ -282,13 +282,20 @@ def describe(
 def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) -> ModelFacts:
     """Facts of the model; most are empty until its checkpoint was read."""
     if model is None:
-        unknown: dict[str, Any] = {
-            **dict.fromkeys(("checkpoint_sha", "architecture", "position_embedding"), ""),
-            **dict.fromkeys(("first_block", "checkpoint", "interpolation"), ""),
-            **{"size": 0, "mean": (), "std": (), "resize": 0},
-        }
-        trained = experiment.models[cell.model].trained_gamma
-        return ModelFacts(label=cell.model, trained_gamma=trained, **unknown)
+        return ModelFacts(
+            label=cell.model,
+            checkpoint_sha="",
+            architecture="",
+            trained_gamma=experiment.models[cell.model].trained_gamma,
+            position_embedding="",
+            first_block="",
+            checkpoint="",
+            size=0,
+            mean=(),
+            std=(),
+            resize=0,
+            interpolation="",
+        )
     from mjp_privacy.data import Preprocessing
 
     card = model.card

@@ -268,24 +268,26 @@ def of_unscored(
     view: AttackerView, images: Tensor, found: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Diagnostics (m,) of pictures whose truth nobody knows: 1 where one is certain, and where its
-    pixels speak for another normalisation than the declared one. `found` are the attack's own,
-    which alone say what is certain of a batch."""
+    pixels speak for another normalisation than the declared one. What is certain of a batch `found`
+    alone says, the attack's own diagnostics; of single pictures the patch equations, where the
+    attack does not say it."""
+    certain = found.get(CERTAIN)
     if view.updates[0].batch > 1:
-        if CERTAIN not in found:
+        if certain is None:
             return {}
-        certain = found[CERTAIN].double().cpu()
-        doubted = torch.zeros(len(images), dtype=torch.float64)
-        doubted[list(doubts_of_batches(view, images, certain == 1))] = 1
-        return {CERTAIN: certain * (1 - doubted), MISNORMALISED: doubted}
-    try:
-        check = check_patches(view, images)
-    except BREAKDOWN:
-        return {}
-    if check is None:
-        return {}
+        doubts = doubts_of_batches(view, images, certain.cpu() == 1)
+    else:
+        try:
+            check = check_patches(view, images)
+        except BREAKDOWN:
+            return {}
+        if check is None:
+            return {}
+        certain = check.certain if certain is None else certain
+        doubts = normalisation_doubts(view)
     doubted = torch.zeros(len(images), dtype=torch.float64)
-    doubted[list(normalisation_doubts(view))] = 1
-    return {CERTAIN: check.certain.double() * (1 - doubted), MISNORMALISED: doubted}
+    doubted[list(doubts)] = 1
+    return {CERTAIN: certain.double().cpu() * (1 - doubted), MISNORMALISED: doubted}
 
 
 # the order of a picture's patches -----------------------------------------------------------------

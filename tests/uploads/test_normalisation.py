@@ -119,6 +119,16 @@ def test_rounding_of_float32_is_no_fault(picture: Tensor) -> None:
     assert declared_wrongly(fed(picture + noise, NONE)[0], (0.5,) * 3, (0.5,) * 3)
 
 
+def test_what_an_attack_itself_calls_certain_of_a_picture_is_doubted_too(
+    model: LoadedModel, picture: Tensor
+) -> None:
+    told, found = declaring(model, HALF), {CERTAIN: torch.ones(1)}
+    for way, certain in ((HALF, 1.0), (NONE, 0.0)):
+        view = own_uploads(told, gradients(model, fed(picture, way)), {}).view()
+        made = of_unscored(view, picture, found)
+        assert (float(made[CERTAIN]), float(made[MISNORMALISED])) == (certain, 1 - certain)
+
+
 def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
     """`layer_span` finds both pictures, of a client that fed [0, 1] where .5 and .25 are told."""
     model = planted_model(img_size=8, depth=3)

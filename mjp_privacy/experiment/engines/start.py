@@ -80,8 +80,6 @@ def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
         from mjp_privacy.experiment.engines.slurm import SlurmEngine
 
         return SlurmEngine.of(config, job_file, on_gpu)
-    from mjp_privacy.experiment.engines.start import LocalEngine
-
     gpus = visible_gpus() if on_gpu else ()
     return LocalEngine(job_file, workers_here(config, on_gpu), gpus)
 

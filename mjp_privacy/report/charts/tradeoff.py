@@ -95,7 +95,7 @@ class TradeoffPoint:
     @property
     def words(self) -> str:
         """Its figures in words."""
-        known = ", half of the images or more have no score" if self.unattacked else ""
+        known = ", no attack has a score on half of the images or more" if self.unattacked else ""
         accuracy = f"{self.accuracy:.1f} %{_interval(self.accuracy_low, self.accuracy_high)}"
         leakage = f"{self.leakage:.1f} dB{_interval(self.leakage_low, self.leakage_high)}"
         return f"{self.label}: top-1 {accuracy}, {leakage}, n={self.n}{known}"
@@ -298,8 +298,8 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     hollow = [point.label for point in points if point.unattacked]
     if hollow:
         text += (
-            f" Hollow: half of the pictures or more have no score ({', '.join(hollow)}), so that "
-            "what leaks is not known; they are no part of the front."
+            f" Hollow: no attack has a score on half of the pictures or more ({', '.join(hollow)}), "
+            "so that what leaks is not known; they are no part of the front."
         )
     lacking = sum(not point.drawable for point in points)
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
