@@ -298,8 +298,8 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     hollow = [point.label for point in points if point.unattacked]
     if hollow:
         text += (
-            f" Hollow: no attack has a score on half of the pictures or more ({', '.join(hollow)}), "
-            "so that what leaks is not known; they are no part of the front."
+            " Hollow: no attack has a score on half of the pictures or more "
+            f"({', '.join(hollow)}), so that what leaks is not known; they are no part of the front."
         )
     lacking = sum(not point.drawable for point in points)
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
