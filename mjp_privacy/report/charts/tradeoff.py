@@ -299,7 +299,8 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     if hollow:
         text += (
             " Hollow: no attack has a score on half of the pictures or more "
-            f"({', '.join(hollow)}), so that what leaks is not known; they are no part of the front."
+            f"({', '.join(hollow)}), so that what leaks is not known; "
+            "they are no part of the front."
         )
     lacking = sum(not point.drawable for point in points)
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
