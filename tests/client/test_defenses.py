@@ -22,7 +22,7 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.rounds_attack import mjp
+from tests.helpers.own_attacks import mjp
 from tests.helpers.runs import attack as run_attack
 from tests.helpers.runs import cells, photographs
 

@@ -21,7 +21,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
 from tests.helpers.models import PATCH, some_images, some_labels
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.rounds_attack import mjp
+from tests.helpers.own_attacks import mjp
 from tests.helpers.runs import attack as run_attack
 from tests.helpers.runs import cells, one_cell, photographs, rows
 

@@ -22,7 +22,7 @@ from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import ClientInput
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
+from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
 
 NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.engine_runs import CONFIG
+from tests.helpers.engines import CONFIG
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap
 

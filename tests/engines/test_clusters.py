@@ -21,11 +21,16 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.start import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
-from tests.helpers.background import Background
-from tests.helpers.command import attack_command
-from tests.helpers.engine_runs import CONFIG, all_rows, same_rows
+from tests.helpers.engines import (
+    CONFIG,
+    Background,
+    all_rows,
+    attack_command,
+    kill_node,
+    same_rows,
+    slurm_here,
+)
 from tests.helpers.runs import attack
-from tests.helpers.slurm_cluster import kill_node, slurm_here
 from tests.helpers.trap import Trap, children_of, is_running, until
 
 BLOCKS = 6  # that the trap attacks in a run

@@ -19,7 +19,7 @@ from mjp_privacy.experiment.engines import slurm as slurm_module
 from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
 from mjp_privacy.experiment.engines.worker import task_file
-from tests.helpers.slurm import FakeSlurm, arrays, engine_in
+from tests.helpers.engines import FakeSlurm, arrays, engine_in
 from tests.helpers.trap import until
 
 

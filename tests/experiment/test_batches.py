@@ -15,8 +15,7 @@ from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.jigsaw import draw_masks
-from tests.helpers.batch_attack import BATCHES, ORDER, knowing
-from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
+from tests.helpers.own_attacks import BATCHES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
 from tests.helpers.runs import (
     attack,
     cell,

@@ -24,7 +24,7 @@ from mjp_privacy.metrics.matching import (
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
-from tests.helpers.rounds_attack import mjp
+from tests.helpers.own_attacks import mjp
 from tests.helpers.runs import attack, one_cell, outcome, rows, values, written
 
 NAMES = ["pos_embed", RESIDUAL_OVER]

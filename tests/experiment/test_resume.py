@@ -28,9 +28,9 @@ from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.simulated import Simulated, check_labels, check_same_images
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker
-from tests.helpers.command import attack_command
-from tests.helpers.faulty_attacks import raised
+from tests.helpers.engines import attack_command
 from tests.helpers.models import tiny as tiny_model
+from tests.helpers.own_attacks import raised
 from tests.helpers.runs import (
     attack,
     cells,

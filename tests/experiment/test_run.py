@@ -21,8 +21,7 @@ from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import shuffle_patches
-from tests.helpers.faulty_attacks import FRAMES
-from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
+from tests.helpers.own_attacks import FRAMES, ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
     MJP,
@@ -256,7 +255,7 @@ MOST_FRAMES = 12
 
 
 def test_few_functions_stand_between_the_way_in_and_an_attack(images: Path, tmp_path: Path) -> None:
-    with ATTACKS.registered("frames", Entry("tests.helpers.faulty_attacks:Frames")):
+    with ATTACKS.registered("frames", Entry("tests.helpers.own_attacks:Frames")):
         attack(images, tmp_path, one_cell(attacks=[{"name": "frames"}]), limit=1)
     print(*FRAMES, sep="\n")
     assert FRAMES[0] == "run_experiment"

@@ -30,8 +30,8 @@ from mjp_privacy.interfaces import (
     Pixels,
     Reconstruction,
 )
-from tests.helpers.faulty_attacks import ANSWERS, WHERE, raised
 from tests.helpers.models import tiny
+from tests.helpers.own_attacks import ANSWERS, WHERE, raised
 from tests.helpers.runs import (
     attack,
     cells,
@@ -43,7 +43,7 @@ from tests.helpers.runs import (
     written,
 )
 
-FILE = "helpers/faulty_attacks.py"
+FILE = "helpers/own_attacks.py"
 
 
 @pytest.fixture(autouse=True)

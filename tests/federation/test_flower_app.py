@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.helpers.flower import federated_images, small_federation
+from tests.helpers.federations import federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 

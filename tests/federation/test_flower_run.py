@@ -10,7 +10,7 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation.flower import run as flower_run
 from mjp_privacy.federation.flower.run import run_flower
-from tests.helpers.flower import small_federation
+from tests.helpers.federations import small_federation
 
 
 @pytest.mark.parametrize(

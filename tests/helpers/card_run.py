@@ -21,8 +21,7 @@ from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
-from tests.helpers.report_rows import image_rows, intact, write_rows
-from tests.helpers.score_interval import as_many
+from tests.helpers.report_rows import as_many, image_rows, intact, write_rows
 
 COUNT = 12
 IMAGES = tuple(f"crop {i:02d}.png" for i in range(COUNT))

@@ -1,6 +1,10 @@
 """A run folder without an attack: cells and rows as the runner writes them, with known figures."""
 
+from __future__ import annotations
+
 import math
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -9,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.figures import VARIANTS, Table, build_tables
@@ -274,3 +280,33 @@ def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLi
 
 def notes_of(folder: Path) -> str:
     return "\n".join(item for part in all_notes(load_runs([folder]).lines) for item in part.items)
+
+
+APPROVED = Path(__file__).resolve().parents[1] / "report" / "approved"
+
+
+def approved(name: str, text: str) -> None:
+    """Fail where the text is not the approved one."""
+    file = APPROVED / name
+    if os.environ.get("MJP_APPROVE"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def score_interval(share: float, trials: float) -> tuple[float, float]:
+    """The true shares that a normal test of this share just does not reject."""
+
+    def rejected(true: float) -> float:
+        return abs(share - true) - norm.ppf(0.975) * math.sqrt(true * (1 - true) / trials)
+
+    inside = min(max(share, 1e-9), 1 - 1e-9)  # at 0 and 1 itself nothing is rejected either
+    low = brentq(rejected, 1e-12, inside) if share else 0.0
+    high = brentq(rejected, inside, 1 - 1e-12) if share < 1 else 1.0
+    return low, high
+
+
+def as_many(photographs: Sequence[str]) -> float:
+    """As how many independent images these count, with the photograph of each: Kish's number."""
+    sizes = Counter(photographs).values()
+    return float(sum(sizes) ** 2 / sum(size**2 for size in sizes))

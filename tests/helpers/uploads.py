@@ -16,6 +16,7 @@ from torch import Tensor
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.models.tensor_files import DIGEST_KEY
+from mjp_privacy.uploads import check
 from tests.helpers.runs import rows
 
 NAME = "b1s1_r00001_000_at00001"
@@ -92,3 +93,9 @@ def attacked(folder: Path, **changes: Any) -> Any:
     summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
     found = rows(out).assign(title=lambda table: table["attack"])
     return summary, found[(found["metric"] == "psnr") & (found["variant"] == "standard")], found
+
+
+def check_uploads(folder: Path) -> tuple[str, bool]:
+    """The printed report on a folder of uploads, and whether every one can be attacked."""
+    checked = check.check_uploads(folder)
+    return checked.text(), checked.usable

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from mjp_privacy.metrics.statistics import DECIBELS, success_curve
-from tests.helpers.score_interval import score_interval
+from tests.helpers.report_rows import score_interval
 
 VALUES = [12.0, math.inf, 20.0, math.nan, math.nan, math.nan, math.nan, 55.0]
 STATUSES = ["ok", "ok", "ok", "failed", "unsupported", "unscored", "ok", "ok"]

@@ -30,8 +30,7 @@ from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day, nightly
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
-from tests.helpers.together import together
-from tests.helpers.training import class_folders, curve, stop_at, weights
+from tests.helpers.training import class_folders, curve, stop_at, together, weights
 from tests.helpers.training import small as classifier
 
 SHAPES = Path(__file__).parents[2] / "configs" / "training" / "shapes.yaml"

@@ -13,8 +13,7 @@ import pytest
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.write import write_report
 from tests.helpers import recomputed
-from tests.helpers.approved import approved
-from tests.helpers.report_rows import cell, image_rows, intact, write_rows
+from tests.helpers.report_rows import approved, cell, image_rows, intact, write_rows
 
 VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
 MJP = {**VIT, "model": "ViT-Ti+MJP", "setting": "c", "gamma": 0.27}

@@ -21,8 +21,14 @@ from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
 from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
-from tests.helpers.report_rows import cell, image_rows, intact, psnr_values, write_rows
-from tests.helpers.score_interval import score_interval
+from tests.helpers.report_rows import (
+    cell,
+    image_rows,
+    intact,
+    psnr_values,
+    score_interval,
+    write_rows,
+)
 
 PLAIN = psnr_values(1, 30, 60.0, 20.0)
 APRIL = psnr_values(2, 30, 20.0, 3.0)

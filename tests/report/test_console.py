@@ -12,10 +12,9 @@ import pytest
 from mjp_privacy.report.card import Card, CardFigure, card_table
 from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
 from mjp_privacy.report.write import write_report
-from tests.helpers.approved import approved
 from tests.helpers.card_run import TITLES, card_of, card_of_lines, card_run
 from tests.helpers.night import nightly
-from tests.helpers.report_rows import intact
+from tests.helpers.report_rows import approved, intact
 
 ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
 FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)

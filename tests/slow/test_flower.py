@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers import federations
-from tests.helpers.flower import federated_images, small_federation
+from tests.helpers.federations import federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 

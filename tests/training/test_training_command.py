@@ -18,13 +18,13 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.processes import World, _is_lost, _own_gpu
 from mjp_privacy.training.trainer import train
-from tests.helpers.together import together
 from tests.helpers.training import (
     PICTURES_AS_THEY_ARE,
     class_folders,
     content,
     curve,
     small,
+    together,
     weights,
 )
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from mjp_privacy.models.jigsaw import (
     blockwise_mask,
     shuffle_patches,
+    shuffled_order,
+    to_images,
     to_patches,
 )
 from mjp_privacy.training import puzzles as blockwise
 from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply, blockwise_masks, shuffled_orders
-from tests.helpers.reference import shuffle_patches_and_pixels
 from tests.helpers.training import small
 
 CPU = torch.device("cpu")
@@ -23,6 +24,20 @@ CPU = torch.device("cpu")
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def shuffle_patches_and_pixels(images: Tensor, patch_size: int, rng: random.Random) -> Tensor:
+    """SPP (Table 4, row C): one random order for all patches, one for the pixels of each patch.
+
+    All images and patches share these two orders.
+    """
+    patches = to_patches(images, patch_size)
+    number, length = patches.shape[-2:]
+    area = patch_size * patch_size
+    pixels = shuffled_order(torch.ones(area, dtype=torch.bool), rng)
+    patches = patches.unflatten(-1, (length // area, area))[..., pixels].flatten(-2)
+    order = shuffled_order(torch.ones(number, dtype=torch.bool), rng)
+    return to_images(patches[..., order, :], patch_size, images.shape[-3])
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.uploads.check import ModelQuestion, check_model
-from tests.helpers.checked import check_uploads
 from tests.helpers.federations import run
 from tests.helpers.models import saved, state_of
-from tests.helpers.uploads import NAME, copied, edit_all
+from tests.helpers.uploads import NAME, check_uploads, copied, edit_all
 
 
 @pytest.fixture(scope="session")

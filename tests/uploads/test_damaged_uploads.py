@@ -24,9 +24,8 @@ from mjp_privacy.uploads.faults import examine, known_uploads
 from mjp_privacy.uploads.folder import REFUSED, Group, UploadFolder, group_uploads
 from mjp_privacy.uploads.record import _holds, record_weights
 from tests.helpers import federations
-from tests.helpers.checked import check_uploads
 from tests.helpers.runs import TINY, said
-from tests.helpers.uploads import NAME, ONE, attacked, copied, edit, edit_all, flip
+from tests.helpers.uploads import NAME, ONE, attacked, check_uploads, copied, edit, edit_all, flip
 
 SERIES = [f"b1s1_r00001_{number:03d}" for number in range(3)]
 FIRST, SECOND = f"{SERIES[0]}_at00001", f"{SERIES[0]}_at00002"

@@ -19,10 +19,10 @@ from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.folder import UploadFolder
 from tests.helpers import uploads
-from tests.helpers.checked import check_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.runs import rows
+from tests.helpers.uploads import check_uploads
 
 RECIPE: dict[str, Any] = {
     "model": MJP,

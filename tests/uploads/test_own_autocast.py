@@ -15,9 +15,9 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.memory import own_uploads
 from mjp_privacy.uploads.record import stacked
-from tests.helpers.checked import check_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
+from tests.helpers.uploads import check_uploads
 from tests.uploads.test_attack_gradients import gradient_of
 
 LABEL = torch.tensor([3])

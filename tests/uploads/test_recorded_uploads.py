@@ -18,7 +18,6 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
-from tests.helpers.checked import check_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (
@@ -29,6 +28,7 @@ from tests.helpers.uploads import (
     attacked,
     change_truth,
     change_upload,
+    check_uploads,
     copied,
     edit,
     edit_all,

@@ -16,7 +16,6 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import REFUSED, UploadFolder
-from tests.helpers.checked import check_uploads
 from tests.helpers.uploads import (
     ATTACKS,
     NAME,
@@ -25,6 +24,7 @@ from tests.helpers.uploads import (
     attacked,
     change_truth,
     change_upload,
+    check_uploads,
     edit,
     edit_all,
 )

@@ -14,9 +14,9 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.uploads.folder import UploadFolder
-from tests.helpers.checked import check_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
+from tests.helpers.uploads import check_uploads
 from tests.uploads.test_attack_gradients import gradient_of
 
 ATTACKS = {"name": "uploads", "attacks": [{"name": "patch_gradient"}]}

@@ -1,22 +1,144 @@
-"""Attacks of somebody's own that raise, or return something else than pictures."""
+"""Attacks of a test's own: one reads several uploads, one knows the pictures, some are faulty."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 import attacks
+from attacks import ATTACKS
 from attacks.budget import image, spent
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from tests.helpers.runs import MJP, tiny
 
-WHERE = "tests.helpers.faulty_attacks"
+SEEN: list[AttackerView] = []
+WHERE = "tests.helpers.own_attacks"
+ROUNDS = Entry(f"{WHERE}:Rounds", "reads R uploads and guesses grey")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Reads R uploads and guesses grey; notes what it was shown."""
+
+    rounds: int = 3
+    inapplicable: tuple[int, ...] = ()
+    breaks: bool = False  # the linear algebra of a block, not that of a single step
+    name: ClassVar[str] = "rounds"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    @property
+    def uploads(self) -> int:
+        return self.rounds
+
+    def needs(self, model: Any) -> Sequence[str]:
+        return ("pos_embed",)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        return None
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        SEEN.append(view)
+        count = len(view.updates[0].grads["pos_embed"]) * view.updates[0].batch
+        if self.breaks and count > view.updates[0].batch:
+            raise torch.linalg.LinAlgError("no convergence")
+        images = torch.full((count, 3, 32, 32), 0.5)
+        where = {at: "too dark" for at in self.inapplicable if at < count}
+        images[list(where)] = torch.nan
+        zero = view.updates[0].grads["pos_embed"][:, 0, 1:].eq(0).all(-1)
+        return Reconstruction(
+            images, zero.repeat_interleave(count // len(zero), 0), None, {}, where
+        )
+
+
+def mjp(setting: str, *attacks: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """One MJP model in one setting, in blocks of three."""
+    entry = {"models": ["MJP"], "settings": [setting], "gammas": [0.5]}
+    return tiny(**({"models": {"MJP": MJP}, "grid": [entry], "attacks": attacks} | changes))
+
+
+def rounds(label: str | None = None, **options: Any) -> dict[str, Any]:
+    return {"name": "rounds", "options": options} | ({"label": label} if label else {})
+
+
+PICTURES: dict[int, Tensor] = {}
+"""The picture (C, H, W) of each class: filled by the test."""
+ORDER: list[int] = []
+"""The classes of the images of the last view, in the client's order."""
+BATCHES: list[list[list[frozenset[int]]]] = []
+"""For each view, round and step: the classes that stood together, read from the classifier."""
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """Every picture of a pool, the last one first.
+
+    broken  the place in a pool of a picture that is not finite
+    fails   the number of steps with which it raises
+    """
+
+    uploads: int = 1
+    broken: int = -1
+    fails: int = 0
+    name: ClassVar[str] = "backwards"
+    traits: ClassVar[tuple[str, ...]] = ("shared pictures",)
+    published: ClassVar[bool] = False
+    victim: ClassVar[str] = "intact"
+
+    def needs(self, model: Any) -> Sequence[str]:
+        """The classifier's gradient, whose rows below zero are the classes of a step."""
+        return ("head.bias",)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """It always applies."""
+        return None
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of the view's labels."""
+        assert view.labels is not None
+        ORDER[:] = view.labels.tolist()
+        BATCHES.append([_classes(update.grads) for update in view.updates])
+        if len(BATCHES[-1][0]) == self.fails:
+            raise RuntimeError(f"{self.fails} steps are too many")
+        pools = view.labels.split(view.pool)
+        labels = [label for pool in pools for label in pool.flip(0).tolist()]
+        images = torch.stack([PICTURES[label] for label in labels])
+        if self.broken >= 0:
+            images[self.broken :: view.pool] = torch.nan
+        return Reconstruction(
+            images,
+            diagnostics={"named_class": torch.tensor(labels, dtype=torch.float64)},
+        )
+
+
+def _classes(grads: Mapping[str, Tensor]) -> list[frozenset[int]]:
+    """The classes of each step of a round; in these tests no two images of a step are alike."""
+    return [frozenset((step < 0).nonzero().flatten().tolist()) for step in grads["head.bias"]]
+
+
+@contextmanager
+def knowing(images: Path, count: int) -> Iterator[None]:
+    """Register `backwards`, which knows these photographs: K.png is that of class K."""
+    PICTURES.clear()
+    BATCHES.clear()
+    for label in range(count):
+        pixels = np.asarray(Image.open(images / f"{label}.png"))
+        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
+    entry = Entry(f"{WHERE}:Backwards")
+    with ATTACKS.registered("backwards", entry):
+        yield
 
 
 def grey(view: AttackerView) -> torch.Tensor:
