@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 
 from tests.helpers.runs import photographs
 from tests.helpers.training import class_folders
-from tests.inputs.forks import ForkServer, Job
+from tests.inputs.forked import forked
 
 SIDE, PATCH = 32, 8
+UPLOAD = "b1s1_r00000_000_at00000"
 
 MODEL: dict[str, Any] = {
     "img_size": SIDE,
@@ -112,7 +113,7 @@ COMMANDS: dict[str, list[str]] = {
 """How what is made by commands is made, each in the folder of all inputs."""
 
 
-def write_base(folder: Path, server: ForkServer) -> None:
+def write_base(folder: Path) -> None:
     """Make all of it in an empty folder; raises if a command does not end well."""
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
@@ -122,11 +123,10 @@ def write_base(folder: Path, server: ForkServer) -> None:
     for name, content in CONFIGS.items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
     _write_checkpoints(folder)
-    jobs = [Job(name, argv, folder, 120) for name, argv in COMMANDS.items()]
-    for job in jobs:  # one after the other: they print into one folder
-        (outcome,) = server.run([job])
+    for argv in COMMANDS.values():
+        outcome = forked(argv, folder)
         if outcome.code:
-            raise RuntimeError(f"{' '.join(job.argv)} ended with {outcome.code}: {outcome.said}")
+            raise RuntimeError(f"{' '.join(argv)} ended with {outcome.code}: {outcome.said}")
     shutil.copytree(folder / "federation" / "uploads", folder / "uploads")
 
 

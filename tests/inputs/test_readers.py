@@ -1,0 +1,341 @@
+"""Readers of files from outside under what hypothesis draws: only a UserError may come out.
+
+First the gate, which meets any value, any text, any header; then every reader, which meets changed
+bytes of a file that it reads. `make nightly` draws more of each.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attacks.prior.files import load_prior
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
+from mjp_privacy.core.text import shown
+from mjp_privacy.data import open_images
+from mjp_privacy.data.decoding import decode_image
+from mjp_privacy.data.labels import parse_label_file
+from mjp_privacy.experiment.config import parse_experiment
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.federation.config import load_federation
+from mjp_privacy.models import load_model
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.tensor_files import TensorFile
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.snapshots import load_checkpoint
+from mjp_privacy.uploads.check import check_uploads
+from mjp_privacy.uploads.faults import examine
+from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.header import read_header
+from tests.inputs import base as good
+from tests.inputs.forked import CONTROL
+from tests.inputs.tensors import HEADER_CHANGES, file_of, tensor_changes, with_header, with_tensors
+
+KIND = FileKind("a file", "Make it again.", 1 << 20)
+
+drawn = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""The same examples each time, as many as the profile says (tests/conftest.py)."""
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file"
+
+
+def answered(read: Any, *arguments: Any) -> bool:
+    """Whether it is refused; what is raised must be a UserError that a terminal can show."""
+    said = ""
+    try:
+        read(*arguments)
+    except UserError as error:
+        said = str(error)
+    assert not CONTROL.search(said)
+    assert len(said) < 5000
+    return bool(said)
+
+
+@given(content=values)
+@drawn
+def test_any_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content))
+    answered(read_json_value, path, KIND)
+    answered(read_json_lines, path, KIND)
+    answered(read_header, path)
+
+
+@given(content=st.binary(max_size=200))
+@drawn
+def test_any_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    for read in (read_json_value, read_json_lines, read_csv, TensorFile):
+        answered(read, path, KIND)
+    answered(parse_label_file, "labels", content)
+    answered(yaml_value, content.decode("utf-8", "replace"), "a text")
+
+
+yaml_text = st.lists(
+    st.sampled_from(
+        [*list("&*!|>{}[],:#-?%@`'\" \n\t"), "a", "1", "~", "<<: ", "&a ", "*a", "!!int "]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@given(text=yaml_text | st.text(max_size=60))
+@drawn
+def test_any_yaml(text: str) -> None:
+    answered(yaml_value, text, "a text")
+
+
+cells = st.text(alphabet=st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ["0.png", "1", "-1", "file", "label", '"', "9" * 50, "n01440764", " ", "nan"]
+)
+
+
+@given(rows=st.lists(st.lists(cells, max_size=4), max_size=5), end=st.sampled_from(["\n", "\r\n"]))
+@drawn
+def test_any_table(path: Path, rows: list[list[str]], end: str) -> None:
+    text = end.join(",".join(row) for row in rows)
+    path.write_text(text, newline="")
+    answered(read_csv, path, KIND)
+    answered(parse_label_file, "labels", text.encode())
+    answered(parse_label_file, "labels", ("file,label\n" + text).encode())
+
+
+numbers = st.integers(-2, 1 << 70) | st.sampled_from([0, 1, 4, 8]) | leaves
+entries = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "F64", "U8", "F8_E5M2", "x"]) | leaves,
+        "shape": st.lists(numbers, max_size=4) | leaves,
+        "data_offsets": st.lists(numbers, max_size=3) | leaves,
+        "more": leaves,
+    },
+)
+headers = st.dictionaries(
+    st.text(max_size=8) | st.just("__metadata__"), entries | values, max_size=4
+)
+
+
+@given(header=headers, data=st.binary(max_size=40))
+@drawn
+def test_any_header_of_tensors(path: Path, header: dict[str, Any], data: bytes) -> None:
+    path.write_bytes(file_of(header, data))
+    answered(lambda: TensorFile(path, KIND).tensors(finite=True))
+
+
+CONFIGS = {
+    "experiment": (good.EXPERIMENT, lambda content: parse_experiment(content, "the config")),
+    "training": (good.TRAINING, load_training),
+    "federation": (good.FEDERATION, load_federation),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@given(data=st.data())
+@drawn
+def test_any_value_in_any_field_of_a_config(kind: str, data: st.DataObject) -> None:
+    content, load = CONFIGS[kind]
+    tree = json.loads(json.dumps(content))
+    inner = tree
+    while True:
+        key = data.draw(st.sampled_from(sorted(inner)), label="field")
+        if isinstance(inner[key], dict) and inner[key] and data.draw(st.booleans()):
+            inner = inner[key]
+            continue
+        break
+    inner[key] = data.draw(values, label="value")
+    answered(load, tree)
+
+
+@given(text=st.text())
+@drawn
+def test_any_text_is_shown_in_one_line(text: str) -> None:
+    assert not CONTROL.search(shown(text))
+    assert "\n" not in shown(text)
+    assert len(shown(text)) <= 300
+    shown(text).encode()
+
+
+def test_yaml_of_base_configs_is_what_is_loaded() -> None:
+    for content, load in CONFIGS.values():
+        load(yaml.safe_load(yaml.safe_dump(content)))
+
+
+# every reader of a file ---------------------------------------------------------------------------
+
+
+def uploads(folder: Path) -> None:
+    check_uploads(folder / "uploads")
+    refused = examine(UploadFolder(folder / "uploads")).reasons
+    if refused:  # each is a row of its own; here it counts as what a reader raises
+        raise UserError("; ".join(refused.values()))
+
+
+def truth(folder: Path) -> None:
+    upload = UploadFolder(folder / "uploads").upload(good.UPLOAD)
+    file = upload.truth_file()
+    assert file is not None
+    file.check_shapes(upload.header.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)
+    file.read()
+
+
+def official(folder: Path) -> None:
+    load_model(checkpoint=folder / "official_mjp.safetensors", num_heads=2, mean=0.5, std=0.25)
+
+
+def pth(folder: Path) -> None:
+    load_model(checkpoint=folder / "model.pth", num_heads=2, mean=0.5, std=0.25)
+
+
+def state(folder: Path) -> None:
+    identity = {"config": "{}", "images": "", "validation": "", "initial": ""}
+    load_checkpoint(folder / "trained", identity)
+
+
+def mending(folder: Path) -> None:
+    """As a run that goes on does."""
+    store = RunStore(folder / "run")
+    whole = store.without(store.damaged())
+    for run_id in store.stored_cells():
+        whole.read(run_id)
+
+
+def rows(folder: Path) -> None:
+    """As if the name fitted whatever the file holds."""
+    store = RunStore(folder / "run")
+    for run_id in store.stored_cells():
+        store.read(run_id)
+
+
+def pictures_of_a_zip(folder: Path) -> None:
+    source = open_images(folder / "images.zip")
+    for record in source.records[:4]:
+        source.decode(record)
+
+
+HEADER = f"uploads/{good.UPLOAD}.json"
+READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
+    "upload header": (HEADER, uploads),
+    "upload": (f"uploads/{good.UPLOAD}.safetensors", uploads),
+    "truth": (f"uploads/truth/{good.UPLOAD}.safetensors", truth),
+    "weights": ("uploads/weights/*.safetensors", uploads),
+    "checkpoint": ("model.safetensors", lambda at: load_model(checkpoint=at / "model.safetensors")),
+    "outline": ("model.safetensors", lambda at: outline_model(checkpoint=at / "model.safetensors")),
+    "checkpoint of the authors": ("official_mjp.safetensors", official),
+    "checkpoint pth": ("model.pth", pth),
+    "prior": ("prior.safetensors", lambda at: load_prior(at / "prior.safetensors")),
+    "training state": ("trained/checkpoint.pt", state),
+    "cells": ("run/cells.*.parquet", lambda at: RunStore(at / "run").read_cells()),
+    "rows": ("run/rows/*/00000.*.parquet", mending),
+    "rows under their name": ("run/rows/*/00000.*.parquet", rows),
+    "report of rows": ("run/rows/*/00000.*.parquet", lambda at: load_runs([at / "run"])),
+    "report of cells": ("run/cells.*.parquet", lambda at: load_runs([at / "run"])),
+    "image": ("images/0.png", lambda at: decode_image((at / "images/0.png").read_bytes())),
+    "labels in a folder": ("images/labels.csv", lambda at: open_images(at / "images")),
+    "zip": ("images.zip", pictures_of_a_zip),
+}
+"""By name, a place in the good inputs and what reads it."""
+
+
+@pytest.fixture(scope="module")
+def work(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readers") / "work"
+    shutil.copytree(base, folder)
+    return folder
+
+
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "drop", "insert", "repeat"]),
+        st.floats(0, 1, exclude_max=True) | st.floats(0, 0.02),
+        st.binary(min_size=1, max_size=6) | st.sampled_from([b"\0" * 40, b"9" * 40, b"\x1b[2J"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(content: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
+    """The content with some bytes flipped, cut off, dropped, put in or there twice."""
+    for kind, share, other in changes:
+        at = int(share * len(content))
+        if kind == "flip" and content:
+            content = content[:at] + bytes([content[at] ^ other[0]]) + content[at + 1 :]
+        elif kind == "cut":
+            content = content[:at]
+        elif kind == "drop":
+            content = content[:at] + content[at + len(other) :]
+        elif kind == "repeat":
+            content = content[:at] + content[max(0, at - 50) :]
+        else:
+            content = content[:at] + other + content[at:]
+    return content
+
+
+def met(reader: str, folder: Path, spoil: Callable[[Path], object]) -> bool:
+    """Whether the reader refuses its file spoiled; the file is whole again afterwards."""
+    file, read = READERS[reader]
+    place = sorted(folder.glob(file))[0]
+    whole = place.read_bytes()
+    spoil(place)
+    try:
+        return answered(read, folder)
+    finally:
+        place.unlink(missing_ok=True)
+        place.write_bytes(whole)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@given(changes=edits)
+@settings(drawn, max_examples=settings.default.max_examples // 5)
+def test_every_reader_meets_changed_bytes(work: Path, reader: str, changes: Any) -> None:
+    met(reader, work, lambda place: place.write_bytes(changed(place.read_bytes(), changes)))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_reads_what_was_not_changed(work: Path, reader: str) -> None:
+    """Else nothing but the first check of each would be tried."""
+    assert met(reader, work, lambda place: None) == (reader == "training state")  # another config's
+
+
+OF_TENSORS = {
+    "upload": ("patch_embed.proj.weight", "pos_embed", "head.weight"),
+    "truth": ("images", "mask", "permutation"),
+    "weights": ("patch_embed.proj.weight", "pos_embed", "cls_token"),
+    "checkpoint": ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
+    "checkpoint of the authors": ("pos_embed.weight",),
+    "prior": ("mean", "frequencies", "spectrum", "patch_mean", "patch_covariance"),
+}
+
+
+@pytest.mark.parametrize("reader", OF_TENSORS)
+def test_every_reader_of_tensors_meets_other_shapes_and_types(work: Path, reader: str) -> None:
+    names = OF_TENSORS[reader]
+    refused = [met(reader, work, with_header(change)) for change in HEADER_CHANGES.values()]
+    refused += [
+        met(reader, work, with_tensors(change)) for change in tensor_changes(*names).values()
+    ]
+    assert sum(refused) > 20
