@@ -24,12 +24,15 @@ from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
 from mjp_privacy.experiment.config import parse_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.config import load_federation
+from mjp_privacy.federation.comparison import defence_text
+from mjp_privacy.federation.config import load_federation, plain
+from mjp_privacy.federation.rounds import evaluations, stored_config
 from mjp_privacy.models import load_model
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.journal import METRICS, check_runs, read_metrics
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
@@ -194,6 +197,10 @@ def uploads(folder: Path) -> None:
         raise UserError("; ".join(refused.values()))
 
 
+def tensors(folder: Path) -> None:
+    UploadFolder(folder / "uploads").upload(good.UPLOAD).tensors()
+
+
 def truth(folder: Path) -> None:
     upload = UploadFolder(folder / "uploads").upload(good.UPLOAD)
     file = upload.truth_file()
@@ -230,6 +237,22 @@ def rows(folder: Path) -> None:
         store.read(run_id)
 
 
+def pictures(folder: Path) -> None:
+    store = RunStore(folder / "run")
+    for run_id in store.stored_cells():
+        store.pictures(run_id, "0.png")
+
+
+def curves(folder: Path) -> None:
+    check_runs([folder / "trained"])
+    read_metrics(folder / "trained" / METRICS)
+
+
+def comparison(folder: Path) -> None:
+    evaluations(folder / "federation")
+    defence_text(plain(stored_config(folder / "federation")))
+
+
 def pictures_of_a_zip(folder: Path) -> None:
     source = open_images(folder / "images.zip")
     for record in source.records[:4]:
@@ -240,6 +263,7 @@ HEADER = f"uploads/{good.UPLOAD}.json"
 READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "upload header": (HEADER, uploads),
     "upload": (f"uploads/{good.UPLOAD}.safetensors", uploads),
+    "tensors of an upload": (f"uploads/{good.UPLOAD}.safetensors", tensors),
     "truth": (f"uploads/truth/{good.UPLOAD}.safetensors", truth),
     "weights": ("uploads/weights/*.safetensors", uploads),
     "checkpoint": ("model.safetensors", lambda at: load_model(checkpoint=at / "model.safetensors")),
@@ -248,6 +272,10 @@ READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "checkpoint pth": ("model.pth", pth),
     "prior": ("prior.safetensors", lambda at: load_prior(at / "prior.safetensors")),
     "training state": ("trained/checkpoint.pt", state),
+    "training curves": (f"trained/{METRICS}", curves),
+    "federation": ("federation/federation.json", comparison),
+    "a federation's metrics": ("federation/metrics.jsonl", comparison),
+    "pictures": ("run/rows/*/00000.*.parquet", pictures),
     "cells": ("run/cells.*.parquet", lambda at: RunStore(at / "run").read_cells()),
     "rows": ("run/rows/*/00000.*.parquet", mending),
     "rows under their name": ("run/rows/*/00000.*.parquet", rows),
@@ -322,7 +350,7 @@ def test_every_reader_reads_what_was_not_changed(work: Path, reader: str) -> Non
 
 
 OF_TENSORS = {
-    "upload": ("patch_embed.proj.weight", "pos_embed", "head.weight"),
+    "tensors of an upload": ("patch_embed.proj.weight", "pos_embed", "head.weight"),
     "truth": ("images", "mask", "permutation"),
     "weights": ("patch_embed.proj.weight", "pos_embed", "cls_token"),
     "checkpoint": ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"),
