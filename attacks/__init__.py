@@ -1,14 +1,16 @@
 """Attacks and controls, found by name.
 
-To add one: copy `patch_gradient.py`, which satisfies `mjp_privacy.interfaces.Attack`, register the
-copy below, and list its name under `attacks:` in a config. Controls
-(`mjp_privacy.interfaces.Control`) are registered and run the same way; results show their role as
-`floor` or `ceiling` where an attack's role is `attack`.
+To add one, copy `patch_gradient.py`, register the copy below, and try it on planted pictures:
 
-Attacks that search look at their time (`core.budget`) and then give the best so far: pixel_lattice,
-layer_span, span_matching, batch_lattice, inverting_gradients, april_optimization and gradvit, and
-the completion of masked_span, multi_round, token_span and batch_span. The others solve linear
-systems; they are stopped from outside, without a picture.
+    _attack("yours", "yours:Yours", "what it does")
+    python -m pytest tests/contract -k yours
+
+`run` gets tensors of shape (n, *parameter.shape), one for each of n client steps, and returns the
+m = n B images of all steps; what uploads lack, `unsupported` refuses (`lacks_gradients`). A config
+names it under `attacks:`, where fields are options, checked against their types.
+Controls (`interfaces.Control`) are registered and run the same way.
+
+Attacks that search ask `budget.spent()`, and then give the best so far.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ _attack(
 _attack(
     "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
 )
-_attack("pixel_lattice", "pixel_lattice:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
+_attack("pixel_lattice", "masked_span:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
 _attack(
     "multi_round",
     "masked_span:MultiRound",
@@ -121,7 +123,7 @@ _attack(
 )
 _attack(
     "gradvit",
-    "gradvit:GradViT",
+    "gradient_matching:GradViT",
     "gradient matching with image terms and the consensus of several seeds",
 )
 
@@ -171,23 +173,28 @@ def traits_of(name: str) -> frozenset[str]:
 
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:
-    """Build the attack; its own error about an option's value comes before one about its type."""
+    """Build the attack, once its options are known and of their types."""
     cls = _loaded(name, entry)
     offered = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
-    for option in options:
+    for option, value in options.items():
         if option not in offered:
             raise UserError(f"Attack {name}: {unknown_name('option', option, offered)}")
+        try:
+            _check_type(_type_of(cls, option), value)
+        except ValidationError as error:
+            mistake = error.errors()[0]["msg"]
+            raise UserError(
+                f"Attack {name}, option {option}: {mistake}; got {shown(repr(value), 100)}."
+            ) from error
     try:
         attack: Attack | Control = cls(**options)
     except UserError:
         raise
     except Exception as error:  # an attack of anybody's may raise anything
-        _check_types(name, cls, options)
         raise UserError(
             f"Attack {name}: expected it to be made with the options {shown(options)}; got "
             f"{format_error(error)}. Give other options, or mend its code."
         ) from error
-    _check_types(name, cls, options)
     return attack
 
 
@@ -210,25 +217,12 @@ def _loaded(name: str, entry: Entry) -> Any:
     return cls
 
 
-def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
-    """Raise UserError for the first option whose value does not have its field's type: true is no
-    number, "5" is not 5, and nothing is NaN."""
-    for option, value in options.items():
-        try:
-            _check_type(_type_of(cls, option), value)
-        except ValidationError as error:
-            mistake = error.errors()[0]["msg"]
-            raise UserError(
-                f"Attack {name}, option {option}: {mistake}; got {shown(repr(value), 100)}."
-            ) from error
-
-
 EXACT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def _check_type(kind: Any, value: Any) -> None:
-    """Raise pydantic's ValidationError unless the value is of this type, as JSON has types: a list
-    may stand for a tuple."""
+    """Raise pydantic's ValidationError unless the value is of this type, as JSON has types: true is
+    no number, "5" is not 5, nothing is NaN, and a list may stand for a tuple."""
     try:
         adapter = TypeAdapter(kind, config=EXACT)
     except Exception as error:  # a dataclass, which has a config of its own, or no type for data
@@ -246,11 +240,7 @@ def _check_type(kind: Any, value: Any) -> None:
 def _type_of(cls: Any, option: str) -> Any:
     """The type of one field. It is resolved alone, because the annotations of other fields may
     name what is imported for type checkers only."""
-    annotations_by_base = (get_annotations(base) for base in cls.__mro__)
-    owner, annotation = next(
-        (base, annotations[option])
-        for base, annotations in zip(cls.__mro__, annotations_by_base, strict=True)
-        if option in annotations
-    )
-    body = {"__module__": owner.__module__, "__annotations__": {option: annotation}}
+    owner = next(base for base in cls.__mro__ if option in get_annotations(base))
+    annotation = {option: get_annotations(owner)[option]}
+    body = {"__module__": owner.__module__, "__annotations__": annotation}
     return get_type_hints(type(owner.__name__, (), body), include_extras=True)[option]

@@ -41,15 +41,15 @@ from attacks.equations.patch_system import (
     lacks_positions,
     located,
     no_gradient,
+    pictures,
+    to_unit_range,
     too_few_equations,
     unless_underdetermined,
 )
-from attacks.equations.pictures import pictures, to_unit_range
-from attacks.equations.tokens import sees_a_norm
-from attacks.prior import find_prior
+from attacks.equations.span import sees_a_norm
+from attacks.prior.files import find_prior
 from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class April:
+class April(Usual):
     """The published attack: `pos_embed.grad` as uploaded, the position table subtracted everywhere.
 
     engine  `batched`: many images at once, in float64; `breaching`: that package's own code, image
@@ -70,14 +70,9 @@ class April:
     traits: ClassVar[tuple[str, ...]] = ("rank",)
     published: ClassVar[bool] = True
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-    uploads: ClassVar[int] = 1
     _attackers: WeakKeyDictionary[MJPVisionTransformer, BatchedAprilAttacker] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        if self.engine not in ("batched", "breaching"):
-            raise UserError(f"april: engine is 'batched' or 'breaching', got {self.engine!r}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and of block 0's query, key and value weights."""
@@ -145,7 +140,7 @@ def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
 
 
 @dataclass(frozen=True)
-class UnknownAwareApril:
+class UnknownAwareApril(Usual):
     """APRIL by an attacker who knows that the client uses MJP.
 
     The zero rows of `pos_embed.grad` show which positions are masked, and `unk_embed.grad` is the
@@ -161,16 +156,7 @@ class UnknownAwareApril:
     april: April = field(default_factory=April, init=False, repr=False, compare=False)
     name: ClassVar[str] = "april_unk_aware"
     traits: ClassVar[tuple[str, ...]] = ("rank", "masks")
-    published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-    uploads: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        if self.engine != "batched":
-            raise UserError(
-                f"april_unk_aware runs in the batched engine only: expected engine 'batched', got "
-                f"{self.engine!r}."
-            )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """As `april`, with the gradient of the unknown embedding where the model has one."""
@@ -207,15 +193,13 @@ class UnknownAwareApril:
 
 
 @dataclass(frozen=True)
-class AprilPrior:
+class AprilPrior(Usual):
     """APRIL with a prior: `prior` is `fitted`, `stationary`, or the path of a fitted prior."""
 
     prior: str = "fitted"
     name: ClassVar[str] = "april_prior"
     traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
-    published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """As `april`, with the gradient of the unknown embedding where the model has one."""

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -55,17 +55,22 @@ from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
 from attacks.equations.layers import StepUpload, client_model
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.patch_system import is_disturbed, lacks_patch_system, patch_system
-from attacks.equations.pictures import per_image, pictures_of
+from attacks.equations.patch_system import (
+    is_disturbed,
+    lacks_patch_system,
+    patch_system,
+    per_image,
+    pictures_of,
+)
 from attacks.masked_span import MaskedSpan
 from mjp_privacy.client.traces import labels_of_batch
-from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 
 @dataclass(frozen=True)
-class BatchSpanAttack:
+class BatchSpanAttack(Usual):
     """The span of one upload's batch, and a prior.
 
     prior  `fitted`, `stationary`, or the path of a fitted prior
@@ -74,9 +79,6 @@ class BatchSpanAttack:
     prior: str = "fitted"
     name: ClassVar[str] = "batch_span"
     traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
 
     @property
     def alone(self) -> MaskedSpan:
@@ -125,7 +127,7 @@ AT_ONCE = 10  # steps between looks at the time
 
 
 @dataclass(frozen=True)
-class SpanMatching:
+class SpanMatching(Usual):
     """Gradient matching for the pictures of one upload's batch, in the span that it leaves open.
 
     steps         of L-BFGS in each restart
@@ -140,9 +142,6 @@ class SpanMatching:
     prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
     name: ClassVar[str] = "span_matching"
     traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "steps", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """All gradients but the localization regressor's, which does not depend on the pixels."""

@@ -1,4 +1,4 @@
-"""Parts of breaching without the whole: its attackers alone, without its data sets and models.
+"""breaching's attackers alone, without its data sets and models. Import it late: few runs need it.
 
 `import breaching` also runs every subpackage's `__init__`, and with them torchvision, hydra,
 torch's compiler and SymPy: two seconds and 1,500 modules. The attackers need torch and SciPy only.
@@ -9,23 +9,15 @@ torch's compiler and SymPy: two seconds and 1,500 modules. The attackers need to
 Nothing of breaching is changed or copied: the class comes from breaching's own file, and whoever
 imports breaching later gets the whole of it.
 
-breaching's APRIL, and the inputs that breaching expects. Import it late: few runs need it.
-
 `reconstruct_one_by_one` runs breaching's own AprilAttacker; `BatchedAprilAttacker` is a subclass
 that solves many images at once. breaching reads gradients by their place in a list and casts them
 to its own dtype, so named gradients are put where it looks and its `impl.dtype` is set to theirs.
 
-breaching's OptimizationBasedAttacker on named gradients. Import it late: that takes seconds.
-
 breaching differentiates `model.parameters()` and pairs the results with the uploaded gradients by
 their place in the list, so it gets a wrapper whose parameters are the uploaded ones in that order.
 
-What may be added to breaching's objective, and another distance of gradients. Import it late.
-
-    attacker.regularizers += [Borders(0.1, patch_size=16), Near(0.01, mean)]
-
-breaching sums its objective and what each term gives for the candidate pictures (B, C, H, W), which
-are normalised. A term is its weight times a mean over the pictures.
+It sums its objective and what each `Term` gives for the candidate pictures (B, C, H, W), which are
+normalised. A term is its weight times a mean over the pictures.
 """
 
 from __future__ import annotations
@@ -210,7 +202,7 @@ class UploadedParameters(nn.Module):
 
 
 class InTime(OptimizationBasedAttacker):
-    """Stops where the time of the images is over (`core.budget`), with the best ones so far:
+    """Stops where the time of the images is over (`attacks.budget`), with the best ones so far:
     breaching ends a trial at a loss that is no number.
 
     With a `part` of its steps it does those alone, its step size being what it is at that part of
@@ -298,7 +290,7 @@ def match_gradients(
 
     grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
     position term; `start` (B, C, H, W): normalised images to start from in place of noise;
-    `objective`: another distance of gradients; `terms` are added to it (`terms.Term`); `part`: the
+    `objective`: another distance of gradients; `terms` are added to it (`Term`); `part`: the
     steps that are done, of all that the configuration has. Where no trial ended with a finite score
     the images are NaN (breaching gives zeros).
     """

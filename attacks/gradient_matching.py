@@ -13,77 +13,73 @@ distance for dL/dE_pos alone, which tells patches apart by their position:
 so that they differ in one term only.) It works with any block 0 and any batch size. The attacker
 knows the labels; the mask is read off the zero rows of `pos_embed.grad`, in a batch those that are
 zero for all of its images. Gradients that were not uploaded are left out.
+
+GradViT (Hatamizadeh et al., CVPR 2022, arXiv 2203.11894; its code is not public) looks for
+
+    min_x  sum_l |g_l(x) - g_l|^2 + image prior + steps across patch borders + TV + |x|^2,
+
+the gradients alone first and the image prior later, from several seeds that are drawn towards what
+they agree in. Here breaching's loop does it, each part a switch, with differences:
+
+- GradViT's image prior is the distance to the batch-norm statistics of a convolutional network that
+  was trained on photographs. None comes with this package; the energy of a Gaussian field
+  (`attacks.prior`) stands in its place.
+- The squared distance is in units of the upload's norm and terms are means, so that weights do not
+  depend on the model. They are ours, and so is the schedule in two halves.
+- What the budget of a CPU shows decides what is on where no option is given: the cosine distance,
+  and one seed. GradViT's own choice is `distance: squared` and several `seeds`.
+- Seeds come together once, after half of the steps: they are registered on the best of them, and
+  each goes on with a term towards their mean. Under MJP the masked patches have no place in the
+  gradient; they are registered by assignment.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.budget import image
+from attacks.budget import image, spent
 from attacks.equations import PATCH, SWIN_TABLE, TABLE, UNKNOWN
-from attacks.equations.patch_system import lacks_positions, located, no_gradient, zero_rows
-from attacks.equations.pictures import to_unit_range
+from attacks.equations.completion import field_energy
+from attacks.equations.patch_system import (
+    lacks_positions,
+    located,
+    no_gradient,
+    to_unit_range,
+    zero_rows,
+)
 from attacks.equations.sent_gradients import clip_factors
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
+from attacks.jigsaw import in_the_order_of, placed_as, shifted_onto
+from attacks.prior import check_prior
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
+
+if TYPE_CHECKING:
+    from attacks.breaching import Term
 
 Signed = Literal["hard", "soft", "none"]
 Decay = Literal["step-lr", "cosine-decay", "linear", "none"]
-Steps = Annotated[int, Field(le=100_000_000)]
-Number = Annotated[float, Field(le=1e9)]
+Steps = Annotated[int, Field(ge=1, le=100_000_000)]
+Number = Annotated[float, Field(ge=0, le=1e9)]
+AboveZero = Annotated[float, Field(gt=0, le=1e9)]
 
 
-@dataclass(frozen=True)
-class GradientMatching:
-    """Cosine distance of all uploaded gradients, and total variation.
+class Matching(Usual, ABC):
+    """What attacks that match gradients by breaching's loop have in common."""
 
-    steps      optimiser steps in each restart
-    restarts   starts from noise; the one with the smallest cosine distance is kept
-    step_size  Adam's step size, in the model's normalised pixels
-    decay      of the step size: `step-lr` is breaching's, to a tenth at 3/8, 5/8 and 7/8
-    signed     whether the optimiser sees the derivative's sign (`hard`), a softened sign (`soft`)
-               or the derivative itself (`none`)
-    tv         weight of the total variation; 0.2 is breaching's, for large ResNets
-    """
-
-    steps: Steps = 2000
-    restarts: Steps = 1
-    step_size: Number = 0.1
-    decay: Decay = "step-lr"
-    signed: Signed = "hard"
-    tv: Number = 0.2
-    positions: Number = field(default=0.0, init=False)
-    name: ClassVar[str] = "inverting_gradients"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "any network")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        for option in ("steps", "restarts"):
-            value = getattr(self, option)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise self._refusal(option, "a whole number of at least 1", value)
-        if not is_number(self.step_size) or self.step_size <= 0:
-            raise self._refusal("step_size", "a number above 0", self.step_size)
-        if not is_number(self.tv) or self.tv < 0:
-            raise self._refusal("tv", "a number of at least 0", self.tv)
-        for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
-            if getattr(self, option) not in choices:
-                raise self._refusal(option, f"one of {', '.join(choices)}", getattr(self, option))
-
-    def _refusal(self, option: str, expected: str, value: object) -> UserError:
-        return UserError(f"{self.name}, {option}: expected {expected}, got {value!r}.")
+    @property
+    def positions(self) -> float:
+        """Weight of the cosine distance of the position table's gradient alone."""
+        return 0.0
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """All gradients but the localization regressor's, which does not depend on the pixels."""
@@ -109,6 +105,35 @@ class GradientMatching:
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Match one client step after another; diagnostics hold steps, distance and seconds."""
         return match_each_step(view, partial(self._match, view), generator)
+
+    @abstractmethod
+    def _match(
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Match one client step, with all of breaching's own draws from the seed."""
+
+
+@dataclass(frozen=True)
+class GradientMatching(Matching):
+    """Cosine distance of all uploaded gradients, and total variation.
+
+    steps      optimiser steps in each restart
+    restarts   starts from noise; the one with the smallest cosine distance is kept
+    step_size  Adam's step size, in the model's normalised pixels
+    decay      of the step size: `step-lr` is breaching's, to a tenth at 3/8, 5/8 and 7/8
+    signed     whether the optimiser sees the derivative's sign (`hard`), a softened sign (`soft`)
+               or the derivative itself (`none`)
+    tv         weight of the total variation; 0.2 is breaching's, for large ResNets
+    """
+
+    steps: Steps = 2000
+    restarts: Steps = 1
+    step_size: AboveZero = 0.1
+    decay: Decay = "step-lr"
+    signed: Signed = "hard"
+    tv: Number = 0.2
+    name: ClassVar[str] = "inverting_gradients"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "any network")
 
     def _match(
         self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
@@ -151,15 +176,9 @@ class AprilOptimization(GradientMatching):
     positions  weight of the cosine distance of the position table's gradient alone
     """
 
-    positions: Number = 1.0
+    positions: AboveZero = 1.0
     name: ClassVar[str] = "april_optimization"
     traits: ClassVar[tuple[str, ...]] = ("masks", "steps")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.positions) or self.positions <= 0:
-            expected = "a number above 0 (for no such term use inverting_gradients)"
-            raise self._refusal("positions", expected, self.positions)
 
 
 Match = Callable[[Grads, Tensor, Tensor | None, int], tuple[Tensor, dict[str, float]]]
@@ -207,11 +226,6 @@ def _lacks_table(view: AttackerView) -> Refusal | None:
     return None
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is a finite number; True and False are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _estimated_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     """(n, N) bool, True where E_unk took the place of the patch's position embedding; None where
     the upload cannot show it."""
@@ -247,3 +261,144 @@ def _clipped_part(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
     hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
     total = grads[PATCH].flatten(1).unsqueeze(0).double()
     return part * clip_factors(rows, part_rows, total, hidden if mask is None else mask).to(part)
+
+
+# with what GradViT adds ---------------------------------------------------------------------------
+
+
+Distance = Literal["cosine", "squared"]
+Schedule = Literal["gradient_first", "together"]
+Search = tuple[Tensor, dict[str, float]]
+"""Normalised pictures (B, C, H, W), and the search's steps and cosine distance."""
+
+
+@dataclass(frozen=True)
+class GradViT(Matching):
+    """Distance of gradients, image terms, and the consensus of several seeds.
+
+    steps         optimiser steps of each seed; the step size decays by a cosine over them
+    step_size     Adam's step size, in the model's normalised pixels
+    distance      of gradients: `cosine` as in inverting_gradients, or GradViT's `squared`
+    tv            weight of the total variation; 0 switches this and each of the next three off
+    l2            weight of the mean square of the normalised pixels
+    borders       weight of the steps across patch borders
+    prior_weight  weight of the image prior's energy per value
+    image_prior   `fitted`, `stationary`, the path of a prior's file (`mjp fit-prior`), or `none`
+    schedule      `gradient_first`: the image prior joins after half of the steps; or `together`
+    seeds         searches from different noise; the one with the smallest cosine distance is kept
+    consensus     weight of the term that draws seeds towards their mean; 0: they stay apart
+    registration  whether seeds are laid on one another before their mean is taken
+    """
+
+    steps: Steps = 2000
+    step_size: AboveZero = 0.1
+    distance: Distance = "cosine"
+    tv: Number = 0.2
+    l2: Number = 1e-3
+    borders: Number = 0.1
+    prior_weight: Number = 3e-3
+    image_prior: str = "fitted"
+    schedule: Schedule = "gradient_first"
+    seeds: Steps = 1
+    consensus: Number = 0.1
+    registration: bool = True
+    name: ClassVar[str] = "gradvit"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "public photographs")
+
+    def __post_init__(self) -> None:
+        if self.image_prior != "none":
+            check_prior(self.image_prior)
+
+    def _match(
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+    ) -> Search:
+        """The best seed's pictures of one client step, and the steps of all seeds."""
+        from attacks.breaching import (
+            Near,
+            SquaredDistance,
+            match_gradients,
+            optimization_configuration,
+        )
+
+        search = partial(
+            match_gradients,
+            *(view.model, grads, labels, mask, view.pixels),
+            optimization_configuration(view.updates[0].dtype, self._changes(), self.tv),
+            objective=SquaredDistance() if self.distance == "squared" else None,
+        )
+        early, late = self._terms(view)
+        meeting = self.seeds > 1 and self.consensus > 0
+        first = range(self.steps // 2 if meeting or early is not late else self.steps)
+        device = view.model.like.device
+        searches = list[Search]()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for number in range(self.seeds):
+                torch.manual_seed(seed + number)
+                searches.append(search(part=first, terms=early))
+                if spent():
+                    break
+            steps = sum(facts["steps"] for _, facts in searches)
+            searches = [found for found in searches if _distance(found) < math.inf] or searches[:1]
+            if first.stop < self.steps and _distance(searches[0]) < math.inf and not spent():
+                starts = [pictures for pictures, _ in searches]
+                if meeting and len(searches) > 1:
+                    starts, mean = self._agreement(searches, labels, mask, view.model.patch_size)
+                    late = [*late, Near(self.consensus, mean)]
+                rest = partial(search, part=range(first.stop, self.steps), terms=late)
+                searches = [rest(start=start) for start in starts]
+                steps += sum(facts["steps"] for _, facts in searches)
+        pictures, facts = min(searches, key=_distance)
+        return pictures, facts | {"steps": steps}
+
+    def _changes(self) -> dict[str, dict[str, Any]]:
+        """What replaces breaching's own configuration, in its layout."""
+        return {
+            "optim": {
+                "max_iterations": self.steps,
+                "step_size": self.step_size,
+                "step_size_decay": "cosine-decay",
+                "signed": None,
+            },
+            "regularization": {"norm": {"scale": 2 * self.l2, "pnorm": 2}},  # it takes the half
+        }
+
+    def _terms(self, view: AttackerView) -> tuple[list[Term], list[Term]]:
+        """The terms of the first half of the steps, and of the second."""
+        from attacks.breaching import Borders, FieldPrior
+
+        patch_size = view.model.patch_size
+        always: list[Term] = [Borders(self.borders, patch_size)] if self.borders > 0 else []
+        if self.image_prior == "none" or self.prior_weight == 0:
+            return always, always
+        energy = field_energy(self.image_prior, patch_size, view.pixels)
+        both = [*always, FieldPrior(self.prior_weight, energy)]
+        return (both if self.schedule == "together" else always), both
+
+    def _agreement(
+        self, searches: Sequence[Search], labels: Tensor, mask: Tensor | None, patch_size: int
+    ) -> tuple[list[Tensor], Tensor]:
+        """Where each seed goes on from, and the mean of all (B, C, H, W).
+
+        Pictures of one label and masked patches that change places leave the gradient as it was,
+        so seeds go on from there; a shift does not, and counts for the mean alone.
+        """
+        pictures = [found for found, _ in searches]
+        if not self.registration:
+            return pictures, torch.stack(pictures).mean(0)
+        best = min(searches, key=_distance)[0]
+        starts, lying = [], []
+        for found in pictures:
+            start = in_the_order_of(found, best, labels)
+            if mask is not None:
+                places = zip(start, best, mask, strict=True)
+                start = torch.stack([placed_as(*place, patch_size) for place in places])
+            starts.append(start)
+            shifted = [shifted_onto(*pair) for pair in zip(start, best, strict=True)]
+            lying.append(torch.stack(shifted))
+        return starts, torch.stack(lying).mean(0)
+
+
+def _distance(search: Search) -> float:
+    """How far a search's gradient is from the upload; infinite where it broke down."""
+    distance = search[1]["cosine_distance"]
+    return distance if math.isfinite(distance) else math.inf

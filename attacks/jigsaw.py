@@ -1,16 +1,12 @@
 """How badly two patches fit side by side, for every ordered pair.
 
-With l the last and l' the last but one column of the left patch, and r, r' the first and second of
-the right one (P pixels of C channels each), there are two measures:
-
-    difference  d(l, r) = sum |r - l|^2
-    mgc         Mahalanobis gradient compatibility (Gallagher, CVPR 2012): the step r - l against
-                the mean and covariance over the P rows of the left patch's own last step l - l',
-                plus the same from the right patch; here its square root, which is more robust.
-
-Each is divided by the cost of the third best patch for the same place, so that a flat patch, which
-fits everywhere, does not outweigh a textured one. On exact pixels MGC puts back more pieces; under
-noise the two do equally well.
+With l the last and l' the last but one column of the left patch, and r the first of the right one
+(P pixels of C channels each), it is Mahalanobis gradient compatibility (Gallagher, CVPR 2012): the
+step r - l against the mean and covariance over the P rows of the left patch's own last step l - l',
+plus the same from the right patch; here its square root, which is more robust. On exact pixels it
+puts back more pieces than sum |r - l|^2 does; under noise the two do equally well. Each is divided
+by the cost of the third best patch for the same place, so that a flat patch, which fits everywhere,
+does not outweigh a textured one.
 
 Puts patches of unknown order back: a jigsaw puzzle with some of its pieces already in place.
 
@@ -31,12 +27,8 @@ Groups of places in which it is decided which patches belong together grow by pa
 the pair whose best matching of their pictures fits best beside how others would. So a border of two
 flat patches, where any picture would do, is decided last, when others speak too.
 
-What several searches for the same pictures agree in, once their results lie on one another.
-
-    lying = registered(pictures, reference, labels=labels, mask=mask, patch_size=16)
-
-Two searches may differ in ways that an upload cannot tell, or that a search slides along, and a
-mean over such results is a blur. So a result is first laid on the reference:
+Two searches for the same pictures may differ in ways that an upload cannot tell, or that a search
+slides along, and a mean over such results is a blur. So a result is first laid on the reference:
 
     pictures  of a batch that have the same label, by assignment
     patches   that were masked, among themselves, by assignment: no gradient tells their places
@@ -46,7 +38,6 @@ mean over such results is a blur. So a result is first laid on the reference:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -55,34 +46,27 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.budget import spent
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
-Cost = Literal["mgc", "difference"]
 RIVAL = 3  # the rank of the fit that sets the scale
 LEVEL = 1 / 255  # one grey level
 SMALLEST = 0.02  # share of the median scale added, for patches with several perfect fits
 
 
-def border_costs(patches: Tensor, patch_size: int, cost: Cost = "mgc") -> tuple[Tensor, Tensor]:
+def border_costs(patches: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     """Costs of every pair (a, b) of patches, (N, N) each: a left of b, and a above b.
 
     patches (N, C*P*P) in [0, 1].
     """
-    if cost not in get_args(Cost):
-        raise unknown_name("border cost", cost, list(get_args(Cost)))
     tiles = patches.double().unflatten(-1, (-1, patch_size, patch_size))
     sideways = tiles.permute(0, 2, 3, 1)  # (N, row, column, channel)
-    return _costs(sideways, cost), _costs(sideways.transpose(1, 2), cost)
+    return _costs(sideways), _costs(sideways.transpose(1, 2))
 
 
-def _costs(tiles: Tensor, cost: Cost) -> Tensor:
+def _costs(tiles: Tensor) -> Tensor:
     """The cost of a left of b for tiles (N, P rows, P columns, C) -> (N, N)."""
     step = tiles[None, :, :, 0] - tiles[:, None, :, -1]  # (a, b, P, C)
-    if cost == "difference":
-        return _scaled(step.square().sum((-1, -2)))
     # With one column there is no inner step: it counts as zero, and only the dummies matter.
     inner = min(2, tiles.shape[2])
     left = _mahalanobis(tiles[:, :, -1] - tiles[:, :, -inner], step)
@@ -130,7 +114,6 @@ def solve(
     *,
     grid: int,
     patch_size: int,
-    cost: Cost = "mgc",
     rounds: int = ROUNDS,
 ) -> Tensor:
     """The pieces' order: a permutation (N,) with `shuffled[j] = plain[permutation[j]]`.
@@ -138,20 +121,18 @@ def solve(
     patches  (N, p) in [0, 1] in row-major order; rows at masked positions are not read
     mask     (N,) bool, True where the patch is not known
     pieces   (k, p) in [0, 1]; the i-th is the shuffled image's patch at the i-th masked position
-    cost     how borders are compared, see `jigsaw`
     rounds   times that a part of the arrangement is taken out and grown again
 
     So `plain[permutation] = shuffled` puts every piece where it fits; outside the mask
     `permutation[j] == j`. With nothing masked it is the identity; with everything masked no known
     patch fixes the position, and the picture may come out displaced.
     """
-    _check(patches, mask, pieces, grid, patch_size)
     free = mask.nonzero().flatten().cpu().numpy()
     if len(free) < 2:
         return torch.arange(len(patches))
     shuffled = patches.detach().cpu().double().clone()
     shuffled[mask.cpu()] = pieces.detach().cpu().double()
-    sideways, downwards = border_costs(shuffled, patch_size, cost)
+    sideways, downwards = border_costs(shuffled, patch_size)
     board = _Board.of(sideways.numpy(), downwards.numpy(), grid)
     arranged = torch.from_numpy(_arrange(board, free, rounds)[:-1])
     permutation = torch.empty_like(arranged)
@@ -281,21 +262,6 @@ def _exchange(board: _Board, arranged: Places, free: Places) -> Places:
             break
         arranged[free[first]], arranged[free[second]] = pieces[second], pieces[first]
     return arranged
-
-
-def _check(patches: Tensor, mask: Tensor, pieces: Tensor, grid: int, patch_size: int) -> None:
-    """Raise UserError unless the shapes of the arguments of `solve` fit together."""
-    number, masked = grid * grid, int(mask.sum())
-    if patches.shape[0] != number or mask.shape != (number,) or mask.dtype != torch.bool:
-        raise UserError(
-            f"The jigsaw solver takes {number} patches and as long a bool mask (grid {grid}); "
-            f"got patches {tuple(patches.shape)} and a {mask.dtype} mask {tuple(mask.shape)}."
-        )
-    if pieces.shape != (masked, patches.shape[1]) or patches.shape[1] % patch_size**2:
-        raise UserError(
-            f"The jigsaw solver takes one piece for each masked position, {masked} of "
-            f"{patches.shape[1]} numbers (a multiple of {patch_size}²); got {tuple(pieces.shape)}."
-        )
 
 
 # several pictures at once -------------------------------------------------------------------------

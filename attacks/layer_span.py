@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -60,22 +60,21 @@ from attacks.equations.layers import (
     layers_of,
 )
 from attacks.equations.patch_system import (
-    check_uploads,
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
     located,
     needs_patch_system,
     patch_system,
+    pictures_of,
 )
-from attacks.equations.pictures import pictures_of
 from attacks.equations.token_search import PictureSearch, TokenSearch
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
 
 @dataclass(frozen=True)
-class LayerSpan:
+class LayerSpan(Usual):
     """A search for the pictures of one upload's batch.
 
     blocks    how many of the first blocks' layers are looked at
@@ -88,9 +87,6 @@ class LayerSpan:
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
     traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
@@ -181,7 +177,7 @@ class _Picture:
 
 
 @dataclass(frozen=True)
-class BatchLattice:
+class BatchLattice(Usual):
     """The pictures of a batch by the lattice of their differences.
 
     uploads  how many rounds of the same batch it reads; the weights may move between them
@@ -196,11 +192,6 @@ class BatchLattice:
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
     traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "8 bit", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and

@@ -3,18 +3,17 @@ r"""An attack that knows MJP: it solves for the span of the masked patches; a pr
 `equations.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
 patch, masked or not, at its true place: shuffling the masked patches does not change their span,
 so their *order* is all that MJP hides, and the open part a is small. The LayerNorm of block 0
-determines one more direction (`equations.tokens`). `equations.completion` fills what is left with
+determines one more direction. `equations.completion` fills what is left with
 the most probable picture.
 
 One upload (`masked_span`) leaves about as many open directions as patches were masked; several
 (`multi_round`) leave as many as there are patches that were masked every time. With no open
 direction left the picture is exact, and it is the *plain* one.
 
-The picture from two weight gradients, without the gradient of the position table.
-
-A client that freezes the position embeddings, or does not upload their gradient, still uploads two
-things: the row space of patch_embed.proj.weight.grad, which is the span of all patches, and block
-0's equations (`equations.tokens`). Together they determine every patch where
+`token_span` needs two weight gradients, and none of the position table. A client that freezes the
+position embeddings, or does not upload their gradient, still uploads the row space of
+patch_embed.proj.weight.grad, which is the span of all patches, and block 0's equations
+(`equations.span`). Together they determine every patch where
 
     D - N - 2 >= N + 1     (equations per patch against unknowns per patch),
 
@@ -23,36 +22,75 @@ the second for learned tables and not for the fixed sine table (sums of a row's 
 vector). Elsewhere the prior fills what stays open. A patch is taken for masked where E_unk fits
 block 0's equations and its own position embedding does not. Needs batch 1 and the values of the
 embeddings, which are public.
+
+One upload of 8-bit pixels (`pixel_lattice`): the masked patches are integer vectors in their span.
+`masked_span` determines every patch except for its part in the span S of the masked ones. A client
+that feeds decoded pictures feeds multiples of 1/255, so the integer vectors of S form a lattice
+that the masked patches generate (`lattice.unmixing`). LLL finds the lattice, and a model of what
+photographs look like tells its patches from their combinations. An unmasked patch is then the
+integer vector of c_i + S nearest to `masked_span`'s guess. The places of the masked patches are
+still unknown; `jigsaw` puts them where their borders fit, which gives the plain picture.
+Where the picture as the client fed it is wanted, each masked place gets the mean of the masked
+patches, because their order there is not in the gradient.
+
+The result is exact where the search finds the patches among their combinations, which is easier
+with large patches and exact gradients. `lattice_found` says only that there was a lattice; whether
+the picture is right shows in its own gradient (`gradient_residual`). Falls back to `masked_span`
+where pixels are not multiples of 1/255 (interpolation in floating point or mixing after decoding),
+the gradient is too noisy, or too many patches are masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
+from attacks.budget import image, spent
 from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
-from attacks.equations.filling import Completion, Filling, Solution, check_completion
+from attacks.equations.completion import fewest_steps
+from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.patch_system import (
     PatchSystem,
-    check_uploads,
     error_of,
     gradient,
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
     needs_patch_system,
+    no_gradient,
+    normalisation,
+    normalised,
     patch_system,
+    pictures,
 )
 from attacks.equations.sent_gradients import shows_its_rows
-from attacks.equations.span import Knowledge, UploadSpan, combine, noise_edge, upload_span
-from attacks.equations.tokens import TINY, from_tokens_alone, lacks_tokens, refine, token_equations
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
+from attacks.equations.span import (
+    ABOVE_NOISE,
+    TINY,
+    Knowledge,
+    UploadSpan,
+    combine,
+    from_tokens_alone,
+    hull_rows,
+    lacks_tokens,
+    noise_edge,
+    off_the_visible,
+    refine,
+    token_equations,
+    upload_span,
+)
+from attacks.jigsaw import solve
+from attacks.lattice.cost import Reals
+from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images, to_patches
 
 WEIGHED = 5e-4
 """Relative error of the patch embedding's gradient above which the errors of several uploads are
@@ -66,7 +104,7 @@ compared, in a fiftieth of the time."""
 
 
 @dataclass(frozen=True)
-class MaskedSpan:
+class MaskedSpan(Usual):
     """The span of one upload.
 
     prior       `fitted`, `stationary`, or the path of a fitted prior
@@ -78,15 +116,8 @@ class MaskedSpan:
     prior: str = "fitted"
     completion: Completion = "field"
     tokens: bool = True
-    uploads: int = field(default=1, init=False)
     name: ClassVar[str] = "masked_span"
     traits: ClassVar[tuple[str, ...]] = ("masks", "noise", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_completion(self.name, self.completion)
-        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and block 0's qkv weights."""
@@ -172,7 +203,7 @@ class MultiRound(MaskedSpan):
 
 
 @dataclass(frozen=True)
-class TokenSpan:
+class TokenSpan(Usual):
     """Block 0's equations in the span of the patches.
 
     prior, completion  as in `masked_span`
@@ -184,12 +215,6 @@ class TokenSpan:
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "token_span"
     traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_completion(self.name, self.completion)
-        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the patch embedding and of block 0's qkv weights."""
@@ -222,3 +247,166 @@ def _spans(view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
         )
         for index, rows in enumerate(total)
     ]
+
+
+# 8-bit pixels, by a lattice -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PixelLattice(Usual):
+    """`masked_span`, with the patches' integer values found by lattice reduction.
+
+    most  with more masked patches than this no lattice is tried; the other options are those of
+          `masked_span`
+    """
+
+    prior: str = "fitted"
+    completion: Completion = "field"
+    tokens: bool = True
+    most: Annotated[int, Field(ge=0, le=1000)] = 80
+    name: ClassVar[str] = "pixel_lattice"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs")
+
+    @property
+    def span(self) -> MaskedSpan:
+        """The attack that gives the first guess, and the result where no lattice is found."""
+        return MaskedSpan(self.prior, self.completion, self.tokens)
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table, patch embedding, block 0's qkv and unknown embedding."""
+        return (TABLE, PATCH, QKV, UNKNOWN)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why no lattice can be looked for in the upload, or None."""
+        batch = view.updates[0].batch
+        if view.model.unk_embed is None:
+            text = "the model has no unknown embedding, so no patch can be masked"
+            return Refusal("unknown_embedding", text)
+        if UNKNOWN not in view.updates[0].grads:
+            return no_gradient(view.model, UNKNOWN)
+        if batch != 1:
+            text = f"the pixels of {batch} pictures are mixed; batch 1 is needed"
+            return Refusal("batch", text)
+        return self.span.unsupported(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Exact patches where a lattice is found, else `masked_span`'s guess."""
+        update = view.updates[0]
+        system = patch_system(view, update)
+        images, orders, lattice_found = [], [], []
+        for index, filled in enumerate(self.span.solve(view, [system]).patches):
+            guess = pictures(view, filled.unsqueeze(0))[0]
+            with image(index):
+                picture, order, found = self._picture(view, system, index, guess)
+            images.append(picture)
+            orders.append(order)
+            lattice_found.append(found)
+        return Reconstruction(
+            torch.stack(images),
+            mask=system.hidden,
+            permutation=torch.stack(orders) if view.against == "plain" else None,
+            diagnostics={
+                **condition_and_rank(system.rows, update.dtype),
+                "lattice_found": torch.tensor(lattice_found).double(),
+            },
+        )
+
+    def _picture(
+        self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """One picture (C, S, S), the permutation (N,), and whether there was a lattice."""
+        exact = self._exact(view, system, index, guess)
+        hidden = system.hidden[index]
+        found = float(exact is not None) if hidden.any() else torch.nan
+        patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
+        if exact is not None:
+            patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
+            patches = _levelled(patches, exact.unmixed.frame.colours, view)
+        if view.against == "input" and hidden.any():
+            patches[hidden] = patches[hidden].mean(0)
+        picture = to_images(patches, view.model.patch_size, len(view.pixels.mean))
+        return picture, order, found
+
+    def _exact(
+        self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
+    ) -> _Exact | None:
+        """The patches by the lattice, with the guess (C, S, S) where it gives none; None where
+        there is no lattice."""
+        patches = to_patches(guess, view.model.patch_size)
+        hidden = system.hidden[index]
+        count = int(hidden.sum())
+        if not 0 < count <= self.most or system.hidden_sum is None:
+            return None
+        span = upload_span(system, index, above_noise=ABOVE_NOISE)
+        rest = off_the_visible(system, index, system.total[index])
+        sums = off_the_visible(system, index, system.hidden_sum[index].unsqueeze(1))
+        wide = hull_rows(rest, sums, count)
+        if not len(wide):
+            return None
+        pixels, size = view.pixels, view.model.patch_size
+        unmixed = unmix(wide, mean=pixels.mean, std=pixels.std, patch_size=size)
+        if unmixed is None or spent():  # a search that was ended has found no photographs yet
+            return None
+        restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
+        whole = (whole & _possible(restored)).to(patches.device).unsqueeze(1)
+        patches[~hidden] = torch.where(whole, restored.to(patches), patches[~hidden])
+        members = torch.full((len(hidden),), FIXED)
+        members[~hidden.cpu()] = torch.where(whole.flatten().cpu(), FREE, FIXED)
+        pieces, members[hidden.cpu()] = _repeated(unmixed.patches, count)
+        patches[hidden] = pieces.to(patches)
+        return _Exact(unmixed, patches, members)
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """A picture's patches by the lattice."""
+
+    unmixed: Unmixed
+    patches: Tensor  # (N, p) in [0, 1], the masked ones in any order and perhaps outside
+    members: Tensor  # (N,) see `lattice.unmixing.continued`
+
+    def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[Tensor, Tensor]:
+        """The patches (N, p) in their places, and the permutation (N,) that the masked ones had."""
+        pieces = self.patches[hidden].clamp(0, 1)
+        order = solve(self.patches, hidden, pieces, grid=grid, patch_size=patch_size)
+        patches = torch.empty_like(self.patches)
+        patches[order.to(patches.device)] = self.patches
+        members = torch.empty_like(self.members)
+        members[order] = self.members
+        better = self.unmixed.continued(patches, members)
+        patches = torch.where(_possible(better).unsqueeze(1), better, patches)
+        return patches.clamp(0, 1), order
+
+
+def _levelled(patches: Tensor, colours: Reals, view: AttackerView) -> Tensor:
+    """Patches (N, p) in [0, 1], shifted by multiples of the flat vectors `colours` (f, p), along
+    which the lattice leaves their level open: to the picture of fewest steps."""
+    if not len(colours) or spent():
+        return patches
+    pixels, size = view.pixels, view.model.patch_size
+    scale = normalisation(pixels, size, patches)[0]
+    open_levels = torch.from_numpy(colours).to(patches) / scale
+    known = normalised(patches, pixels, size)
+    knowledge = Knowledge(known, open_levels, torch.zeros(len(patches), dtype=torch.bool))
+    shifted = fewest_steps(knowledge, known, size, pixels).patches
+    return ((255 * shifted).round() / 255).clamp(0, 1)
+
+
+def _possible(patches: Tensor) -> Tensor:
+    """Whether patches are within [0, 1], (n,): integers of the lattice outside are no patches."""
+    return ((patches >= 0) & (patches <= 1)).all(-1)
+
+
+def _repeated(pieces: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The pieces filled up to (count, p), and for each its number, or FIXED for the copies.
+
+    The lattice gives equal patches once and leaves out those that are combinations of others,
+    mostly flat ones: copies of the flattest stand for them.
+    """
+    numbers = torch.full((count,), FIXED)
+    numbers[: len(pieces)] = torch.arange(len(pieces))
+    if len(pieces) < count:
+        flattest = int(pieces.std(-1).argmin())
+        numbers[flattest] = FIXED
+        pieces = torch.cat((pieces, pieces[flattest].expand(count - len(pieces), -1)))
+    return pieces, numbers

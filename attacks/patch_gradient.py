@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -25,19 +25,15 @@ from attacks.equations.patch_system import (
     patch_system,
     solution,
 )
-from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
 
 @dataclass(frozen=True)
-class PatchGradient:
+class PatchGradient(Usual):
     """X = lstsq(A^T, G), of minimum norm."""
 
     name: ClassVar[str] = "patch_gradient"
-    traits: ClassVar[tuple[str, ...]] = ()
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and the patch embedding."""

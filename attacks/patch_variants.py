@@ -1,14 +1,9 @@
-r"""The system of `patch_gradient` with a picture prior, for noisy gradients.
-
-Waits for a step that MJP's recipe leaves unshuffled, and solves that one.
-
-Reads off an upload which positions were shuffled, without reconstructing anything.
+r"""Attacks on the system of `patch_gradient`: with a picture prior, of a step that MJP's recipe
+left unshuffled, for the masked positions alone, for clients that shuffle patches and mask none.
 
 `pos_embed` is a table, and a masked position does not look up its row. The gradient of that row is
 zero, or exactly what the client's recipe adds independently of the picture (weight decay in a
 weight difference, L_DAL), or, where noise was added to every row, nothing but noise.
-
-For clients that shuffle patches and mask none: the picture as it was fed, then sorted.
 
 Without E_unk every patch keeps its row of the position table's gradient, so `patch_gradient` gets
 the picture as the client fed it, exactly. What is left is a jigsaw puzzle most of whose pieces lie
@@ -29,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,24 +37,23 @@ from attacks.equations import PATCH, TABLE
 from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import (
     PatchSystem,
-    check_uploads,
     error_of,
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
     lacks_positions,
     located,
-    needs_patch_system,
     patch_system,
+    per_image,
+    pictures,
     solution,
     unless_underdetermined,
 )
-from attacks.equations.pictures import per_image, pictures
 from attacks.jigsaw import border_costs, solve
 from attacks.patch_gradient import PatchGradient
-from attacks.prior import find_prior
+from attacks.prior.files import find_prior
 from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
-from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
@@ -103,28 +97,7 @@ class PatchPriorAttack(PatchGradient):
 
 
 @dataclass(frozen=True)
-class OfSeveralUploads:
-    """What attacks on the patch systems of one upload or several have in common."""
-
-    uploads: Annotated[int, Field(ge=1, le=10_000)]
-    name: ClassVar[str]
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_uploads(self.name, self.uploads)
-
-    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """Gradients of the position table and the patch embedding."""
-        return needs_patch_system(model)
-
-    def unsupported(self, view: AttackerView) -> Refusal | None:
-        """Why the uploads give no linear system that determines the patches, or None."""
-        return lacks_patch_system(view)
-
-
-@dataclass(frozen=True)
-class PlainStep(OfSeveralUploads):
+class PlainStep(PatchGradient):
     """The first upload in which nothing was masked, solved as `patch_gradient` does.
 
     MJP's own recipe leaves half of the training steps unshuffled. The upload of such a step has no
@@ -160,14 +133,11 @@ class PlainStep(OfSeveralUploads):
 
 
 @dataclass(frozen=True)
-class MaskLocator:
+class MaskLocator(Usual):
     """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
 
     name: ClassVar[str] = "mask_locator"
     traits: ClassVar[tuple[str, ...]] = ("masks",)
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Only the gradient of the position table."""
@@ -189,7 +159,7 @@ MASKED = "patches were masked: masked_span, pixel_lattice and multi_round solve 
 
 
 @dataclass(frozen=True)
-class PatchJigsaw(OfSeveralUploads):
+class PatchJigsaw(PatchGradient):
     """`patch_gradient`, and its patches put back where their borders, or other uploads, say."""
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1

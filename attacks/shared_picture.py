@@ -18,17 +18,13 @@ would not shrink.
 
 What is found is the one point that the batches' affine hulls have in common. It is a picture unless
 the client mixes pictures (mixup): then it may be a mixture, and one that stood in no batch.
-
-When uploads of batches tell the pictures that they share, and the largest batch that does.
-
-All uploads of a view as the spans of their batches, round by round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -38,19 +34,18 @@ from attacks.budget import image
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
-from attacks.equations.filling import Completion, Filling, check_completion
+from attacks.equations.filling import Completion, Filling
 from attacks.equations.patch_system import (
     PatchSystem,
-    check_uploads,
     lacks_gradients,
     lacks_positions,
     located,
     needs_patch_system,
     patch_system,
+    to_unit_range,
     too_few_equations,
 )
-from attacks.equations.pictures import to_unit_range
-from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
@@ -63,7 +58,7 @@ a certain picture may lie outside the pixels' range."""
 
 
 @dataclass(frozen=True)
-class SharedPictures:
+class SharedPictures(Usual):
     """The pictures that batches of several uploads have in common.
 
     uploads     how many rounds it reads; every picture must have stood in two of them at least.
@@ -84,12 +79,6 @@ class SharedPictures:
         "shared pictures",
         "public photographs",
     )
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    def __post_init__(self) -> None:
-        check_completion(self.name, self.completion)
-        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and MJP's unknown embedding."""

@@ -81,7 +81,7 @@ def run_steps(
     """Attack the `count` images of a view. Running out of memory is the caller's to handle.
 
     generator  gives the generator for the random choices from a step on
-    seconds    how long the attack may take over one image (`core.budget`)
+    seconds    how long the attack may take over one image (`attacks.budget`)
     """
     batch = view.updates[0].batch
     steps = count // batch

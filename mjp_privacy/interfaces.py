@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -246,6 +246,19 @@ class Attack(Protocol):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Reconstruct every image of the view; all random choices come from `generator`."""
+
+
+class Usual:
+    """What holds of an attack unless its class says otherwise: class Yours(Usual)."""
+
+    traits: ClassVar[tuple[str, ...]] = ()
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    @property
+    def uploads(self) -> int:
+        """One. An attack that reads several has an option of this name."""
+        return 1
 
 
 @runtime_checkable

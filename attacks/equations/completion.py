@@ -42,10 +42,10 @@ import torch
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.equations.pictures import in_levels, normalisation, normalised
+from attacks.equations.patch_system import in_levels, normalisation, normalised
 from attacks.equations.span import Knowledge
 from attacks.lattice.unmixing import Unmixed, unmix_differences
-from attacks.prior import find_prior
+from attacks.prior.files import find_prior
 from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_images, to_patches
@@ -158,14 +158,16 @@ def conjugate_gradients(
     apply: Callable[[Tensor], Tensor],
     residual: Tensor,
     precondition: Callable[[Tensor], Tensor],
+    tolerance: float = FIELD_TOLERANCE,
+    steps: int = FIELD_STEPS,
 ) -> Tensor:
-    """The solution a of apply(a) = residual, starting at zero."""
+    """The solution a of apply(a) = residual, starting at zero, to a share of the residual."""
     solution = torch.zeros_like(residual)
-    target = FIELD_TOLERANCE * residual.norm()
+    target = tolerance * residual.norm()
     shaped = precondition(residual)
     direction, product = shaped, (residual * shaped).sum()
-    for _ in range(FIELD_STEPS):
-        if residual.norm() <= target or spent():
+    for _ in range(steps):
+        if not residual.norm() > target or spent():
             break
         moved = apply(direction)
         step = product / (direction * moved).sum()
@@ -264,20 +266,9 @@ class _Problem:
         pull = weights.force(self._picture(patches)) - weights.edge
         residual = -to_patches(pull, self.patch_size) @ self.basis.mT * rows
         curvature = to_patches(weights.diagonal(), self.patch_size) @ self.basis.square().mT
-        shaped = residual / curvature
-        solution, direction = torch.zeros_like(residual), shaped
-        product, target = (residual * shaped).sum(), SPARSE_TOLERANCE * residual.norm()
-        for _ in range(SPARSE_STEPS):
-            if not residual.norm() > target:
-                break
-            moved = apply(direction)
-            length = product / (direction * moved).sum()
-            solution = solution + length * direction
-            residual = residual - length * moved
-            shaped = residual / curvature
-            following = (residual * shaped).sum()
-            direction, product = shaped + following / product * direction, following
-        return solution
+        return conjugate_gradients(
+            apply, residual, lambda force: force / curvature, SPARSE_TOLERANCE, SPARSE_STEPS
+        )
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,45 @@
-"""Fills the directions that uploads leave open with the most probable picture."""
+r"""Fills the directions that uploads leave open with the most probable picture.
+
+Where an upload is known to be noisy, quantised or sparsified, solving it exactly (`equations.span`)
+amplifies the errors that a defence added. Here each equation
+for a picture X (N, p) is weighed by its known error (`NoisyUpload`). With A_r, G_r and the hidden
+patches H_r of upload r, b_k the directions that these leak into and P_r = I - sum_k w_k b_k b_k^T,
+the picture is where
+
+    sum_r tr((A_r^T X - G_r) P_r (A_r^T X - G_r)^T) / t_r^2
+        + sum_r sum_{j in H_r} |x_j P_r|^2 / s_r^2
+        + (X - m)^T Sigma^-1 (X - m)
+
+is least. w_k is 1 - LEAK (e / strength)^2, where e is the strength that noise alone would reach.
+Directions no stronger than noise are removed too, because a leak misleads more than noise of its
+size; what is left of a direction still counts where nothing else determines it. t^2 = var(G) +
+var(A) sum_i E x_i^2, the second term because A is noisy as well (errors in variables), and at least
+what A leaves unexplained of G. The second sum says that hidden patches lie in their span; it is
+used where all directions of the span are above the noise.
+
+The quadratic is minimised by conjugate gradients. They start at the exact solution or, where noise
+spoilt that, at the prior's mean. The preconditioner is the quadratic with each patch alone,
+
+    S (x) M + I (x) Sigma_p^-1,   S = sum_r (A_r A_r^T / t_r^2 + I_{H_r} / s_r^2),
+
+M the mean of the P_r.
+
+G also says something about A: given a picture, the rows of A have a mean and a spread that follow
+from what was sent and from G = A^T X. With these a better picture is found, PASSES times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attacks.budget import image
+from attacks.equations import PATCH, TABLE
 from attacks.equations.completion import (
     FieldEnergy,
     complete,
@@ -17,13 +47,11 @@ from attacks.equations.completion import (
     field_energy,
     whole_picture,
 )
-from attacks.equations.noisy import most_probable, noisy_upload
-from attacks.equations.patch_system import PatchSystem
-from attacks.equations.pictures import per_image, pictures
-from attacks.equations.span import Knowledge, UploadSpan
-from attacks.prior import find_prior
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
+from attacks.equations.patch_system import PatchSystem, error_of, per_image, pictures
+from attacks.equations.span import Knowledge, UploadSpan, noise_edge, off_the_visible
+from attacks.prior.files import find_prior
+from attacks.prior.gaussian import JITTER, TINY, expected_square, noise_variance
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction
 
 Completion = Literal["field", "patch", "none"]
 MOST = 40
@@ -83,7 +111,7 @@ class Filling:
         """The patches of `exact`, solved again with the uploads' errors weighed where `noisy`.
 
         systems holds one system per upload, exact what `patches` gave, noisy one bool per picture;
-        see `noisy.most_probable`.
+        see `most_probable`.
         """
         patch, pixels = view.model.patch_size, view.pixels
         prior = find_prior(self.prior, patch=patch, size=pixels.size)
@@ -102,14 +130,6 @@ class Filling:
             ]
             patches.append(most_probable(uploads, mean, covariance, field, guess))
         return patches
-
-
-def check_completion(attack: str, completion: str) -> None:
-    """Raise UserError unless an attack's option `completion` is `field`, `patch` or `none`."""
-    if completion not in get_args(Completion):
-        raise UserError(
-            f"{attack}: completion is one of {', '.join(get_args(Completion))}; got {completion!r}."
-        )
 
 
 @dataclass(frozen=True)
@@ -152,3 +172,261 @@ def wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
     if view.against == "plain" or not hidden.any():
         return patches
     return torch.where(hidden.unsqueeze(-1), patches[hidden].mean(0), patches)
+
+
+# errors weighed -----------------------------------------------------------------------------------
+
+
+LEAK = 0.02
+"""How far below the noise a leak is still removed. On photographs that
+appear in no results table larger values, up to .1, help a single upload, but they hurt several
+uploads, the more so the less noise there is."""
+NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
+
+
+@dataclass(frozen=True)
+class Leak:
+    """The directions in which an upload's hidden patches show in G."""
+
+    basis: Tensor  # b (k, p)
+    weights: Tensor  # w (k,)
+    strengths: Tensor  # (k,) singular values of b in what the visible rows leave of G
+    mixed: Tensor  # G b^T (D, k)
+
+    def without(self, patches: Tensor) -> Tensor:
+        """Patches (N, p) times P = I - sum_k w_k b_k b_k^T."""
+        return patches - (patches @ self.basis.mT * self.weights) @ self.basis
+
+
+@dataclass(frozen=True)
+class RowError:
+    """What the recipe and the upload say about the errors on A and G, whatever X is."""
+
+    sent: Tensor  # A as uploaded
+    rows: float  # variance of the error on an entry of A
+    total: float  # the same of G
+    energy: float  # E x^2 of an entry of a patch
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class NoisyUpload:
+    """One upload of one picture, whose error is known; float64."""
+
+    rows: Tensor  # A (N, D), hidden rows zero
+    total: Tensor  # G P (D, p)
+    hidden: Tensor  # (N,)
+    precision: float  # 1 / t^2
+    inside: float  # 1 / s^2, s the size of a hidden patch outside its span; 0: not used
+    leak: Leak
+    error: RowError
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """A A^T / t^2 (N, N)."""
+        return self.precision * (self.rows @ self.rows.mT)
+
+    def outside(self, patches: Tensor) -> Tensor:
+        """Patches (N, p) times P, which takes out the leak."""
+        return self.leak.without(patches)
+
+    def pull(self) -> Tensor:
+        """The quadratic's right side, A G P / t^2 (N, p)."""
+        return self.precision * (self.rows @ self.total)
+
+    def force(self, patches: Tensor) -> Tensor:
+        """The quadratic's matrix applied to X (N, p)."""
+        out = self.outside(patches)
+        return self.weight @ out + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
+
+    def with_rows(self, patches: Tensor) -> NoisyUpload:
+        """The same with A estimated again, given a guess of X: G = A^T X depends on A too."""
+        error, visible = self.error, ~self.hidden
+        if not error.rows or not error.total:
+            return self
+        seen = patches[visible]
+        sent_precision = torch.eye(len(seen)).to(seen) / error.rows
+        spread = torch.linalg.inv(sent_precision + self.outside(seen) @ seen.mT / error.total)
+        rows = torch.zeros_like(self.rows)
+        right = error.sent[visible] / error.rows + seen @ self.total.mT / error.total
+        rows[visible] = spread @ right
+        expected = error.total + float(spread.diagonal().sum()) * error.energy
+        variance = _variance(expected, rows, self.total, error)
+        return replace(self, rows=rows, precision=1 / variance)
+
+    def without_leak(self, patches: Tensor) -> NoisyUpload:
+        """The same with the leak that P misses weighed, given a guess of X.
+
+        The directions b are off by noise over their strengths, so that P does not quite remove the
+        hidden patches: of their share C b of G, C diag(1 / strength) times noise is left. Both
+        sides of G = A^T X are multiplied by the inverse root of I + C diag(1 / strength^2) C^T.
+        """
+        leak = self.leak
+        if not len(leak.basis):
+            return self
+        share = leak.mixed - self.rows.mT @ (patches @ leak.basis.mT)
+        share = share * leak.weights / leak.strengths
+        u, s, _ = torch.linalg.svd(share, full_matrices=False)
+        shrink = 1 - (1 + s.square()).rsqrt()
+        rows = self.rows - (self.rows @ u * shrink) @ u.mT
+        total = self.total - (u * shrink) @ (u.mT @ self.total)
+        return replace(self, rows=rows, total=total)
+
+
+def noisy_upload(
+    update: ClientUpdate, system: PatchSystem, index: int, mean: Tensor, covariance: Tensor
+) -> NoisyUpload:
+    """The upload of the picture at `index`; mean (p,) and covariance (p, p) of a patch."""
+    row_error, total_error = (float(error_of(update, name)[index]) for name in (TABLE, PATCH))
+    rows, total, hidden = system.rows[index], system.total[index], system.hidden[index]
+    energy = expected_square(mean, covariance)
+    error = RowError(rows, row_error**2, total_error**2, float(energy.mean()), update.dtype)
+    expected = error.total + error.rows * len(rows) * error.energy
+    rest, masked = off_the_visible(system, index, total), int(hidden.sum())
+    edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
+    leak = _leak(rest, total, masked, edge)
+    outside = leak.without(total)
+    variance = _variance(expected, rows, outside, error)
+    inside = 0.0
+    if masked and len(leak.basis) == masked and leak.strengths[-1] > edge:
+        spread = variance * float(leak.strengths.reciprocal().square().mean()) * float(energy.sum())
+        inside = 1 / max(spread, TINY)
+    return NoisyUpload(rows, outside, hidden, 1 / variance, inside, leak, error)
+
+
+def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
+    """The strongest `masked` directions of `rest`, what the visible rows leave of G, without those
+    whose weight would not be positive. `edge` is the strength that noise alone would reach."""
+    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
+    strengths, basis = strengths[:masked], basis[:masked]
+    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))
+    strengths, basis = strengths[kept], basis[kept]
+    weights = 1 - LEAK * (edge / strengths).square()
+    return Leak(basis, weights, strengths, total @ basis.mT)
+
+
+def _variance(expected: float, rows: Tensor, total: Tensor, error: RowError) -> float:
+    """t^2: the variance expected from known errors, but at least what the rows leave of G."""
+    measured = float(noise_variance(rows[None], total[None], error.dtype)[0])
+    return max(expected, measured, TINY)
+
+
+# the most probable picture ------------------------------------------------------------------------
+
+
+TOLERANCE = 1e-6  # share of the first residual, most of which comes from visible patches
+STEPS = 300
+PASSES = 4  # new estimates of the rows and the leak, after the first solution
+
+
+def most_probable(
+    uploads: Sequence[NoisyUpload],
+    mean: Tensor,
+    covariance: Tensor,
+    field: FieldEnergy | None,
+    exact: Tensor | None = None,
+) -> Tensor:
+    """The most probable patches (N, p), normalised.
+
+    mean (p,) and covariance (p, p) are those of one patch. Without a field each patch has that
+    prior alone. `exact` (N, p), the solution that ignores all errors, is where to start.
+    """
+    patches = _solved(uploads, mean, covariance, field, exact)
+    for _ in range(PASSES):
+        weighed = [upload.with_rows(patches).without_leak(patches) for upload in uploads]
+        patches = _solved(weighed, mean, covariance, field, patches)
+    return patches
+
+
+def _solved(
+    uploads: Sequence[NoisyUpload],
+    mean: Tensor,
+    covariance: Tensor,
+    field: FieldEnergy | None,
+    guess: Tensor | None,
+) -> Tensor:
+    """The patches (N, p) that minimise the quadratic for fixed rows and leaks."""
+    alone = _PatchesAlone.of(uploads, covariance)
+    pull = torch.stack([upload.pull() for upload in uploads]).sum(0)
+    prior_mean = mean if field is None else field.mean.repeat_interleave(field.patch_size**2)
+    centre = prior_mean.to(pull).expand_as(pull)
+
+    def apply(patches: Tensor) -> Tensor:
+        """The quadratic's matrix times patches (N, p)."""
+        prior = alone.prior_force(patches) if field is None else field.force(patches)
+        return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
+
+    force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
+    start = None if guess is None else guess - centre
+    return centre + _conjugate_gradients(apply, pull - force_at_centre, alone.inverse, start)
+
+
+@dataclass(frozen=True)
+class _PatchesAlone:
+    """S (x) M + I (x) Sigma_p^-1 and its inverse: U and V make both terms diagonal."""
+
+    u: Tensor  # (N, N): S = U diag(s) U^T
+    v: Tensor  # (p, p): V^T Sigma_p^-1 V = I, V^T M V = diag(m)
+    scale: Tensor  # (N, p): s_i m_c + 1
+    precision: Tensor  # Sigma_p^-1
+
+    @classmethod
+    def of(cls, uploads: Sequence[NoisyUpload], covariance: Tensor) -> _PatchesAlone:
+        """Both terms made diagonal, for these uploads and the covariance of a patch."""
+        like = uploads[0].rows
+        covariance = covariance.to(like)
+        width = len(covariance)
+        identity = torch.eye(width).to(like)
+        mean_outside = torch.stack([upload.outside(identity) for upload in uploads]).mean(0)
+        weights = [u.weight + torch.diag(u.inside * u.hidden.to(like)) for u in uploads]
+        s, u = torch.linalg.eigh(torch.stack(weights).sum(0))
+        ridge = JITTER * float(covariance.diagonal().mean())
+        covariance = covariance + ridge * torch.eye(width).to(like)
+        root = torch.linalg.cholesky(covariance)
+        m, w = torch.linalg.eigh(root.mT @ mean_outside @ root)
+        scale = s.clamp_min(0).unsqueeze(1) * m.clamp_min(0) + 1
+        return cls(u, root @ w, scale, torch.linalg.inv(covariance))
+
+    def prior_force(self, patches: Tensor) -> Tensor:
+        """Patches (N, p) times Sigma_p^-1."""
+        return patches @ self.precision
+
+    def inverse(self, force: Tensor) -> Tensor:
+        """The inverse applied to (N, p)."""
+        return self.u @ ((self.u.mT @ force @ self.v) / self.scale) @ self.v.mT
+
+
+def _conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    wanted: Tensor,
+    inverse: Callable[[Tensor], Tensor],
+    guess: Tensor | None,
+) -> Tensor:
+    """The solution X of apply(X) = wanted, `inverse` being the preconditioner.
+
+    Starts at the guess where the quadratic is less there than at zero. Residuals are measured in
+    the preconditioner's norm. Stops with the last X where rounding or NaN makes a step impossible.
+    """
+    solution, residual = torch.zeros_like(wanted), wanted
+    shaped = inverse(residual)
+    product = (residual * shaped).sum()
+    target = TOLERANCE**2 * product
+    if guess is not None:
+        pulled = apply(guess)
+        if (guess * (pulled / 2 - wanted)).sum() < 0:  # the quadratic at X = 0 is 0
+            solution, residual = guess, wanted - pulled
+            shaped = inverse(residual)
+            product = (residual * shaped).sum()
+    direction = shaped
+    for _ in range(STEPS):
+        moved = apply(direction)
+        curvature = (direction * moved).sum()
+        if not product > target or not curvature > 0:
+            break
+        step = product / curvature
+        solution = solution + step * direction
+        residual = residual - step * moved
+        shaped = inverse(residual)
+        next_product = (residual * shaped).sum()
+        direction, product = shaped + next_product / product * direction, next_product
+    return solution

@@ -1,6 +1,6 @@
 r"""Whether a patch stands in a batch: one equation for each patch alone, from LayerNorm's length.
 
-Block 0's first layer says of the patch x at position i (`equations.tokens`), z = W x + beta + e_i:
+Block 0's first layer says of the patch x at position i (`equations.span`), z = W x + beta + e_i:
 
     P diag(gamma) (z - mean(z)) + s(x) P b = 0,    s(x) the standard deviation of z's entries.
 
@@ -55,10 +55,8 @@ from attacks.equations import QKV
 from attacks.equations.batches import differences, superposed
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.layers import FOUND, LayerSpans, StepUpload, rectangles
-from attacks.equations.patch_system import gradient, patch_system
-from attacks.equations.pictures import in_levels, normalised
-from attacks.equations.span import Knowledge
-from attacks.equations.tokens import TokenEquations, sees_a_norm, token_equations
+from attacks.equations.patch_system import gradient, in_levels, normalised, patch_system
+from attacks.equations.span import Knowledge, TokenEquations, sees_a_norm, token_equations
 from attacks.jigsaw import sorted_into_pictures
 from attacks.lattice.cost import Frame, Places, Reals
 from attacks.lattice.search import Moves, short_vectors, sums_of

@@ -33,8 +33,6 @@ The upload is the mean of the pictures' gradients. With the picture and its clas
 computes its gradient as the client did. The class is read off the classifier: dL/dhead.weight =
 sum_b d_b h_b^T / B with d_b = softmax - onehot, so d_b lies in its column space, which holds for
 one class only.
-
-One client step's upload, from which pictures that are known are taken out.
 """
 
 from __future__ import annotations

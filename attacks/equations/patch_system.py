@@ -9,10 +9,6 @@ pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What th
 adds to the gradient independently of the picture is computed and subtracted: weight decay in a
 weight difference, and L_DAL's gradient of the position table, which is shrunk like the rest if the
 recipe clips (`equations.sent_gradients`).
-
-Reasons why the equations do not apply to a model or its uploads.
-
-A solved patch system as what an attack returns: pictures, named masks and diagnostics.
 """
 
 from __future__ import annotations
@@ -22,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, tensor
 from torch.func import functional_call, grad
 
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.pictures import per_image, pictures
 from attacks.equations.sent_gradients import (
     autocast_error,
     clip_factors,
@@ -38,9 +33,9 @@ from attacks.equations.sent_gradients import (
     pseudo_gradient,
     weight_rounding,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
 
 ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
@@ -175,15 +170,17 @@ def drowned_rows(table: Tensor, noise: float) -> Tensor:
 def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
     """dal_lambda * dL_DAL/dE_pos of the patch rows (n, N, D), in the client's own precision."""
     model = view.model
-    state = {name: value.detach() for name, value in weights(view, update).items()}
+    used = _Localization(model)
+    table = f"model.{TABLE}"
+    state = {f"model.{name}": value.detach() for name, value in weights(view, update).items()}
 
-    def loss(table: Tensor, mask: Tensor) -> Tensor:
+    def loss(values: Tensor, mask: Tensor) -> Tensor:
         """dal_lambda * L_DAL as a function of the position table: scaled before it is rounded."""
-        value = functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
+        value = functional_call(used, {**state, table: values}, (mask,))
         return update.dal_lambda * value
 
-    with computing_as(update, state[TABLE].device):
-        part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
+    with computing_as(update, state[table].device):
+        part = torch.stack([grad(loss)(state[table], mask) for mask in hidden])
     return part[:, 0, 1:].double()
 
 
@@ -199,18 +196,7 @@ class _Localization(torch.nn.Module):
         return self.model.dal_loss(mask)
 
 
-def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters under the names that they have inside `_Localization`."""
-    return {f"model.{name}": value for name, value in state.items()}
-
-
 # why the system may not hold ----------------------------------------------------------------------
-
-
-def check_uploads(attack: str, uploads: int) -> None:
-    """Raise UserError unless an attack's option `uploads` is at least 1."""
-    if uploads < 1:
-        raise UserError(f"{attack}, uploads: expected at least 1, got {uploads}.")
 
 
 def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
@@ -305,3 +291,55 @@ def solution(
         mask=per_image(view, system.hidden),
         diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
     )
+
+
+# patches and pictures -----------------------------------------------------------------------------
+
+
+def to_unit_range(view: AttackerView, images: Tensor) -> Tensor:
+    """Images in the model's normalised space (..., C, H, W) -> clipped to [0, 1]."""
+    mean = torch.tensor(view.pixels.mean).to(images).view(-1, 1, 1)
+    std = torch.tensor(view.pixels.std).to(images).view(-1, 1, 1)
+    return (images * std + mean).clamp(0, 1)
+
+
+def pictures(view: AttackerView, patches: Tensor) -> Tensor:
+    """Normalised patches (n, N, p) of n client steps -> images (m, C, H, W) in [0, 1].
+
+    An attack that solves for one picture per client step gives it for each image of the step.
+    """
+    return pictures_of(view, patches).repeat_interleave(view.updates[0].batch, 0)
+
+
+def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
+    """Normalised patches (m, N, p) of m pictures -> images (m, C, H, W) in [0, 1]."""
+    return to_unit_range(view, to_images(patches, view.model.patch_size, len(view.pixels.mean)))
+
+
+def per_image(view: AttackerView, values: Tensor) -> Tensor:
+    """One value or row per client step -> one per image, (n, ...) -> (m, ...)."""
+    return values.repeat_interleave(view.updates[0].batch, 0)
+
+
+# patches in [0, 1] --------------------------------------------------------------------------------
+
+
+def in_levels(patches: Tensor, pixels: Pixels, patch_size: int) -> Tensor:
+    """Normalised patches (N, p) in [0, 1]."""
+    scale, zero = normalisation(pixels, patch_size, patches)
+    return patches * scale + zero
+
+
+def normalised(levels: Tensor, pixels: Pixels, patch_size: int) -> Tensor:
+    """Patches (N, p) in [0, 1] as the model sees them."""
+    scale, zero = normalisation(pixels, patch_size, levels)
+    return (levels - zero) / scale
+
+
+def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(p,) std and mean of each pixel of a patch."""
+    area = patch_size**2
+    std, mean = (
+        tensor(values, dtype=like.dtype, device=like.device) for values in (pixels.std, pixels.mean)
+    )
+    return std.repeat_interleave(area), mean.repeat_interleave(area)

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,93 +47,31 @@ from attacks.equations import TABLE
 from mjp_privacy.client.gradients import TABLES
 from mjp_privacy.client.local_training import EPSILON, shares_of_steps
 from mjp_privacy.client.traces import HALF, rounded, spacing
-from mjp_privacy.core.registry import Registry
 from mjp_privacy.interfaces import ClientUpdate, Refusal
 
 State = Mapping[str, Tensor]
 
 
-class Inversion(Protocol):
-    """How one optimiser's weight difference is turned back into a gradient."""
-
-    def refuses(self, update: ClientUpdate) -> Refusal | None:
-        """Why these steps cannot be inverted, or None."""
-        ...
-
-    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
-        """The gradient of the parameter `name` from its weight difference `sent`, float64."""
-        ...
-
-    def rounded(self, update: ClientUpdate, step: float) -> float:
-        """The error of a gradient near zero that an error of `step` in a weight causes."""
-        ...
-
-
-class OfSgd:
-    """SGD with momentum and weight decay: the difference is a weighted sum of gradients."""
-
-    def refuses(self, update: ClientUpdate) -> Refusal | None:
-        """Never: every number of SGD steps gives a mean gradient."""
-        return None
-
-    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
-        """-d / (lr sum_e c_e) less the weight decay."""
-        return -sent / effective_rate(update) - update.weight_decay * state[name].double()
-
-    def rounded(self, update: ClientUpdate, step: float) -> float:
-        """`step` over the learning rate."""
-        assert update.lr
-        return step / update.lr
-
-
-class OfAdamW:
-    """AdamW: its first step determines the gradient, up to the weights' rounding."""
-
-    def refuses(self, update: ClientUpdate) -> Refusal | None:
-        """More than one step."""
-        if update.steps == 1:
-            return None
-        return Refusal(
-            "weight_difference",
-            f"the upload is a weight difference of {update.steps} AdamW steps, each entry divided "
-            "by its own running scale, which holds no gradient",
-        )
-
-    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
-        """eps u / (1 - |u|), u the step over the learning rate."""
-        assert update.lr
-        shown = -sent / update.lr - update.weight_decay * state[name].double()
-        coarsest = max(float(weight.abs().max()) for weight in state.values())
-        resolved = torch.finfo(update.dtype).eps * coarsest / update.lr
-        # One resolution for all parameters, so that entries cut by it have the same scale.
-        return EPSILON * shown / (1 - shown.abs()).clamp_min(resolved)
-
-    def rounded(self, update: ClientUpdate, step: float) -> float:
-        """eps times `step` over the learning rate: near zero, u is g / eps."""
-        assert update.lr
-        return EPSILON * step / update.lr
-
-
-INVERSIONS: Registry[Inversion] = Registry("optimizer")
-INVERSIONS.register("sgd", OfSgd())
-INVERSIONS.register("adamw", OfAdamW())
+INVERTED = ("sgd", "adamw")
+"""Optimisers whose weight differences can be turned back into gradients."""
 
 
 def holds_no_gradient(update: ClientUpdate) -> Refusal | None:
     """Why no gradient can be computed from an upload, or None."""
+    why = ""
     if update.kind == "gradient":
         return None
     if not update.lr:
-        return Refusal(
-            "weight_difference",
-            "the upload is a weight difference with an unknown learning rate",
+        why = " with an unknown learning rate"
+    elif update.optimizer not in INVERTED:
+        why = f" of {update.optimizer}, which holds no gradient"
+    elif update.optimizer == "adamw" and update.steps > 1:
+        why = (
+            f" of {update.steps} AdamW steps, each entry divided by its own running scale, which "
+            "holds no gradient"
         )
-    if update.optimizer not in INVERSIONS:
-        return Refusal(
-            "weight_difference",
-            f"the upload is a weight difference of {update.optimizer}, which holds no gradient",
-        )
-    return INVERSIONS[update.optimizer].refuses(update)
+    text = f"the upload is a weight difference{why}"
+    return Refusal("weight_difference", text) if why else None
 
 
 def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
@@ -142,12 +79,22 @@ def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str)
 
     `state` holds the weights before the client's steps, by name.
     """
-    return INVERSIONS[update.optimizer].invert(update, sent, state, name)
+    decayed = update.weight_decay * state[name].double()
+    if update.optimizer == "sgd":
+        return -sent / effective_rate(update) - decayed
+    assert update.lr
+    shown = -sent / update.lr - decayed
+    coarsest = max(float(weight.abs().max()) for weight in state.values())
+    resolved = torch.finfo(update.dtype).eps * coarsest / update.lr
+    # One resolution for all parameters, so that entries cut by it have the same scale.
+    return EPSILON * shown / (1 - shown.abs()).clamp_min(resolved)
 
 
 def weight_rounding(update: ClientUpdate, step: float) -> float:
-    """The error of a pseudo-gradient near zero if weights are rounded to multiples of `step`."""
-    return INVERSIONS[update.optimizer].rounded(update, step)
+    """The error of a pseudo-gradient near zero if weights are rounded to multiples of `step`: there
+    AdamW's u is g / eps."""
+    assert update.lr
+    return (step if update.optimizer == "sgd" else EPSILON * step) / update.lr
 
 
 def effective_rate(update: ClientUpdate) -> float:

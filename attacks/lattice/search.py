@@ -1,15 +1,10 @@
-"""Sums of a few steps of a lattice: which rows, and with which signs.
-
-Searches integer combinations of patches for those that look like photographs.
+"""Searches integer combinations of patches for those that look like photographs.
 
 Members are patches with their parts (`lattice.cost`). A move replaces a member by an integer
 combination of a few members that keeps phi = 1 and the lattice: v by v + v' - v'', or by
 v' + v'' - v, where v' and v'' may be the same. All moves of a member are ranked at once, and the
-whole cost decides among the best.
-
-Moves a patch by masked patches while that looks more like a photograph.
-
-Picks from all bases of the lattice the one that consists of patches.
+whole cost decides among the best. So single patches are moved while they look more like
+photographs, and from all bases of the lattice the one that consists of patches is picked.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Unmixed:
 
     def continued(self, patches: Tensor, members: Tensor) -> Tensor:
         """Patches (N, p) in [0, 1] in their places, improved by what lies beside them; members (N,)
-        as in `lattice.unmixing.continued`."""
+        as in `continued`."""
         grey, masked = (255 * p.detach().cpu().double().numpy() for p in (patches, self.patches))
         loose = members.numpy() != FIXED
         grey[loose] = np.rint(grey[loose])

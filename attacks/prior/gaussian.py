@@ -24,7 +24,7 @@ entry (k, c) observes the k-th mixture of patches with gain s_k, so that
 
 Mixtures below the noise fall back to the prior instead of being amplified.
 
-Fits a prior to pictures. Only sums over all pictures are kept, no single picture.
+A prior is fitted to pictures by sums over all of them; no single picture is kept.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_positions,
     located,
+    per_image,
     rounding_error,
 )
-from attacks.equations.pictures import per_image
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict, Unpack
 
 from attacks.equations import TABLE
-from attacks.equations.sent_gradients import INVERSIONS, rounding_error
+from attacks.equations.sent_gradients import INVERTED, rounding_error
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import DefenseText
 from mjp_privacy.client.defenses.disturbance import Deviations, Disturbed, Draws, added
@@ -126,10 +126,10 @@ def client_step(facts: Mapping[str, Any]) -> ClientStep:
             "learning rate; expected lr above 0, got None. Give lr=… and steps=…."
         )
     optimizer = client["optimizer"]
-    if not isinstance(optimizer, str) or optimizer not in INVERSIONS:
+    if not isinstance(optimizer, str) or optimizer not in INVERTED:
         raise UserError(
-            f"optimizer: expected {' or '.join(INVERSIONS)}, got {said(optimizer)}."
-            f"{did_you_mean(shown(optimizer, 60).lower(), INVERSIONS)} No attack here reads "
+            f"optimizer: expected {' or '.join(INVERTED)}, got {said(optimizer)}."
+            f"{did_you_mean(shown(optimizer, 60).lower(), INVERTED)} No attack here reads "
             "the weight difference of another one, which is no evidence of safety. Adam without "
             "weight decay moves weights as optimizer='adamw' does."
         )

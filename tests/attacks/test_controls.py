@@ -54,13 +54,10 @@ def test_every_control_is_found_by_its_name_and_says_its_role() -> None:
     assert list(CONTROLS) == ALL
     found = {name: find_attack(name) for name in ALL}
     assert all(isinstance(control, Control) for control in found.values())
-    assert (
-        {name: control.role for name, control in found.items()}
-        == {  # type: ignore[union-attr]
-            **dict.fromkeys(ALL[:3], "floor"),
-            "oracle_inverse": "ceiling",
-        }
-    )
+    assert {name: control.role for name, control in found.items()} == {
+        **dict.fromkeys(ALL[:3], "floor"),
+        "oracle_inverse": "ceiling",
+    }
     assert not isinstance(find_attack("april"), Control)
     with pytest.raises(UserError, match="Did you mean mean_image"):
         find_attack("mean_imag")

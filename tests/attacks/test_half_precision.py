@@ -52,12 +52,12 @@ def fed(round: int) -> ClientInput:
     """What an MJP client feeds in this round."""
     model, ids = trained(), [f"image {place}" for place in range(COUNT)]
     named = {"patch_size": model.patch_size, "gamma": 0.27, "round": round, "seed": 0}
-    return SETTINGS["c"].prepare(photographs(), torch.arange(COUNT), ids, **named)  # type: ignore[arg-type]
+    return SETTINGS["c"].prepare(photographs(), torch.arange(COUNT), ids, **named)
 
 
 @cache
 def upload(kind: str, round: int = 0) -> ClientUpdate:
-    client = ClientConfig(autocast=kind)  # type: ignore[arg-type]
+    client = ClientConfig(autocast=kind)
     return make_upload(trained(), [fed(round)], client, names=NAMES, round=round)
 
 
@@ -65,7 +65,7 @@ def upload(kind: str, round: int = 0) -> ClientUpdate:
 def plain_upload(kind: str) -> ClientUpdate:
     """That of a client without MJP."""
     inputs = replace(fed(0), images=photographs(), mask=None, permutation=None)
-    client = ClientConfig(autocast=kind)  # type: ignore[arg-type]
+    client = ClientConfig(autocast=kind)
     return make_upload(trained(), [inputs], client, names=NAMES)
 
 
@@ -195,7 +195,7 @@ def recovered(kind: str, uploads: int, **facts: Any) -> Tensor:
     """PSNR (n,) of `multi_round` over so many uploads; `facts` replace those of the uploads."""
     updates = [replace(upload(kind, round), **facts) for round in range(uploads)]
     attack = find_attack("multi_round", {"uploads": uploads})
-    images = attack.run(view_of(*updates), generator=torch.Generator()).images  # type: ignore[union-attr]
+    images = attack.run(view_of(*updates), generator=torch.Generator()).images
     return psnr(images.float(), photographs())
 
 

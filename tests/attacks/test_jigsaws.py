@@ -11,7 +11,6 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.jigsaw import border_costs, solve
 from attacks.patch_variants import MASKED, agreed, misplaced, sorted_patches
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import Preprocessing, load_images, open_images
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model
@@ -47,7 +46,7 @@ def puzzle(image: Tensor, gamma: float = 0.27) -> tuple[Tensor, Tensor, Tensor]:
 
 def solved(shuffled: Tensor, mask: Tensor, **options: object) -> Tensor:
     known = shuffled.masked_fill(mask[:, None], torch.nan)  # what must not be read
-    return solve(known, mask, shuffled[mask], grid=GRID, patch_size=PATCH, **options)  # type: ignore[arg-type]
+    return solve(known, mask, shuffled[mask], grid=GRID, patch_size=PATCH, **options)
 
 
 @pytest.mark.nightly
@@ -83,27 +82,6 @@ def test_the_permutation_is_the_clients_own(photographs: Tensor) -> None:
     assert torch.equal(to_patches(again, PATCH)[0], shuffled)
 
 
-def test_noise_costs_pieces_and_not_the_solver(photographs: Tensor) -> None:
-    shuffled, mask, permutation = puzzle(photographs[0])
-    noise = torch.randn(shuffled.shape, generator=torch.Generator().manual_seed(0))
-    found = solved((shuffled + 10 ** (-25 / 20) * noise).clamp(0, 1), mask)
-    chance = 1 / int(mask.sum())
-    assert (found == permutation)[mask].double().mean() > 10 * chance
-
-
-def test_the_answer_does_not_depend_on_the_pieces_order(photographs: Tensor) -> None:
-    image = photographs[0]
-    shuffled, mask, _ = puzzle(image)
-    plain = to_patches(image, PATCH)
-    results = []
-    for patches in (shuffled, plain):
-        found = solved(patches, mask)
-        restored = torch.empty_like(patches)
-        restored[found] = patches
-        results.append((restored == plain).all(-1).double().mean())
-    assert min(results) > 0.97
-
-
 def test_nothing_masked_is_the_identity(photographs: Tensor) -> None:
     patches = to_patches(photographs[0], PATCH)
     none = torch.zeros(GRID**2, dtype=torch.bool)
@@ -134,10 +112,9 @@ def test_the_same_answer_every_time(photographs: Tensor) -> None:
     assert torch.equal(first, solved(shuffled, mask, rounds=5))
 
 
-@pytest.mark.parametrize("cost", ["mgc", "difference"])
-def test_true_neighbours_fit_best(photographs: Tensor, cost: str) -> None:
+def test_true_neighbours_fit_best(photographs: Tensor) -> None:
     patches = to_patches(photographs[0], PATCH)
-    sideways, downwards = border_costs(patches, PATCH, cost)  # type: ignore[arg-type]
+    sideways, downwards = border_costs(patches, PATCH)
     sideways.fill_diagonal_(torch.inf)
     downwards.fill_diagonal_(torch.inf)
     places = torch.arange(GRID**2).view(GRID, GRID)
@@ -154,18 +131,6 @@ def test_costs_of_flat_and_of_tiny_patches_are_finite() -> None:
             assert costs.isfinite().all()
             assert (costs >= 0).all()
     assert border_costs(torch.rand(1, 12), 2)[0].shape == (1, 1)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    patches = torch.rand(16, 12)
-    mask = torch.zeros(16, dtype=torch.bool)
-    mask[:3] = True
-    with pytest.raises(UserError, match="one piece for each masked position, 3"):
-        solve(patches, mask, patches[:2], grid=4, patch_size=2)
-    with pytest.raises(UserError, match="takes 25 patches"):
-        solve(patches, mask, patches[:3], grid=5, patch_size=2)
-    with pytest.raises(UserError, match="border cost"):
-        solve(patches, mask, patches[:3], grid=4, patch_size=2, cost="l1")  # type: ignore[arg-type]
 
 
 # patch_jigsaw: pictures of clients that shuffle patches and mask none, back in order --------------
@@ -209,10 +174,6 @@ def test_uploads_are_sorted_where_too_few_agree_as_they_were_fed(
     rounds = rounds_of(patches, 3, gamma=0.8)
     assert int(agreed(rounds)[1].sum()) > 20
     assert torch.equal(sorted_patches(rounds, CIFAR_PATCH), patches)
-
-
-def test_as_fed_nothing_is_sorted(enlarged: Tensor) -> None:
-    assert float(found(enlarged, "b", 1)[0].min()) > 60
 
 
 def test_pictures_with_masked_patches_are_left_to_other_attacks(

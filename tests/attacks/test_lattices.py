@@ -16,14 +16,12 @@ from attacks.lattice.cost import (
     Reals,
     outside,
     patch_cost,
-    precision,
 )
 from attacks.lattice.reduction import lll
 from attacks.lattice.search import (
     GAIN,
     Moves,
     deepened,
-    evened,
     exchanged,
     patch_basis,
     short_vectors,
@@ -37,8 +35,7 @@ from attacks.lattice.unmixing import (
     unmix,
     unmix_differences,
 )
-from attacks.masked_span import MaskedSpan
-from attacks.pixel_lattice import PixelLattice
+from attacks.masked_span import MaskedSpan, PixelLattice
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
@@ -84,9 +81,7 @@ def planted(
 
 def unmixed(patches: Tensor, masked: int) -> Unmixed:
     wide, _ = planted(patches, masked)
-    found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
-    assert found is not None
-    return found
+    return unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
 
 
 def same_set(found: Tensor, truth: Tensor) -> bool:
@@ -100,7 +95,6 @@ def test_masked_patches_come_back_exactly(
 ) -> None:
     wide, partial = planted(patches, 6, mean=mean, std=std)
     found = unmix(wide, mean=mean, std=std, patch_size=PATCH)
-    assert found is not None
     assert same_set(found.patches, patches[:6])
     completed, whole = found.complete(partial)
     assert whole.all()
@@ -124,13 +118,6 @@ def test_equal_patches_are_found_once(patches: Tensor) -> None:
     some = patches.clone()
     some[3] = some[1]
     assert same_set(unmixed(some, 6).patches, some[[0, 1, 2, 4, 5]])
-
-
-def test_the_same_answer_every_time(patches: Tensor) -> None:
-    torch.manual_seed(1)
-    np.random.default_rng(1)
-    first = unmixed(patches, 6).patches
-    assert torch.equal(first, unmixed(patches, 6).patches)
 
 
 def test_pixels_that_are_no_grey_levels_have_no_lattice(patches: Tensor) -> None:
@@ -171,25 +158,12 @@ def test_lll_reduces_and_stays_in_the_lattice() -> None:
     assert (following >= np.sqrt(0.98) * lengths[:-1]).all()
 
 
-def test_lll_of_real_rows_does_not_depend_on_their_scale() -> None:
-    rows = np.random.default_rng(1).normal(size=(8, 11))
-    assert np.array_equal(lll(rows), lll(1e-6 * rows))
-
-
 def test_photographs_cost_less_than_their_mixtures(patches: Tensor) -> None:
     grey = 255 * patches.numpy()
     mixtures = grey[:8] + grey[8:] - grey[::-1][:8]
     assert (patch_cost(grey[:8], PATCH) < patch_cost(mixtures, PATCH)).mean() > 0.8
     assert outside(grey).max() == 0
     assert np.allclose(outside(np.array([[-2.0, 256.0, 7.0]])), 3)
-
-
-def test_the_metric_is_positive_and_prefers_smooth_patches() -> None:
-    metric = precision(192, PATCH)
-    assert np.linalg.eigvalsh(metric).min() > 0
-    smooth = np.tile(np.linspace(-1, 1, PATCH), 3 * PATCH)
-    rough = smooth[np.random.default_rng(0).permutation(192)]
-    assert smooth @ metric @ smooth < 0.2 * rough @ metric @ rough
 
 
 @pytest.mark.parametrize("level", [0.0, 0.2, 1.0])
@@ -200,7 +174,6 @@ def test_a_flat_patch_among_them(patches: Tensor, level: float) -> None:
     some[2] = level
     wide, partial = planted(some, 6)
     found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
-    assert found is not None
     assert not len(found.frame.colours)
     assert same_set(found.patches, some[:6])
     completed, whole = found.complete(partial)
@@ -214,7 +187,6 @@ def test_flat_patches_of_two_colours_leave_a_level_to_the_guess(patches: Tensor)
     some[2], some[4] = 0.0, 1.0
     wide, partial = planted(some, 6)
     found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
-    assert found is not None
     assert np.array_equal(abs(found.frame.colours), np.ones((1, 192)))
     guess = some[6:].mean(-1, keepdim=True).expand(-1, some.shape[1])
     completed, whole = found.complete(partial, guess)
@@ -229,7 +201,6 @@ def test_flat_patches_of_two_hues_are_told_apart(patches: Tensor) -> None:
     some = patches.clone()
     some[2], some[4] = hues.repeat_interleave(area, 1)
     found = unmix(planted(some, 6)[0], mean=MEAN, std=STD, patch_size=PATCH)
-    assert found is not None
     assert abs(found.frame.colours[:, ::area]).tolist() == [[3, 7, 0]]
 
 
@@ -246,7 +217,6 @@ def test_what_several_uploads_leave_open_has_a_lattice_too(patches: Tensor) -> N
     basis = torch.linalg.qr((x[1:4] - x[:1]).mT).Q.mT
     known = x[6:] - x[6:] @ basis.mT @ basis
     found = unmix_differences(basis, mean=MEAN, std=STD, patch_size=PATCH)
-    assert found is not None
     steps = found.patches[1:]
     whole_parts = torch.linalg.lstsq(steps.mT, (patches[1:4] - patches[:1]).mT).solution
     assert torch.allclose(whole_parts, whole_parts.round(), atol=1e-6)
@@ -370,12 +340,6 @@ def test_a_short_basis_generates_the_same_lattice(picture: Reals) -> None:
     assert coefficients(nearest[None], differences)[0, 2] >= 4
 
 
-def test_another_basis_of_patches_generates_the_same_lattice(picture: Reals) -> None:
-    combination = coefficients(evened(PARTS, picture[MASKED]), picture[MASKED])
-    assert abs(round(np.linalg.det(combination))) == 1
-    assert np.allclose(combination.sum(1), 1)
-
-
 def test_combinations_of_many_patches_are_undone(picture: Reals, frame: Frame) -> None:
     """From this basis no exchange of single patches leads back."""
     patches = picture[MASKED]
@@ -395,12 +359,6 @@ def test_a_displaced_patch_comes_back(picture: Reals, frame: Frame) -> None:
     moves = Moves.of(frame, PARTS, masked)
     displaced = picture[50] + masked[1] - masked[4] + masked[2] - masked[6]
     assert np.array_equal(moves.descended(displaced, picture[50]), picture[50])
-
-
-def test_one_masked_patch_leaves_no_moves(picture: Reals, frame: Frame) -> None:
-    """What is known but for the differences of one patch is known."""
-    moves = Moves.of(frame, PARTS, picture[MASKED[:1]])
-    assert np.array_equal(moves.descended(picture[50], picture[51]), picture[50])
 
 
 def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, frame: Frame) -> None:
@@ -471,13 +429,10 @@ def test_one_upload_gives_photographs_back_bit_by_bit(
     model: LoadedModel, photographs: torch.Tensor
 ) -> None:
     found, inputs = attacked(PixelLattice(prior="stationary"), model, photographs, "c")
-    assert inputs.mask is not None
     assert inputs.mask.any(-1).all()
-    assert found.images is not None
     exact = psnr(found.images.float(), photographs).isinf()
     assert int(exact.sum()) >= 3
     before, _ = attacked(MaskedSpan(prior="stationary"), model, photographs, "c")
-    assert before.images is not None
     assert not psnr(before.images.float(), photographs).isinf().any()
 
 
@@ -487,8 +442,6 @@ def test_as_fed_the_unmasked_patches_are_exact_and_the_others_their_mean(
     from mjp_privacy.models.jigsaw import to_patches
 
     found, inputs = attacked(PixelLattice(prior="stationary"), model, photographs[:1], "b")
-    assert inputs.mask is not None
-    assert found.images is not None
     ours, fed = (to_patches(i.double(), PIXEL_PATCH)[0] for i in (found.images, inputs.images))
     hidden = inputs.mask[0]
     assert torch.allclose(ours[~hidden], fed[~hidden], atol=1e-6)
@@ -504,32 +457,4 @@ def test_pixels_that_are_no_grey_levels_fall_back_to_the_span(
     found, _ = attacked(PixelLattice(prior="stationary"), model, mixed, "c")
     before, _ = attacked(MaskedSpan(prior="stationary"), model, mixed, "c")
     assert found.diagnostics["lattice_found"].tolist() == [0]
-    assert found.images is not None
-    assert before.images is not None
     assert torch.allclose(found.images, before.images)
-
-
-def test_more_masked_patches_than_allowed_are_left_to_the_span(
-    model: LoadedModel, photographs: torch.Tensor
-) -> None:
-    found, _ = attacked(PixelLattice(prior="stationary", most=3), model, photographs[:1], "c")
-    assert found.diagnostics["lattice_found"].tolist() == [0]
-
-
-def test_it_says_what_it_needs(model: LoadedModel, photographs: torch.Tensor) -> None:
-    view, _ = _view(model, photographs[:1])
-    update = view.updates[0]
-    grads = {name: g for name, g in update.grads.items() if name != "unk_embed"}
-    import dataclasses
-
-    lacking = dataclasses.replace(view, updates=[dataclasses.replace(update, grads=grads)])
-    assert "no gradient of unk_embed" in str(PixelLattice().unsupported(lacking))
-
-
-def _view(model: LoadedModel, images: torch.Tensor) -> tuple[AttackerView, ClientInput]:
-    labels = torch.zeros(len(images), dtype=torch.long)
-    inputs = SETTINGS["c"].prepare(
-        images, labels, ["0"], patch_size=PIXEL_PATCH, gamma=0.2, round=0, seed=0
-    )
-    update = FedSGDClient(model).update(inputs, names=list(PixelLattice().needs(model)))
-    return AttackerView(model, [update], Pixels(SIDE, (0.5,) * 3, (0.5,) * 3), labels), inputs

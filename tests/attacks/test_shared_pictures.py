@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.agreement import Meeting, Search
+from attacks.equations.agreement import Search
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank
 from attacks.equations.patch_system import PatchSystem
 from attacks.shared_picture import BatchUploads
@@ -19,12 +19,11 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels, Reconstruction
+from mjp_privacy.interfaces import Attack, AttackerView, Pixels, Reconstruction
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import tiny_model
-from tests.helpers.night import by_day
 from tests.helpers.planted import planted_images
 
 N, D, P = 5, 40, 60
@@ -124,21 +123,11 @@ def test_equal_patches_leave_the_number_of_pictures() -> None:
     assert pictures_by_rank(total, N, 1e-9) == 3
 
 
-def test_noise_of_full_rank_shows_no_number_of_pictures() -> None:
-    assert pictures_by_rank(draw(D, P, seed=7), N, 1e-9) is None
-
-
 # several uploads ----------------------------------------------------------------------------------
 
 
 def test_two_uploads_that_share_a_picture_give_it() -> None:
     assert found([span((0, 1, 2), 0), span((0, 3, 4), 1)]) == {0: (0, 1)}
-
-
-def test_two_uploads_that_share_nothing_give_nothing() -> None:
-    search = Search([span((0, 1, 2), 0), span((3, 4, 5), 1)])
-    assert not search.pictures()
-    assert not search.agreeing
 
 
 def test_several_shared_pictures_are_told_apart_by_a_third_upload() -> None:
@@ -147,27 +136,12 @@ def test_several_shared_pictures_are_told_apart_by_a_third_upload() -> None:
     assert found([*both, span((1, 4, 5), 2)]) == {1: (0, 1, 2)}
 
 
-def test_pictures_that_always_stand_together_are_a_group() -> None:
-    search = Search([span((0, 1, 2), 0), span((0, 1, 3), 1)])
-    assert not search.pictures()
-    assert len(search.groups) == 2
-    group = search.groups[0]
-    assert group.basis.shape == (N, P)
-    for picture in PICTURES[:2]:
-        apart = picture - group.patches
-        assert torch.allclose(apart, (apart @ group.basis.mT) @ group.basis, atol=1e-8)
-
-
 def test_a_group_counts_once() -> None:
     """Of three uploads that share two pictures no pair adds to the group of all."""
     uploads = [span((0, 1, 2), 0), span((0, 1, 3), 1), span((0, 1, 4), 2)]
     search = Search(uploads)
     assert not search.pictures()
     assert [sorted(group.uploads) for group in search.groups] == [[0, 1, 2]] * 2
-
-
-def test_the_same_batch_every_time_gives_no_picture() -> None:
-    assert not found([span((0, 1, 2), seed) for seed in range(3)])
 
 
 def test_a_client_that_shuffles_by_epochs_gives_all() -> None:
@@ -269,14 +243,6 @@ def test_a_direction_that_is_noise_is_not_taken_for_a_difference() -> None:
     assert not Search([first, upload((5, 6, 7), 2)]).pictures()
 
 
-def test_a_meeting_of_one_upload_is_that_upload() -> None:
-    one = span((0, 1), 0)
-    meeting = Meeting.of([one])
-    assert meeting.open == N
-    shown = torch.ones(1, N, dtype=torch.bool)
-    assert torch.allclose(meeting.patches(shown), one.complement, atol=1e-9)
-
-
 # `shared_picture` on a tiny client: what is found and verified, and why it does not apply ---------
 
 SHAPE = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 4}
@@ -289,9 +255,7 @@ def model_of(**changes: object) -> LoadedModel:
 
 
 def attack_of(uploads: int) -> Attack:
-    attack = find_attack("shared_picture", {"uploads": uploads, "prior": "stationary"})
-    assert not isinstance(attack, Control)
-    return attack
+    return find_attack("shared_picture", {"uploads": uploads, "prior": "stationary"})
 
 
 def view_of(
@@ -321,7 +285,6 @@ def run(attack: Attack, view: AttackerView) -> Reconstruction:
 
 def scores(made: Reconstruction, images: Tensor) -> tuple[Tensor, Tensor]:
     """PSNR (m,) of each image's reconstruction, and whether it is certain."""
-    assert made.images is not None
     order = assigned(made.images.float(), images)
     return psnr(made.images[order], images), made.diagnostics["certain"][order].bool()
 
@@ -362,18 +325,16 @@ def test_batches_that_share_nothing_give_nothing_certain() -> None:
     made = run(attack_of(2), replace(view, updates=parts))
     assert not made.diagnostics["certain"].any()
     assert not made.diagnostics["pairs_sharing"].any()
-    assert made.images is not None
     assert made.images.shape == (4, 3, 16, 16)
 
 
 @pytest.mark.parametrize("augment", ["flip", "crop"])
 def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: str) -> None:
     images = planted_images(8, 16)
-    client = replace(FRESH, augment=augment)  # type: ignore[arg-type]
+    client = replace(FRESH, augment=augment)
     made = run(attack_of(4), view_of(model_of(), images, 4, client))
     feeding, ids = Feeding(client, "a", 0.3, 8, 0), [str(n) for n in range(8)]
     fed = torch.cat([feeding.photographs(images, ids, round) for round in range(4)])
-    assert made.images is not None
     for picture in made.images[made.diagnostics["certain"].bool()]:
         assert psnr(picture.expand_as(fed), fed).max() > 100
 
@@ -382,7 +343,7 @@ def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: st
 @pytest.mark.parametrize("mask", ["batch", "image"])
 def test_masks_do_not_keep_it_from_the_plain_pictures(mask: str) -> None:
     images = planted_images(8, 16)
-    client = ClientConfig(batch=2, partners="fresh", mask=mask)  # type: ignore[arg-type]
+    client = ClientConfig(batch=2, partners="fresh", mask=mask)
     view = view_of(model_of(unknown_embedding=True), images, 8, client, "c")
     quality, certain = scores(run(attack_of(8), view), images)
     assert certain.all()
@@ -401,58 +362,11 @@ def test_an_upload_of_more_pictures_than_declared_is_read_as_such() -> None:
 # refusals -----------------------------------------------------------------------------------------
 
 
-def refusal(model: LoadedModel, client: ClientConfig, rounds: int = 2, count: int = 24) -> str:
-    view = view_of(model, planted_images(count, model.card.img_size), rounds, client)
-    return str(attack_of(rounds).unsupported(view))
-
-
-def test_fixed_partners_are_refused() -> None:
-    text = refusal(model_of(), ClientConfig(batch=4))
-    assert "every upload of a step holds the same batch of 4 pictures" in text
-    assert "client.partners: fresh" in text
-
-
-def test_a_batch_with_more_patches_than_the_width_is_refused() -> None:
-    text = refusal(model_of(), replace(FRESH, batch=12))
-    assert "N B = 4 * 12 = 48 patches >= D = 48" in text
-    assert "up to a batch of 11 they do" in text
-
-
 def test_the_largest_batch_is_solved() -> None:
     images = planted_images(22, 16)
     client = replace(FRESH, batch=11)
     made = run(attack_of(4), view_of(model_of(), images, 4, client))
     assert made.diagnostics["certain"].sum() > 0
-
-
-def test_too_few_equations_are_refused_and_more_uploads_help() -> None:
-    """N (B - 1) = 100 of p = 192: two uploads leave 184 equations, three 276."""
-    model, client = model_of(embed_dim=128), replace(FRESH, batch=26)
-    images = planted_images(52, 16)
-    text = str(attack_of(2).unsupported(view_of(model, images, 2, client)))
-    assert "2 * (p - N (B - 1)) = 2 * (192 - 4 * 25) = 184 equations <= p = 192" in text
-    assert "up to a batch of 24 they do, or give more uploads" in text
-    assert attack_of(3).unsupported(view_of(model, images, 3, client)) is None
-
-
-def test_masked_patches_count_among_the_unknowns() -> None:
-    model = model_of(embed_dim=128, unknown_embedding=True)
-    client = ClientConfig(batch=25, partners="fresh", mask="batch")
-    view = view_of(model, planted_images(50, 16), 2, client, "c")
-    assert "2 * (p - N (B - 1) - k) = 2 * (192 - 4 * 24 - " in str(attack_of(2).unsupported(view))
-
-
-def test_one_upload_is_refused() -> None:
-    view = view_of(model_of(), planted_images(4, 16), 1, FRESH)
-    assert "looks for pictures that uploads share, and one was given" in str(
-        attack_of(1).unsupported(view)
-    )
-
-
-@pytest.mark.parametrize(("option", "value"), [("uploads", 0), ("completion", "best")])
-def test_wrong_options_are_refused(option: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"shared_picture.*{option}"):
-        find_attack("shared_picture", {option: value})
 
 
 # from Python --------------------------------------------------------------------------------------
@@ -475,22 +389,12 @@ def test_gradients_of_several_batches_give_what_they_share() -> None:
     leak = attack_gradients(model, uploads, batch=4, images=images[[1, 5]])
     made = leak["shared_picture"]
     assert leak.best is made
-    assert made.images is not None
-    assert made.certain is not None
     assert made.certain.nonzero().flatten().tolist() == [0, 4, 5, 8]
     assert made.exact == 2
     shared = made.images[made.certain].double()
     assert (psnr(shared[[0, 3]], images[[1, 5]]) > 90).all()
     assert "4 of 12 places of shared_picture" in leak.verdict
     assert any("batch 4: shared_picture finds" in note for note in leak.notes)
-
-
-def test_batches_that_share_nothing_are_said_to() -> None:
-    model, images = model_of(), planted_images(8, 16)
-    uploads = [gradients(model, images, numbers) for numbers in ((0, 1, 2, 3), (4, 5, 6, 7))]
-    leak = attack_gradients(model, uploads, batch=4, attacks="shared_picture")
-    assert "shared_picture found no picture" in leak.verdict
-    assert not leak.best.certain.any()
 
 
 def test_weight_differences_of_clients_whose_weights_moved() -> None:
@@ -520,10 +424,8 @@ def test_weight_differences_of_clients_whose_weights_moved() -> None:
 
 FRAMED = SHAPE | {"img_size": 32, "embed_dim": 96}
 """N = 16 patches of p = 192 pixels in four rows, the first and the last of which are border."""
-MASKS = [("image", 2), ("image", 4), ("batch", 4)]
-BORDERS = ["white", "black", "textured"]
-CLIENTS = [(border, *mask) for border in BORDERS for mask in MASKS]
-each_client = pytest.mark.parametrize(("border", "mask", "batch"), by_day(CLIENTS, {0, 4, 8}))
+CLIENTS = [("white", "image", 2), ("black", "image", 4), ("textured", "batch", 4)]
+each_client = pytest.mark.parametrize(("border", "mask", "batch"), CLIENTS)
 
 
 def framed(count: int, border: str) -> Tensor:
@@ -539,7 +441,7 @@ def framed(count: int, border: str) -> Tensor:
 def view_with(border: str, mask: str, batch: int, rounds: int = 3) -> tuple[AttackerView, Tensor]:
     """What is seen of a client that masks framed pictures, and these pictures."""
     images = framed(16, border)
-    client = ClientConfig(batch=batch, partners="fresh", mask=mask)  # type: ignore[arg-type]
+    client = ClientConfig(batch=batch, partners="fresh", mask=mask)
     return seen(images, client, "c", rounds), images
 
 
@@ -564,7 +466,6 @@ def nearest(made: Tensor, images: Tensor) -> Tensor:
 def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) -> None:
     view, images = view_with(border, mask, batch)
     made = run(attack_of(3), view)
-    assert made.images is not None
     certain = made.images[made.diagnostics["certain"].bool()]
     assert len(certain) >= 4
     quality = nearest(certain, images)
@@ -583,11 +484,10 @@ def test_uploads_of_one_round_share_nothing(border: str, mask: str, batch: int) 
         assert not search.groups
 
 
-@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("border", ["white", "black", "textured"])
 def test_uploads_of_one_round_are_not_asked(border: str) -> None:
     """Nor are they taken to share a picture where they are equal."""
     uploads = BatchUploads.of(view_with(border, "image", 4)[0])
-    assert uploads.rounds is not None
     assert all(uploads.rounds[a] != uploads.rounds[b] for a, b in _pairs(uploads))
     first, second = uploads.spans[0], uploads.spans[4]
     assert Search([first, second]).agreeing
@@ -605,7 +505,6 @@ def test_a_picture_of_equal_patches_alone_is_still_found() -> None:
     client = ClientConfig(batch=2, partners="fresh")
     view = seen(images, client, "a")
     made = run(attack_of(3), view)
-    assert made.images is not None
     certain = made.images[made.diagnostics["certain"].bool()]
     assert nearest(images[3:4], certain.float()).max() > 60
     assert nearest(certain, images).min() > 60

@@ -61,11 +61,7 @@ LINES = (
     AttackTarget("april", ("pos_embed", QKV), {"engine": "batched"}, mjp=10.3, any_batch=False),
     AttackTarget("april", ("pos_embed", QKV), {"engine": "breaching"}, mjp=10.3, any_batch=False),
     AttackTarget(
-        "april_unk_aware",
-        ("pos_embed", QKV, "unk_embed"),
-        mjp=12.6,
-        mjp_only=True,
-        any_batch=False,
+        "april_unk_aware", ("pos_embed", QKV, "unk_embed"), mjp=12.6, mjp_only=True, any_batch=False
     ),
     AttackTarget(
         "april_prior", ("pos_embed", QKV, "unk_embed"), STATIONARY, mjp=13.1, any_batch=False
@@ -90,11 +86,7 @@ LINES = (
     ),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
     AttackTarget(
-        "masked_span",
-        ("pos_embed", PATCH, QKV, "unk_embed"),
-        STATIONARY,
-        mjp=15.0,
-        any_batch=True,
+        "masked_span", ("pos_embed", PATCH, QKV, "unk_embed"), STATIONARY, mjp=15.0, any_batch=True
     ),
     AttackTarget(
         "pixel_lattice",
@@ -116,12 +108,7 @@ LINES = (
         plain=True,
         any_batch=True,
     ),
-    AttackTarget(
-        "batch_span",
-        ("pos_embed", PATCH, QKV, "unk_embed"),
-        STATIONARY,
-        mjp=15.0,
-    ),
+    AttackTarget("batch_span", ("pos_embed", PATCH, QKV, "unk_embed"), STATIONARY, mjp=15.0),
     AttackTarget(
         "shared_picture",
         ("pos_embed", PATCH, "unk_embed"),
@@ -134,12 +121,7 @@ LINES = (
     AttackTarget("span_matching", "all", STATIONARY, mjp=15.0),
     AttackTarget("batch_lattice", None, STATIONARY, mjp=15.0),
     AttackTarget(
-        "token_span",
-        (PATCH, QKV),
-        STATIONARY,
-        model={"embed_dim": 160},
-        mjp=15.0,
-        any_batch=False,
+        "token_span", (PATCH, QKV), STATIONARY, model={"embed_dim": 160}, mjp=15.0, any_batch=False
     ),
     AttackTarget(
         "inverting_gradients",

@@ -155,7 +155,6 @@ def test_mjp_masks_something_of_every_planted_answer(target: AttackTarget) -> No
     model = planted_model(unknown_embedding=True, **target.model)
     images = planted_images(target.images, model.card.img_size)
     _, inputs = planted_view(model, attack, "b", images=images, gamma=target.gamma)
-    assert inputs.mask is not None
     assert inputs.mask.any(-1).float().mean() >= 0.5
 
 
@@ -175,7 +174,6 @@ def test_masks_are_named(target: AttackTarget, setting: str) -> None:
     view, inputs = planted_view(planted_model(unknown_embedding=True), attack, setting)
     found = attack.run(view, generator=torch.Generator())
     assert found.images is None
-    assert found.mask is not None
     assert torch.equal(found.mask, inputs.mask if inputs.mask is not None else found.mask & False)
 
 
@@ -206,15 +204,9 @@ def test_batch_of_two_is_not_applicable(target: AttackTarget) -> None:
     reason = attack.unsupported(view)
     if reason is None and target.any_batch is None:
         images = attack.run(view, generator=torch.Generator()).images
-        assert images is not None
         assert images.shape == inputs.images.shape
         return
     assert "batch" in str(reason)
-
-
-def test_more_tokens_than_equations_is_not_applicable() -> None:
-    view, _ = planted_view(planted_model(embed_dim=48), April(), "a")
-    assert "N + 1 = 65 unknowns > D = 48: APRIL's equations need" in str(April().unsupported(view))
 
 
 @each_target
@@ -250,8 +242,6 @@ def test_engines_agree(setting: str, gamma: float, dtype: torch.dtype) -> None:
     view, inputs = planted_view(model, batched, setting, gamma=gamma)
     ours = batched.run(view, generator=torch.Generator())
     theirs = reference.run(view, generator=torch.Generator())
-    assert ours.images is not None
-    assert theirs.images is not None
     one, other = (psnr(found.images, inputs.images) for found in (ours, theirs))
     beyond = (one >= 60) & (other >= 60)  # there the score is rounding noise
     assert ((one - other).abs()[~beyond] <= 0.01).all()
@@ -265,7 +255,6 @@ def test_unknown_aware_april_beats_april_on_the_visible_patches_and_finds_the_ma
     attack = find_attack("april_unk_aware")
     view, inputs = planted_view(model, attack, "b")
     found = attack.run(view, generator=torch.Generator())
-    assert found.mask is not None
     assert torch.equal(found.mask, inputs.mask)
     plain = attacked("april", {}, model, "b")
     assert psnr(found.images, inputs.images).mean() > plain.mean()

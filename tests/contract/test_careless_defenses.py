@@ -53,7 +53,7 @@ class CarelessStep:
     name: ClassVar[str] = "careless step"
 
     def step_gradient(self, examples: Grads, draws: Draws) -> dict[str, torch.Tensor]:
-        return self.defense.step_gradient(examples, draws)  # type: ignore[no-any-return]
+        return self.defense.step_gradient(examples, draws)
 
     def deviation(self, batch: int) -> float:
         return self.share * float(self.defense.deviation(batch))
@@ -105,7 +105,7 @@ class Peeking:
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        altered = defense_of("gaussian_noise 0.3").apply(sent, draws)  # type: ignore[union-attr]
+        altered = defense_of("gaussian_noise 0.3").apply(sent, draws)
         return replace(altered, noise={n: defense_errors.deviation(g) for n, g in sent.items()})
 
 
@@ -113,7 +113,6 @@ def test_a_size_from_the_private_gradient_is_found() -> None:
     upload = planted_uploads()[0]
     altered = Peeking().apply(copied(upload.sent), upload.draws())
     again = defense_errors.upload_with_the_same_result(Peeking(), upload, altered)
-    assert again is not None
     one, other = declared(altered, "pos_embed"), declared(again, "pos_embed")
     assert not torch.allclose(one, other, rtol=0.05)
 

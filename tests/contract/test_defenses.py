@@ -107,7 +107,7 @@ def test_it_is_a_frozen_dataclass_with_a_line_for_people(line: str) -> None:
 def test_its_options_come_back_from_its_one_line(line: str) -> None:
     defense = defense_of(line)
     assert defense_of(text_of(defense)) == defense
-    options = {f.name: getattr(defense, f.name) for f in dataclasses.fields(defense)}  # type: ignore[arg-type]
+    options = {f.name: getattr(defense, f.name) for f in dataclasses.fields(defense)}
     assert canonical({defense.name: options}) == text_of(defense)
 
 

@@ -31,7 +31,6 @@ def test_a_public_vits_table_is_a_grid(shared_data: Path) -> None:
         std=0.5,
     )
     table = position_table(model, "ViT-Ti")
-    assert table is not None
     figures = figures_of(table)
     shares = [100 * at(figures.variance, dimensions) for dimensions in DIMENSIONS]
     assert shares == pytest.approx([46.50, 61.13, 71.49, 80.41, 89.09], abs=0.01)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -78,3 +81,20 @@ def attacked(
     assert found.images is not None
     target = planted if view.against == "plain" else inputs.images
     return psnr(found.images, target).clamp(max=100)
+
+
+def best(found: Tensor, truth: Tensor) -> Tensor:
+    """The PSNR (m,) of each true picture's best guess."""
+    return torch.stack([psnr(guess.expand_as(truth), truth) for guess in found]).amax(0)
+
+
+def keeping(view: AttackerView, keep: Callable[[str], bool]) -> AttackerView:
+    """The view with those gradients of its uploads alone whose names are kept."""
+    kept = [{n: g for n, g in update.grads.items() if keep(n)} for update in view.updates]
+    pairs = zip(view.updates, kept, strict=True)
+    return replace(view, updates=[replace(update, grads=grads) for update, grads in pairs])
+
+
+def changed(view: AttackerView, **facts: object) -> AttackerView:
+    """The view whose uploads have these facts in place of their own."""
+    return replace(view, updates=[replace(update, **facts) for update in view.updates])

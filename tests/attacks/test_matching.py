@@ -1,0 +1,418 @@
+"""Gradient matching through breaching: what decides the picture, what does not enter, and the terms
+and switches of gradvit."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.fft import dctn
+from torch import Tensor
+
+from attacks import find_attack
+from attacks.breaching import (
+    Borders,
+    FieldPrior,
+    Near,
+    SquaredDistance,
+    match_gradients,
+    optimization_configuration,
+)
+from attacks.equations.completion import FieldEnergy
+from attacks.gradient_matching import GradViT
+from attacks.jigsaw import in_the_order_of, placed_as, shifted_onto
+from attacks.prior.gaussian import stationary_prior
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.upload import make_upload, noisy
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
+from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
+from tests.helpers.models import MEAN, STD, planted_model, some_images
+from tests.helpers.night import nightly
+from tests.helpers.planted import changed, keeping, planted_images, planted_view
+
+QUICK: dict[str, dict[str, Any]] = {
+    "inverting_gradients": {"steps": 4, "tv": 0.01},
+    "april_optimization": {"steps": 4, "tv": 0.01},
+    "gradvit": {"steps": 4, "seeds": 2, "image_prior": "stationary"},
+}
+each_attack = pytest.mark.parametrize("name", QUICK)
+
+
+def view_of(
+    setting: str = "a",
+    *,
+    images: int = 1,
+    side: int = 16,
+    gamma: float = 0.5,
+    client: ClientConfig | None = None,
+    **model: object,
+) -> tuple[AttackerView, ClientInput]:
+    shape = {"img_size": side, "depth": 1, "unknown_embedding": True} | model
+    attack, planted = find_attack("gradvit"), planted_images(images, side)
+    return planted_view(
+        planted_model(**shape), attack, setting, images=planted, client=client, gamma=gamma
+    )
+
+
+def made_by(name: str, view: AttackerView, *, seed: int = 0, **options: object) -> Reconstruction:
+    attack = find_attack(name, QUICK[name] | options)
+    assert attack.unsupported(view) is None
+    return attack.run(view, generator=torch.Generator().manual_seed(seed))
+
+
+def same(first: Reconstruction, second: Reconstruction, atol: float = 1e-12) -> bool:
+    """Equal but for one rounding: breaching's distances are compiled after their first calls."""
+    return torch.allclose(first.images, second.images, rtol=0, atol=atol)
+
+
+@each_attack
+def test_the_seed_decides_and_nothing_else_moves(name: str) -> None:
+    view, _ = view_of("b")
+    weights = {key: value.clone() for key, value in view.model.state_dict().items()}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = made_by(name, view, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert same(first, made_by(name, view, seed=1))
+    assert not same(first, made_by(name, view, seed=2))
+    assert all(torch.equal(value, weights[key]) for key, value in view.model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in view.model.parameters())
+
+
+@each_attack
+def test_images_are_pixels_in_the_uploads_precision(name: str) -> None:
+    view, _ = view_of()
+    grads = {key: grad.float() for key, grad in view.updates[0].grads.items()}
+    view = changed(replace(view, model=view.model.float()), grads=grads, dtype=torch.float32)
+    found = made_by(name, view).images
+    assert found.dtype == torch.float32
+    assert 0 <= found.min() < found.max() <= 1
+
+
+@each_attack
+def test_the_mask_is_located_also_in_a_noisy_table(name: str) -> None:
+    """Of which no row is zero: those that are noise alone were masked."""
+    view, inputs = view_of("b", images=2, gamma=0.27)
+    assert torch.equal(made_by(name, view).mask, inputs.mask)
+    update = noisy(view.updates[0], 0.001, ("0", "1"), seed=0)
+    assert not (update.grads["pos_embed"][:, 0, 1:] == 0).all(-1).any()
+    assert torch.equal(made_by(name, replace(view, updates=[update])).mask, inputs.mask)
+
+
+def test_without_the_table_or_without_e_unk_no_mask_is_claimed() -> None:
+    without_table = keeping(view_of("b")[0], lambda name: name != "pos_embed")
+    for view in (without_table, view_of("b", unknown_embedding=False)[0]):
+        assert made_by("inverting_gradients", view).mask is None
+
+
+@each_attack
+def test_steps_and_seconds_are_told_for_each_picture_of_a_batch(name: str) -> None:
+    view, _ = view_of("b", images=4, client=ClientConfig(batch=2))
+    found = made_by(name, view, steps=3)
+    seconds, steps = found.diagnostics["seconds"], 3 * QUICK[name].get("seeds", 1)
+    assert found.images.shape == (4, 3, 16, 16)
+    assert found.diagnostics["steps"].tolist() == [steps] * 4
+    assert seconds[0] == seconds[1] != seconds[2]
+    assert (seconds > 0).all()
+    assert (found.diagnostics["cosine_distance"] > 0).all()
+
+
+@each_attack
+def test_numbers_that_break_down_are_no_image(name: str) -> None:
+    view, _ = view_of()
+    grads = dict(view.updates[0].grads)
+    grads["pos_embed"] = torch.full_like(grads["pos_embed"], torch.nan)
+    assert made_by(name, changed(view, grads=grads)).images.isnan().all()
+
+
+@each_attack
+def test_what_is_not_uploaded_does_not_enter_and_names_pair_gradients(name: str) -> None:
+    view, _ = view_of()
+
+    def kept(key: str) -> bool:
+        return key in ("pos_embed", "patch_embed.proj.weight")
+
+    few = made_by(name, keeping(view, kept))
+    assert not same(few, made_by(name, view))
+    grads = view.updates[0].grads
+    noise = {key: g if kept(key) else torch.full_like(g, 7.0) for key, g in grads.items()}
+    assert same(few, made_by(name, keeping(changed(view, grads=noise), kept)))
+    backwards = changed(view, grads=dict(reversed(grads.items())))
+    assert same(made_by(name, view), made_by(name, backwards))
+
+
+def test_the_true_image_is_where_the_distance_ends() -> None:
+    """Mask, labels, normalisation and pairing are right: there the gradients agree."""
+    view, inputs = view_of("b", images=2, gamma=0.27)
+    still = {"optim": {"max_iterations": 1, "step_size": 1e-12}, "init": "zeros"}
+    config = optimization_configuration(torch.float64, still, 0.0)
+    for at in range(2):
+        one = slice(at, at + 1)
+        grads = {key: grad[at] for key, grad in view.updates[0].grads.items()}
+        start = view.model.normalize(inputs.images[one])
+        for mask, exact in ((inputs.mask[one], True), (~inputs.mask[one], False)):
+            given = view.model, grads, view.labels[one], mask, view.pixels, config
+            _, facts = match_gradients(*given, start=start)
+            assert (facts["cosine_distance"] < 1e-9) == exact
+
+
+def test_the_position_term_moves_the_image() -> None:
+    view, _ = view_of()
+    plain = made_by("inverting_gradients", view)
+    light, heavy = (made_by("april_optimization", view, positions=p) for p in (1e-12, 10.0))
+    assert same(plain, light, 1e-6)
+    assert not same(plain, heavy, 1e-3)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_localization_loss_is_taken_off_as_far_as_it_was_clipped(clip: float | None) -> None:
+    view, inputs = view_of("b", dal="linear")
+    defenses = () if clip is None else ({"dp_sgd": {"noise": 0, "clip": clip}},)
+    client = ClientConfig(dal=True, dal_lambda=0.5, defenses=defenses)
+    sent = make_upload(view.model, [inputs], client, names=[*view.updates[0].grads])
+    untold = replace(sent, dal_lambda=0.0) if clip is None else replace(sent, clipped=False)
+    shrunk = sent.grads["pos_embed"].norm() < 0.9 * view.updates[0].grads["pos_embed"].norm()
+    assert shrunk == (clip is not None)
+    plain, knows, ignores = (
+        made_by("april_optimization", replace(view, updates=[update]))
+        for update in (view.updates[0], sent, untold)
+    )
+    assert same(plain, knows, 1e-5)
+    assert not same(plain, ignores, 1e-5)
+
+
+# the switches of gradvit --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", ["cosine", nightly("squared")])
+def test_a_planted_picture_is_approached(distance: str) -> None:
+    """From the start on, the distance falls and the picture gets better, masked patches and all."""
+    view, inputs = view_of("b", side=8)
+    assert inputs.mask.any()
+    options = {"distance": distance, "tv": 0.02, "step_size": 0.2, "borders": 0.01}
+    start, end = (made_by("gradvit", view, steps=steps, **options) for steps in (1, 100))
+    begun, reached = (float(psnr(made.images, inputs.images)) for made in (start, end))
+    assert end.diagnostics["cosine_distance"] < 0.3 * start.diagnostics["cosine_distance"]
+    assert reached > begun + 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"distance": "squared"}, {"tv": 0.5}, {"l2": 0.5}, {"borders": 1}),
+        *({"prior_weight": 0.1}, {"prior_weight": 0.1, "schedule": "together"}),
+        *({"image_prior": "fitted", "prior_weight": 0.1}, {"consensus": 2}),
+    ],
+    ids=str,
+)
+def test_each_switch_moves_the_picture(options: dict[str, Any]) -> None:
+    view, _ = view_of("b")
+    off = {"tv": 0, "l2": 0, "borders": 0, "prior_weight": 0, "consensus": 0, "steps": 6}
+    options = off | options
+    without = off | {key: options[key] for key in ("prior_weight",) if "schedule" in options}
+    assert not same(made_by("gradvit", view, **options), made_by("gradvit", view, **without), 0)
+
+
+def test_without_a_prior_its_weight_and_schedule_mean_nothing() -> None:
+    view, _ = view_of()
+    none = made_by("gradvit", view, image_prior="none")
+    assert same(none, made_by("gradvit", view, image_prior="none", schedule="together"))
+    assert same(none, made_by("gradvit", view, prior_weight=0))
+
+
+@pytest.mark.nightly
+def test_with_all_switched_off_it_is_inverting_gradients() -> None:
+    """The same loop from the same noise: 40 steps in one go, or 20 and 20 with Adam's memory lost
+    between."""
+    view, _ = view_of("b")
+    plainly = {"tv": 0.2, "steps": 40, "decay": "cosine-decay", "signed": "none"}
+    expected = made_by("inverting_gradients", view, **plainly)
+    off = {"steps": 40, "l2": 0, "borders": 0, "image_prior": "none", "seeds": 1}
+    assert same(expected, made_by("gradvit", view, **off))
+    halves = off | {"image_prior": "stationary", "prior_weight": 1e-12}
+    assert same(expected, made_by("gradvit", view, **halves), 0.2)
+
+
+def test_a_part_of_the_steps_has_its_step_size_of_the_whole() -> None:
+    view, inputs = view_of()
+    grads = {name: g[0] for name, g in view.updates[0].grads.items() if name != "unk_embed"}
+    optim = {"max_iterations": 10, "step_size_decay": "linear", "signed": "hard", "boxed": False}
+    config = optimization_configuration(torch.float64, {"optim": optim}, 0.0)
+    start = view.model.normalize(inputs.images) + 0.1
+    moved = []
+    for part in (range(1), range(4, 5), range(9, 10), range(10, 10)):
+        given = view.model, grads, view.labels, None, view.pixels, config
+        pictures, facts = match_gradients(*given, start=start, part=part)
+        assert facts["steps"] == len(part)
+        moved.append(float((pictures - start).abs().max()))
+    assert moved == pytest.approx([0.1, 0.06, 0.01, 0], rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.nightly
+def test_the_best_of_the_seeds_is_kept() -> None:
+    view, _ = view_of(side=8)
+    one, three = (
+        [
+            float(made_by("gradvit", view, seed=s, **given).diagnostics["cosine_distance"])
+            for s in range(4)
+        ]
+        for given in ({"seeds": 1, "consensus": 0}, {"seeds": 3, "consensus": 0})
+    )
+    assert all(several <= single for several, single in zip(three, one, strict=True))
+    assert three != one
+
+
+@pytest.mark.nightly
+def test_a_heavy_consensus_draws_seeds_to_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, _ = view_of(side=8)
+    met: list[tuple[list[Tensor], Tensor]] = []
+    agreement = GradViT._agreement
+    monkeypatch.setattr(GradViT, "_agreement", lambda *a: met.append(agreement(*a)) or met[-1])
+    far = []
+    for consensus in (1e-9, 1000):
+        found = made_by("gradvit", view, steps=40, consensus=consensus).images
+        starts, mean = met[-1]
+        begun = min(float((start - mean).norm()) for start in starts)
+        far.append(float((view.model.normalize(found) - mean).norm()) / begun)
+    assert far[0] > 0.7
+    assert far[1] < 0.5
+
+
+def test_masked_patches_of_seeds_are_laid_on_one_another() -> None:
+    view, inputs = view_of("b", side=16)
+    best = view.model.normalize(inputs.images)
+    hidden = inputs.mask[0].nonzero().flatten()
+    order = torch.arange(16)
+    order[hidden] = hidden.roll(1)
+    other = shuffle_patches(best, order[None], 4)
+    searches = [(best, {"cosine_distance": 0.1}), (other, {"cosine_distance": 0.2})]
+    given = searches, torch.zeros(1, dtype=torch.long), inputs.mask, 4
+    starts, mean = GradViT(image_prior="none")._agreement(*given)
+    assert all(torch.equal(start, best) for start in starts)
+    torch.testing.assert_close(mean, best)
+    starts, mean = GradViT(image_prior="none", registration=False)._agreement(*given)
+    assert torch.equal(starts[1], other)
+    apart = (to_patches(mean, 4) - to_patches(best, 4)).abs().amax(-1)[0] > 1e-9
+    assert torch.equal(apart, inputs.mask[0])
+
+
+# its terms against their formulas -----------------------------------------------------------------
+
+
+def field() -> FieldEnergy:
+    return FieldEnergy.of(stationary_prior(32), 8, Pixels(32, MEAN, STD))
+
+
+def test_squared_distance_is_the_share_of_the_uploads_square() -> None:
+    uploaded = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    candidate = [torch.tensor([0.0, 1.0]), torch.tensor([[2.0]])]
+    distance = SquaredDistance().gradient_based_loss
+    assert float(distance(candidate, uploaded)) == pytest.approx(14 / 25)
+    stronger = [[10 * grad for grad in grads] for grads in (candidate, uploaded)]
+    assert float(distance(*stronger)) == pytest.approx(14 / 25)
+
+
+def test_borders_are_the_norms_of_each_borders_step() -> None:
+    pictures = some_images(2)
+    expected = []
+    for picture in pictures:
+        for row in range(0, 32, 8):
+            for at in (8, 16, 24):
+                for image in (picture, picture.mT):
+                    step = image[:, row : row + 8, at] - image[:, row : row + 8, at - 1]
+                    expected.append(float(step.norm()) / math.sqrt(24))
+    mean = sum(expected) / len(expected)
+    assert float(Borders(3.0, patch_size=8)(pictures)) == pytest.approx(3 * mean, rel=1e-9)
+    flat = torch.zeros(1, 3, 32, 32, requires_grad=True)
+    for patch_size in (32, 8):  # without any border, and with flat ones
+        value = Borders(1.0, patch_size)(flat)
+        (derivative,) = torch.autograd.grad(value, flat)
+        assert value.item() == pytest.approx(0, abs=1e-5)
+        assert not derivative.any()
+
+
+def test_the_field_prior_is_the_energy_per_value_and_its_derivative_the_force() -> None:
+    """From SciPy's DCT and a loop over its coefficients."""
+    pictures, energy = some_images(2).requires_grad_(), field()
+    total = 0.0
+    for picture in pictures.detach():
+        centred = picture - energy.mean.view(-1, 1, 1)
+        waves = torch.from_numpy(dctn(centred.numpy(), axes=(1, 2), norm="ortho"))
+        for row in range(32):
+            for column in range(32):
+                wave = waves[:, row, column]
+                total += float(wave @ energy.precision[:, :, row, column] @ wave)
+    found = FieldPrior(0.5, energy)(pictures)
+    assert float(found) == pytest.approx(0.5 * total / pictures.numel(), rel=1e-6)
+    found.backward()
+    centred = pictures.detach()[0] - energy.mean.view(-1, 1, 1)
+    force = energy.force(to_patches(centred, 8)) / pictures.numel()
+    torch.testing.assert_close(to_patches(pictures.grad[0], 8), force, rtol=1e-6, atol=1e-9)
+
+
+def test_near_is_the_mean_square() -> None:
+    pictures = torch.tensor([[[[1.0, 3.0]]]])
+    assert float(Near(0.5, torch.tensor([[[[0.0, 1.0]]]]))(pictures)) == 0.5 * (1 + 4) / 2
+
+
+# pictures laid on one another ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("down", "right"), [(0, 0), (2, -1), (-2, 0), (1, 2), (3, 0)])
+def test_a_shift_within_reach_is_taken_back(down: int, right: int) -> None:
+    large = some_images(1, 40)[0]
+    reference, moved = large[:, 4:36, 4:36], large[:, 4 + down : 36 + down, 4 + right : 36 + right]
+    assert torch.equal(shifted_onto(moved, reference), reference) == (down < 3)
+    assert torch.equal(shifted_onto(moved, reference, reach=3), reference)
+
+
+def test_masked_patches_go_where_the_reference_has_them_and_others_stay() -> None:
+    reference = some_images(1)[0]
+    mask = torch.zeros(16, dtype=torch.bool)
+    mask[[1, 4, 6, 11]] = True
+    order = torch.arange(16)
+    order[[1, 4, 6, 11]] = torch.tensor([6, 11, 4, 1])
+    shuffled = shuffle_patches(reference[None], order[None], 8)[0]
+    noisy = shuffled + 0.05 * some_images(1).flip(-1)[0]
+    placed = placed_as(noisy, reference, mask, 8)
+    assert float((placed - reference).abs().max()) <= 0.05
+    assert torch.equal(placed_as(noisy, reference, torch.zeros_like(mask), 8), noisy)
+    assert float((placed_as(noisy, reference, ~mask, 8) - reference).abs().max()) > 0.3
+
+
+def test_pictures_change_places_within_their_label_alone() -> None:
+    reference = some_images(4)
+    found = reference[[1, 0, 3, 2]]
+    assert torch.equal(in_the_order_of(found, reference, torch.tensor([7] * 4)), reference)
+    labels = torch.tensor([0, 0, 1, 2])
+    assert torch.equal(in_the_order_of(found, reference, labels), reference[[0, 1, 3, 2]])
+
+
+PARTS = """
+import sys
+from attacks.breaching import breaching_folder, parts_of_breaching
+with parts_of_breaching():
+    from breaching.attacks.analytic_attack import AprilAttacker
+assert "breaching" not in sys.modules and "torchvision" not in sys.modules
+assert (breaching_folder() / "config" / "attack" / "april_analytic.yaml").is_file()
+import breaching
+assert breaching.attacks.analytic_attack.AprilAttacker is AprilAttacker
+assert callable(breaching.get_attack_config) and callable(breaching.cases.construct_case)
+with parts_of_breaching():  # the whole is there already, and stays
+    import breaching.attacks
+assert sys.modules["breaching"] is breaching
+"""
+
+
+@pytest.mark.nightly
+def test_whoever_imports_breaching_later_gets_the_whole_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

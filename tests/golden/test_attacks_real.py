@@ -1,0 +1,382 @@
+"""Attacks on real weights and photographs: what was promised of each, APRIL per image."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from attacks import find_attack
+from attacks.controls import mean_image, oracle_inverse
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.data import Preprocessing, open_images
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
+from mjp_privacy.metrics.pictures import psnr, quantise
+from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.mjp_vit import with_closed_form_block
+from tests.helpers.night import by_day
+from tests.helpers.planted import best
+
+HALF = (0.5,) * 3
+
+
+@dataclass(frozen=True)
+class Pictures:
+    images: Tensor
+    labels: Tensor
+    ids: Sequence[str]
+
+    def first(self, count: int) -> Pictures:
+        return Pictures(self.images[:count], self.labels[:count], self.ids[:count])
+
+    def fed(self, setting: str, *, gamma: float = 0.27, round: int = 0) -> ClientInput:
+        """What a client feeds its model."""
+        how: dict[str, Any] = {"patch_size": 16, "gamma": gamma, "round": round, "seed": 0}
+        return SETTINGS[setting].prepare(self.images, self.labels, self.ids, **how)
+
+
+@cache
+def real_model(
+    folder: Path, size: int = 192, masks: bool = True, dtype: torch.dtype = torch.float32
+) -> LoadedModel:
+    """The trained ViT-Ti/16; masks: whether it has E_unk."""
+    weights = folder / "weights" / "vit_tiny_patch16_224_timm.safetensors"
+    unknown: dict[str, Any] = {"unknown_embedding": masks}
+    unknown |= {"unknown_init": "mean_position"} if masks else {}
+    named = {"img_size": size, "mean": 0.5, "std": 0.5}
+    return load_model("vit_tiny_patch16_224", checkpoint=weights, **named, **unknown).to(dtype)
+
+
+@cache
+def expected(folder: Path) -> dict[str, dict[str, float]]:
+    """What was computed elsewhere, by image."""
+    return json.loads((folder / "reference" / "april_images_192.json").read_text())["images"]
+
+
+@cache
+def stored(folder: Path) -> Pictures:
+    """The images for which it was."""
+    known = expected(folder)
+    with zipfile.ZipFile(folder / "reference" / "april_images_192.zip") as file:
+        opened = [Image.open(io.BytesIO(file.read(name))) for name in known]
+        images = torch.stack([Preprocessing(192)(picture) for picture in opened])
+    return Pictures(images, torch.tensor([one["label"] for one in known.values()]), tuple(known))
+
+
+@cache
+def photographs(folder: Path, size: int = 192, count: int = 50, mixed: bool = False) -> Pictures:
+    """The first photographs, by name or in a fixed mix, of classes that no prior was fitted on."""
+    source = open_images(folder / "data" / "imagenet-sample-600.zip")
+    records = [r for r in source.records if r.label is not None and r.label % 5 == 0]
+    if mixed:
+        order = torch.randperm(len(records), generator=torch.Generator().manual_seed(0))
+        records = [records[place] for place in order.tolist()]
+    images = torch.stack([Preprocessing(size)(source.decode(r)) for r in records[:count]])
+    labels = torch.tensor([record.label for record in records[:count]])
+    return Pictures(images, labels, [record.image_id for record in records[:count]])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    found: Reconstruction
+    inputs: ClientInput
+    target: Tensor
+
+    @property
+    def psnr(self) -> Tensor:
+        return psnr(self.found.images.float(), self.target)
+
+    def region(self, images: Tensor, *, hidden: bool) -> Tensor:
+        """PSNR (m,) over the masked or the unmasked patches."""
+        error = to_patches((images.double() - self.target.double()).square(), 16).mean(-1)
+        wanted = self.inputs.mask == hidden
+        return -10 * torch.log10((error * wanted).sum(-1) / wanted.sum(-1))
+
+
+def run(
+    folder: Path,
+    pictures: Pictures,
+    name: str,
+    setting: str,
+    dtype: torch.dtype = torch.float32,
+    **options: object,
+) -> Outcome:
+    """An attack on the ViT at 192 px whose client feeds these pictures in a setting."""
+    attack, model = find_attack(name, options), real_model(folder, dtype=dtype)
+    if attack.victim == "april_block":
+        model = with_closed_form_block(model)
+    rounds = [pictures.fed(setting, round=round) for round in range(attack.uploads)]
+    client, against = FedSGDClient(model), SETTINGS[setting].against
+    updates = [client.update(inputs, names=list(attack.needs(model))) for inputs in rounds]
+    view = AttackerView(model, updates, Pixels(192, HALF, HALF), pictures.labels, against)
+    assert attack.unsupported(view) is None
+    found = attack.run(view, generator=torch.Generator())
+    return Outcome(found, rounds[0], pictures.images if against == "plain" else rounds[0].images)
+
+
+# april, its ceiling, and breaching's own code -----------------------------------------------------
+
+
+def april(
+    folder: Path, inputs: ClientInput, dtype: torch.dtype, engine: str, masks: bool = False
+) -> Reconstruction:
+    attack = find_attack("april", {"engine": engine})
+    victim = with_closed_form_block(copy.deepcopy(real_model(folder, masks=masks))).to(dtype)
+    update = FedSGDClient(victim).update(inputs, names=attack.needs(victim))
+    view = AttackerView(victim, [update], Pixels(192, HALF, HALF))
+    assert attack.unsupported(view) is None
+    return attack.run(view, generator=torch.Generator())
+
+
+def values(folder: Path, key: str) -> Tensor:
+    return torch.tensor([one[key] for one in expected(folder).values()]).double()
+
+
+def test_ceiling_per_image(shared_data: Path) -> None:
+    images = stored(shared_data).images
+    found = psnr(oracle_inverse(real_model(shared_data, masks=False), images), images)
+    assert (found - values(shared_data, "ceiling")).abs().max() <= 0.05
+
+
+@pytest.mark.parametrize("engine", ["batched", "breaching"])
+def test_april_gives_the_expected_psnr(shared_data: Path, engine: str) -> None:
+    """In float64 of each image, in float32 in the mean."""
+    inputs = stored(shared_data).fed("a")
+    found = april(shared_data, inputs, torch.float64, engine)
+    scores = psnr(found.images, inputs.images)
+    assert (scores - values(shared_data, "april_fp64")).abs().max() <= 0.05
+    ratio = found.diagnostics["cond_a"] / values(shared_data, "cond_fp64")
+    assert (ratio - 1).abs().max() <= 1e-3
+    assert found.diagnostics["rank_a"].tolist() == [145.0] * 6
+    rough = april(shared_data, inputs, torch.float32, engine)
+    mean = psnr(rough.images, inputs.images).mean()
+    assert abs(mean - values(shared_data, "april_fp32").mean()) <= 2.0
+    assert (rough.diagnostics["rank_a"] < 145).all()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("gamma", "masks"), by_day(itertools.product([0.0, 0.27, 0.9], [False, True]), {3, 4})
+)
+def test_engines_agree_per_image(shared_data: Path, gamma: float, masks: bool) -> None:
+    """Also under MJP: zero rows kept, the table subtracted everywhere."""
+    inputs = stored(shared_data).fed("b", gamma=gamma)
+    ours, theirs = (
+        april(shared_data, inputs, torch.float64, engine, masks)
+        for engine in ("batched", "breaching")
+    )
+    one, other = psnr(ours.images, inputs.images), psnr(theirs.images, inputs.images)
+    assert (one - other).abs().max() <= 0.01
+    hidden = ours.diagnostics["zero_rows"]
+    assert (hidden.sum() > 0) == (masks and gamma > 0)
+    if masks:
+        assert hidden.tolist() == inputs.mask.sum(-1).tolist()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("dtype", "gain"), [(torch.float64, 10), (torch.float32, 9)])
+@pytest.mark.parametrize("prior", ["fitted", "stationary"])
+def test_a_prior_lifts_april(
+    shared_data: Path, dtype: torch.dtype, gain: float, prior: str
+) -> None:
+    """Over the rank ceiling with exact gradients, over APRIL itself with rounded ones."""
+    pictures = stored(shared_data)
+    ours = run(shared_data, pictures, "april_prior", "a", dtype, prior=prior).psnr
+    if dtype == torch.float64:
+        beside = psnr(oracle_inverse(real_model(shared_data), pictures.images), pictures.images)
+    else:
+        beside = run(shared_data, pictures, "april", "a", dtype).psnr
+    assert ours.mean() >= beside.mean() + gain
+
+
+# single pictures ----------------------------------------------------------------------------------
+
+
+def test_patch_gradient_is_exact_on_the_unmodified_model(shared_data: Path) -> None:
+    assert run(shared_data, stored(shared_data), "patch_gradient", "a").psnr.mean() >= 125
+
+
+def test_masks_are_read_off_the_upload(shared_data: Path) -> None:
+    found = run(shared_data, stored(shared_data), "mask_locator", "c")
+    assert torch.equal(found.found.mask, found.inputs.mask)
+
+
+@pytest.mark.nightly
+def test_one_upload_gives_the_unmasked_region(shared_data: Path) -> None:
+    """50 named photographs, float32, gamma .27."""
+    found = run(shared_data, photographs(shared_data), "masked_span", "c")
+    view = AttackerView(real_model(shared_data), [], Pixels(192, HALF, HALF))
+    floor = mean_image(view).expand_as(found.target)
+    visible = found.region(found.found.images, hidden=False)
+    assert visible.mean() >= 22
+    assert visible.mean() >= found.region(floor, hidden=False).mean() + 6
+
+
+@pytest.mark.nightly
+def test_one_upload_as_it_was_fed_two_and_six(shared_data: Path) -> None:
+    pictures = photographs(shared_data)
+    assert run(shared_data, pictures.first(20), "masked_span", "b").psnr.mean() >= 18
+    two = run(shared_data, pictures, "multi_round", "c", uploads=2)
+    assert two.psnr.clamp(max=100).mean() >= 20
+    six = run(shared_data, pictures.first(20), "multi_round", "c", uploads=6)
+    assert six.psnr.median() >= 100
+
+
+@pytest.mark.nightly
+def test_one_upload_of_8_bit_pixels(shared_data: Path) -> None:
+    pictures = photographs(shared_data).first(10)
+    exact = run(shared_data, pictures, "pixel_lattice", "c").psnr.clamp(max=100)
+    span = run(shared_data, pictures, "masked_span", "c").psnr
+    assert exact.median() >= span.median() + 10
+
+
+@pytest.mark.nightly
+def test_under_autocast_more_uploads_give_more_and_six_nearly_everything(
+    shared_data: Path,
+) -> None:
+    pictures, model = photographs(shared_data).first(5), real_model(shared_data)
+    client, medians = ClientConfig(autocast="bf16"), {}
+    names = ["pos_embed", "unk_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"]
+    updates = [
+        make_upload(model, [pictures.fed("c", round=round)], client, names=names, round=round)
+        for round in range(6)
+    ]
+    for uploads in (1, 2, 6):
+        attack = find_attack("multi_round", {"uploads": uploads})
+        view = AttackerView(model, updates[:uploads], Pixels(192, HALF, HALF), None, "plain")
+        found = attack.run(view, generator=torch.Generator()).images
+        medians[uploads] = psnr(found.float(), pictures.images).median()
+    assert medians[1] > 17
+    assert medians[2] > medians[1] + 2
+    assert medians[6] > 45
+
+
+# batches at 64 pixels, 16 patches -----------------------------------------------------------------
+
+
+def of_batches(
+    folder: Path, name: str, batch: int, steps: int, **options: object
+) -> tuple[Reconstruction, Tensor]:
+    """What an attack makes of the first steps of so many pictures, and the truth."""
+    pictures = photographs(folder, 64, batch * steps, mixed=True)
+    model, attack = real_model(folder, 64, masks=False), find_attack(name, options)
+    own = {name for name, _ in model.named_parameters()}
+    ids = [f"image {place}" for place in range(batch * steps)]
+    update = FedSGDClient(model, ClientConfig(batch=batch)).update(
+        ClientInput(pictures.images, pictures.labels, ids),
+        names=[name for name in attack.needs(model) if name in own],
+    )
+    view = AttackerView(model, [update], Pixels(64, HALF, HALF))
+    assert attack.unsupported(view) is None
+    return attack.run(view, generator=torch.Generator().manual_seed(0)), pictures.images
+
+
+def best_in_steps(found: Reconstruction, images: Tensor, batch: int) -> Tensor:
+    """The PSNR (m,) of every picture's best guess within its step."""
+    return torch.cat(list(map(best, found.images.split(batch), images.split(batch))))
+
+
+def test_the_guesses_of_a_batch_beat_the_mixtures(shared_data: Path) -> None:
+    """Twelve steps of two pictures: 18.0 against 15.2 dB on other photographs."""
+    guessed, images = of_batches(shared_data, "batch_span", 2, 12)
+    mixed, _ = of_batches(shared_data, "patch_gradient", 2, 12)
+    gain = best_in_steps(guessed, images, 2).mean() - best_in_steps(mixed, images, 2).mean()
+    assert gain > 1.5
+    assert guessed.diagnostics["open_directions"].tolist() == [16.0] * 24
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("batch", "steps", "least", "certain"), [(2, 2, 100, 4), (4, 1, 90, 3)])
+def test_all_pictures_of_a_batch_come_back_from_one_upload(
+    shared_data: Path, batch: int, steps: int, least: float, certain: int
+) -> None:
+    found, images = of_batches(shared_data, "layer_span", batch, steps)
+    assert best_in_steps(found, images, batch).min() > least
+    assert float(found.diagnostics["certain"].sum()) >= certain
+
+
+@pytest.mark.nightly
+def test_the_lattice_of_a_batch_of_four_gives_every_8_bit_value(shared_data: Path) -> None:
+    """The second four of these photographs: all 48 differences, 64 patches, in about 9 s."""
+    found, images = of_batches(shared_data, "batch_lattice", 4, 2)
+    exact = (quantise(found.images).unsqueeze(1) == quantise(images)).flatten(2).all(2).any(0)
+    certain = found.diagnostics["certain"].tolist()
+    assert exact.tolist()[4:] == [True] * 4
+    assert int(exact.sum()) >= sum(certain) >= 6
+    assert found.diagnostics["lattice_found"].tolist() == [1.0] * 8
+
+
+@pytest.mark.nightly
+def test_gradients_of_photographs_come_closer_in_the_span(shared_data: Path) -> None:
+    """Steps of L-BFGS: the pictures hardly gain, their gradients do."""
+    first, later = (
+        of_batches(shared_data, "span_matching", 2, 1, restarts=1, steps=steps)[0]
+        for steps in (1, 30)
+    )
+    assert float(later.diagnostics["distance"][0]) < 0.9 * float(first.diagnostics["distance"][0])
+
+
+@cache
+def any_photographs(folder: Path) -> Pictures:
+    source = open_images(folder / "data" / "imagenet-sample-600.zip")
+    records = source.records[:160]
+    images = torch.stack([Preprocessing(64)(source.decode(record)) for record in records])
+    labels = torch.tensor([record.label or 0 for record in records])
+    return Pictures(images, labels, [record.image_id for record in records])
+
+
+def shared_by(folder: Path, *batches: Tensor) -> Reconstruction:
+    """What `shared_picture` makes of uploads of these batches of pictures, one a round."""
+    pictures, model = any_photographs(folder), real_model(folder, 64, masks=False)
+    attack, updates = find_attack("shared_picture", {"uploads": len(batches)}), []
+    for round, chosen in enumerate(batches):
+        ids = [str(number) for number in chosen.tolist()]
+        inputs = ClientInput(pictures.images[chosen], pictures.labels[chosen], ids)
+        client = ClientConfig(batch=len(chosen), partners="fresh")
+        names = ["pos_embed", "patch_embed.proj.weight"]
+        updates.append(make_upload(model, [inputs], client, names=names, round=round))
+    view = AttackerView(model, updates, Pixels(64, HALF, HALF))
+    return attack.run(view, generator=torch.Generator())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("batch", "promised"), [(8, 110), (11, 100)])
+def test_two_batches_give_the_picture_that_they_share(
+    shared_data: Path, batch: int, promised: float
+) -> None:
+    images, quality = any_photographs(shared_data).images, []
+    for trial in range(5):
+        order = torch.randperm(160, generator=torch.Generator().manual_seed(trial))
+        other = torch.cat((order[:1], order[batch : 2 * batch - 1]))
+        made = shared_by(shared_data, order[:batch], other)
+        certain = made.diagnostics["certain"].bool()
+        assert certain.sum() == 1
+        picture = made.images[certain]
+        assert torch.equal(quantise(picture), quantise(images[order[:1]].double()))
+        quality.append(psnr(picture, images[order[:1]]))
+    assert torch.cat(quality).median() >= promised
+
+
+@pytest.mark.nightly
+def test_batches_of_other_pictures_share_nothing(shared_data: Path) -> None:
+    for trial in range(5):
+        order = torch.randperm(160, generator=torch.Generator().manual_seed(100 + trial))
+        made = shared_by(shared_data, order[:8], order[8:16])
+        assert not made.diagnostics["pairs_sharing"].any()
+        assert not made.diagnostics["certain"].any()
