@@ -19,7 +19,7 @@ from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.learner import RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
-from tests.helpers.night import nightly
+from tests.helpers.night import by_day
 from tests.helpers.segmentation import SWIN, pair_folder
 from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import curve, small
@@ -167,44 +167,31 @@ class NoBfloat16(RoundedProducts):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "changes", [nightly({}), {"recipe": {**HALF, "ema_decay": 0.9, "compile": True}}]
-)
-def test_no_product_of_a_training_and_its_validation_is_slow(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
-    config = small(**{"recipe": HALF, **changes})
-    with NoBfloat16() as products:
-        train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
-    assert products.seen > 100
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", ["swin", "resnet"])
-def test_no_product_of_another_family_is_slow(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+def of_family(family: str) -> Any:
     stock = family_content(family)
-    config = load_training({**stock, "recipe": {**stock["recipe"], **HALF}}, epochs=1)
-    with NoBfloat16() as products:
-        train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
-    assert products.seen > 100
+    return load_training({**stock, "recipe": {**stock["recipe"], **HALF}}, epochs=1)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "changes",
-    [nightly({}), {"segmentation": {"head": "upernet", "channels": 16}}, nightly(SWIN)],
-)
-def test_no_product_of_a_segmentation_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+TRAININGS: dict[str, Callable[[], Any]] = {
+    "classifier": lambda: small(recipe={**HALF, "ema_decay": 0.9, "compile": True}),
+    "swin": lambda: of_family("swin"),
+    "resnet": lambda: of_family("resnet"),
+    "linear": lambda: segmentation(recipe=HALF),
+    "upernet": lambda: segmentation(recipe=HALF, segmentation={"head": "upernet", "channels": 16}),
+    "swin_linear": lambda: segmentation(**SWIN, recipe=HALF),
+}
+
+
+@pytest.mark.parametrize("name", by_day(TRAININGS, {0}))
+def test_no_product_of_a_training_and_its_validation_is_slow(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
-    config = segmentation(**{**changes, "recipe": HALF})
+    config, files = TRAININGS[name](), {"data": data, "val": data}
+    if config.task == "segmentation":
+        files = {"data": pair_folder(tmp_path / "ade")}
     with NoBfloat16() as products:
-        train(config, data=pair_folder(tmp_path / "ade"), out=tmp_path / "run", device="cpu")
+        train(config, **files, out=tmp_path / "run", device="cpu")
     assert products.seen > 100
 
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training.config_files import load_training
@@ -39,17 +37,6 @@ def test_a_run_learns_colours_and_exports_what_it_trained(
     assert all(torch.equal(trained[name], tensor) for name, tensor in floats.items())
 
 
-def test_the_command_names_the_attack_that_applies(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(family_content("resnet")))
-    files = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    assert main(["train", *files, "--epochs", "1"]) == 0
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("Attacks: closed forms do not apply to a resnet; inverting_gradients")
-
-
 def test_a_swins_table_starts_and_decays_as_the_authors_code_has_it() -> None:
     config = family_config("swin", img_size=56)
     model = build_network(config)
@@ -73,12 +60,6 @@ def test_evaluation_has_a_line_for_each_family(data: Path, tmp_path: Path) -> No
     assert cells["resnet"][2] == "–"  # no patch embedding
     assert [row[4] for row in cells.values()] == ["6", "6"]
     assert (tmp_path / "out" / "summary.csv").is_file()
-
-
-def test_difference_is_zero_where_nothing_is_shuffled(data: Path, tmp_path: Path) -> None:
-    file = checkpoint(tmp_path / "swin", "swin", num_classes=CLASSES)
-    arguments = EvaluationArguments((str(file),), data=data, gamma=(0.0,), limit=6)
-    assert "| 0.00 [0.00, 0.00] | 100.0 [" in write_evaluation(arguments).text
 
 
 @pytest.mark.parametrize(

@@ -139,22 +139,6 @@ def lose_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_damaged_picture_of_one_process_ends_both_and_is_named_once(tmp_path: Path) -> None:
-    """Nobody waits for a process that has left; what was repaired is trained."""
-    config = small(**AS_IS, model={"drop_path": 0}, jigsaw={"first_epoch": 0})
-    data = class_folders(tmp_path / "data")
-    picture = data / "class_0" / "003.png"
-    whole = picture.read_bytes()
-    picture.write_bytes(whole[: len(whole) // 2])
-    files: dict[str, Any] = {"data": data, "out": tmp_path / "two", "device": "cpu", "workers": 0}
-    said = together(tmp_path / "failed", 2, lambda: train(config, **files))
-    assert sorted(picture.name in text for text in said) == [False, True]
-    assert sum("waited for another one" in text for text in said) == 1
-    picture.write_bytes(whole)
-    assert together(tmp_path / "again", 2, lambda: train(config, **files)) == ["", ""]
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("used_for", "precision", "workers"),
     [("training", "float32", 1), ("validation", "bfloat16", 0)],

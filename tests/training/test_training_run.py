@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 
-from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training import snapshots
-from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,
     class_folders,
-    content,
     count_steps,
     curve,
     die_after_line,
@@ -205,12 +201,6 @@ def test_an_infinite_gradient_never_reaches_a_checkpoint(
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
-def test_without_a_checkpoint_none_is_promised(data: Path, tmp_path: Path) -> None:
-    config = small(recipe={"lr": 1e9, "warmup_epochs": 0, "clip_grad": None})
-    with pytest.raises(UserError, match=r"No checkpoint had been written yet.*smaller --lr"):
-        train(config, data=data, out=tmp_path / "run", device="cpu")
-
-
 def test_a_full_disk_leaves_the_checkpoint_before(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,20 +252,6 @@ def test_other_kinds_of_models_come_back_as_they_were(
     assert loaded.table.any() != without
     assert loaded.first_block == changes.get("first_block", "intact")
     assert loaded.card.trained_gamma == (0.5 if masked else 0)
-
-
-def test_metrics_that_cannot_be_written_stop_with_a_word(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(self: Journal, line: dict[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Journal, "write", full)
-    config = tmp_path / "small.yaml"
-    config.write_text(yaml.safe_dump(content()))
-    words = ["train", config, "--data", data, "--out", tmp_path / "run", "--device", "cpu"]
-    assert main([str(word) for word in words]) == 74
-    assert str(tmp_path / "run") in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_another_config_or_other_images_are_not_mixed_into_a_run(
