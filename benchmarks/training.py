@@ -1,14 +1,14 @@
-"""Training steps of MJP beside the baseline's, in one run, as a ratio; and the loader's share.
+"""Training steps of MJP beside the baseline's, in one run, as a ratio.
 
     python -m benchmarks.training                                   the small model of the zoo
     python -m benchmarks.training --size deit_small --batch 1024 --device cuda
-    python -m benchmarks.training --data IMAGES --workers 16        also with the real loader
     python -m benchmarks.training --half --batch 128 --steps 5      bfloat16 beside float32
 
 Steps are whole ones (shuffle, forward, backward, clipping, AdamW) on synthetic images that lie on
-the device. Rows take turns, step by step; medians are shown. Masks are drawn for many steps at
-once: that time is taken by itself and its share of a step is added. The paper shuffles half of the
-steps: its row is the mean of a step with and one without.
+the device; what the loader takes of a training stands in its metrics.jsonl (`waiting`). Rows take
+turns, step by step; medians are shown. Masks are drawn for many steps at once: that time is taken
+by itself and its share of a step is added. The paper shuffles half of the steps: its row is the
+mean of a step with and one without.
 
 --half compares row J's step in float32, in bfloat16 as `mjp train` computes it on a CPU without
 instructions for it (products in float32, rounded), and in bfloat16 as torch computes it there.
@@ -23,21 +23,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.learner import RoundedProducts, has_bfloat16
 from mjp_privacy.training.processes import World
-from mjp_privacy.training.trainer import Batches, Trainer, make_batches
+from mjp_privacy.training.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "training"
 FILES = {"small": "cifar10.yaml", "deit_small": "imagenet.yaml"}
@@ -63,11 +60,6 @@ class Arguments:
     steps: int = 20
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = False
-    peak_tflops: float | None = None
-    """The device's peak in bfloat16 (H200: 989 without sparsity), for the FLOP utilisation."""
-    data: Path | None = None
-    """Class folders or a zip of them, for the loader's part."""
-    workers: int = 2
     half: bool = False
     """Compare precisions in place of rows."""
 
@@ -105,14 +97,7 @@ def main(arguments: Arguments) -> None:
         for name, trainer in trainers.items():
             times[name] += drawing(trainer)
         times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
-        first = times[BASELINE]
         print_steps(times, batch)
-        if arguments.peak_tflops:
-            flops = step_flops(trainers[BASELINE])
-            share = flops / first / 1e12 / arguments.peak_tflops
-            print(f"{flops / batch / 1e9:.2f} GFLOP an image and step; utilisation {share:.1%}")
-        if arguments.data:
-            loader_share(arguments, device, Path(folder), batch / times[SHUFFLED])
 
 
 def precisions(arguments: Arguments) -> None:
@@ -140,12 +125,12 @@ def print_steps(times: Mapping[str, float], batch: int) -> None:
         print(f"{name:28} {1e3 * middle:10.1f} {batch / middle:9.0f} {middle / first:6.3f}")
 
 
-def config_of(name: str, arguments: Arguments, **more: Any) -> TrainingConfig:
+def config_of(name: str, arguments: Arguments) -> TrainingConfig:
     row, changes = ROWS[name]
     config = load_training(CONFIGS / FILES[arguments.size], row, batch=arguments.batch)
     jigsaw = replace(config.jigsaw, **changes)
     recipe = replace(config.recipe, compile=arguments.compile)
-    return replace(config, jigsaw=jigsaw, recipe=recipe, **more)
+    return replace(config, jigsaw=jigsaw, recipe=recipe)
 
 
 def synthetic(config: TrainingConfig, device: torch.device, folder: Path) -> Trainer:
@@ -182,52 +167,6 @@ def drawing(trainer: Trainer) -> float:
         synchronize(trainer.world.device)
         found.append(time.perf_counter() - started)
     return median(found) / trainer.learner.puzzles.together
-
-
-def step_flops(trainer: Trainer) -> int:
-    images, labels = next(trainer.batches.epoch(0, 0, 1))
-    with FlopCounterMode(display=False) as counter:
-        trainer._train_step(images.clone(), labels)
-    return counter.get_total_flops()
-
-
-def loader_share(
-    arguments: Arguments, device: torch.device, folder: Path, synthetic_rate: float
-) -> None:
-    """The real loader alone, and training with it, against the same row on synthetic images."""
-    assert arguments.data is not None
-    config = config_of(SHUFFLED, arguments)
-    config = replace(config, data=replace(config.data, all_classes=False))
-    examples, _ = find_examples(config, arguments.data, None)
-    world = World(device)
-    batches: Batches = make_batches(config, examples, world, arguments.workers)
-    warm = 5 + 5 * arguments.workers  # more than the workers hold ready
-    steps = len(examples) // config.recipe.batch
-    if steps < 3 * warm:
-        raise UserError(
-            f"--data: expected at least {3 * warm} batches of {config.recipe.batch} images to "
-            f"measure {arguments.workers} workers, got {steps}. Give more images or less --workers."
-        )
-    trainer = Trainer(config, batches, None, folder, world, len(examples))
-    for label, work in (("loader alone", None), ("training with it", trainer._train_step)):
-        waited = started = 0.0
-        stream = batches.epoch(0, 0, steps)
-        for number in range(steps):
-            if number == warm:
-                synchronize(device)
-                started, waited = time.perf_counter(), 0.0
-            asked = time.perf_counter()
-            images, labels = next(stream)
-            waited += time.perf_counter() - asked
-            if work:
-                work(images, labels)
-        synchronize(device)
-        elapsed = time.perf_counter() - started
-        rate = (steps - warm) * config.recipe.batch / elapsed
-        print(
-            f"{label:28} {rate:9.0f} images/s, {rate / synthetic_rate:.0%} of synthetic, "
-            f"{waited / elapsed:.0%} of the time waiting"
-        )
 
 
 def synchronize(device: torch.device) -> None:
