@@ -103,31 +103,18 @@ def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Pat
 @pytest.mark.parametrize("mask_per", ["batch", "image"])
 def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: str) -> None:
     """Same global batch, gloo; without drop path, mixup and the like, which each process draws."""
-    config = small(**of_two(mask_per))
-    files: dict[str, Any] = {"data": data, "val": uneven(tmp_path), "device": "cpu", "workers": 0}
+    config = small(
+        model={"drop_path": 0},
+        jigsaw={"mask_per": mask_per, "first_epoch": 0},
+        recipe={"epochs": 6},
+        log_every=1,
+        checkpoint_minutes=0.0003,  # falls due at other steps by each process's clock
+    )
+    val = class_folders(tmp_path / "val", images=7)  # 21 in all: unequal shares
+    files: dict[str, Any] = {"data": data, "val": val, "device": "cpu", "workers": 0}
     train(config, out=tmp_path / "one", **files)
     said = together(tmp_path / "said", 2, lambda: train(config, out=tmp_path / "two", **files))
     assert said == ["", ""]
-    lose_alike(tmp_path)
-
-
-def of_two(mask_per: str) -> dict[str, Any]:
-    """Changes of a config for which two processes are to train as one does."""
-    return {
-        "model": {"drop_path": 0},
-        "jigsaw": {"mask_per": mask_per, "first_epoch": 0},
-        "recipe": {"epochs": 6},
-        "log_every": 1,
-        "checkpoint_minutes": 0.0003,  # falls due at other steps by each process's clock
-    }
-
-
-def uneven(tmp_path: Path) -> Path:
-    """21 images to validate on: unequal shares."""
-    return class_folders(tmp_path / "val", images=7)
-
-
-def lose_alike(tmp_path: Path) -> None:
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 36
     for line, other in zip(one, two, strict=True):
@@ -235,42 +222,35 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
         _own_gpu(1)
 
 
-@pytest.mark.parametrize("size", ["two", "0", "-2", "1" * 5000, "\u0662", ""])
-def test_a_number_of_processes_is_a_whole_number(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, size: str
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(UserError, match=r"whole number of at least 1 .* variable WORLD_SIZE"):
-        train(small(), data=data, out=tmp_path / "run", device="cpu")
+NUMBER = r"whole number of at least 1 .* variable WORLD_SIZE"
+MEET = r"meet the other processes of the 2 .*Start them with"
+MIXED = {"recipe": {"batch": 9}, "augmentation": {"mixup": 0.8}}
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("size", "place", "changes", "named"),
     [
-        {},
-        {"RANK": "0"},
-        {"RANK": "zero", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"},
-        {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999999"},
+        *((size, {}, {}, NUMBER) for size in ("two", "0", "-2", "1" * 5000, "\u0662", "")),
+        ("2", {}, {}, MEET),
+        ("2", {"RANK": "0"}, {}, MEET),
+        ("2", {"RANK": "zero", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}, {}, MEET),
+        ("2", {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999999"}, {}, MEET),
+        ("4", {}, {}, r"4 processes can share equally, got 6.*--batch 4"),
+        ("3", {}, MIXED, r"an even number each, for mixup, got 9.*--batch 6"),
     ],
 )
-def test_processes_that_cannot_meet_are_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, place: dict[str, str]
+def test_an_environment_that_torchrun_does_not_make_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+    data: Path,
+    tmp_path: Path,
+    size: str,
+    place: dict[str, str],
+    changes: dict[str, Any],
+    named: str,
 ) -> None:
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in ({"WORLD_SIZE": "2"} | place).items():
+    for name, value in {"WORLD_SIZE": size, **place}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"meet the other processes of the 2 .*Start them with"):
-        train(small(), data=data, out=tmp_path / "run", device="cpu")
-
-
-def test_a_batch_must_be_shareable(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UserError, match=r"4 processes can share equally, got 6.*--batch 4"):
-        train(small(), data=data, out=tmp_path / "run", device="cpu")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    mixed = small(recipe={"batch": 9}, augmentation={"mixup": 0.8})
-    with pytest.raises(UserError, match=r"an even number each, for mixup, got 9.*--batch 6"):
-        train(mixed, data=data, out=tmp_path / "run", device="cpu")
+    with pytest.raises(UserError, match=named):
+        train(small(**changes), data=data, out=tmp_path / "run", device="cpu")
