@@ -234,8 +234,10 @@ def test_what_anchors_stand_for_is_counted_not_built(
 
 def test_a_config_may_repeat_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("base: &base {x: 1}\nname: a\nmore: {<<: *base, y: [1, 2.5, null]}\n")
-    assert read_mapping(path)["more"] == {"x": 1, "y": [1, 2.5, None]}
+    path.write_text("a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: [1, 2.5, null]}\nc: {<<: *b, z: 3}\n")
+    content = read_mapping(path)
+    assert content["b"] == {"x": 1, "y": [1, 2.5, None]}
+    assert content["c"] == content["b"] | {"z": 3}
 
 
 @pytest.mark.parametrize(

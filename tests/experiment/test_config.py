@@ -122,28 +122,6 @@ def test_labels_that_name_two_attacks_are_refused() -> None:
 # files --------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, content: str | bytes) -> Path:
-    path = folder / "given.yaml"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def test_anchors_and_merges_are_no_repetitions(tmp_path: Path) -> None:
-    content = """
-name: merged
-models:
-  A: &a {checkpoint: random, img_size: 32}
-  B: &b {<<: *a, img_size: 64}
-  C: {<<: *b, img_size: 96, seed: 1}
-grid:
-  - &first {models: [A], settings: [a]}
-  - {<<: *first, models: [C]}
-"""
-    experiment = load_experiment(written(tmp_path, content))
-    sizes = [(model.img_size, model.seed) for model in experiment.models.values()]
-    assert sizes == [(32, 0), (64, 0), (96, 1)]
-
-
 def test_what_a_run_wrote_of_itself_is_its_config(tmp_path: Path) -> None:
     experiment = load_experiment("demo")
     file = file_of(tmp_path, experiment, (), uploads=False, add=False)

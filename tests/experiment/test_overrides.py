@@ -227,10 +227,14 @@ def test_what_a_file_lacks_is_named_before_anything_is_begun(
     [
         *(["--img-size", "64"], ["--gamma", "0.5"], ["--client.defenses", "int8"]),
         *(["--weights", "a.pth"], ["--model", "vit"], ["--labels", "a.csv"]),
+        *(["--images", "photographs"], ["--images", "embedded"], ["--dtypes", "float64"]),
+        ["--client.batch", "2"],
     ],
 )
 def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(
-    capsys: pytest.CaptureFixture[str], options: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    assert main(["attack", "uploads", "--uploads", "x", *options]) == 2
+    run = tmp_path / "run"
+    assert main(["attack", "uploads", "--uploads", "x", "--out", str(run), *options]) == 2
     assert options[0].partition(".")[0] in capsys.readouterr().err
+    assert not run.exists()
