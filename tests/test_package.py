@@ -74,24 +74,27 @@ def test_an_installed_package_attacks_and_reports_in_an_empty_folder(
     environment, empty = tmp_path / "environment", tmp_path / "empty"
     empty.mkdir()
     python = installed(packages[kind], environment)
-    mjp = [*offline(), str(python), "-m", "mjp_privacy"]
+    can_unshare = not os.geteuid() and shutil.which("unshare")
+    offline = ["unshare", "-n"] if can_unshare else []  # takes the network from a command
 
     def said(*words: str) -> str:
         clean = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONWARNINGS": "ignore"}
-        call = [*mjp, *words]
+        call = [*offline, python, *words]
         done = subprocess.run(call, cwd=empty, env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "configs/federated/minute.yaml" in said("list", "configs")
-    said("attack", "demo", "--limit", "1")
-    said("report", "results/demo", "--out", "report")
+    def mjp(*words: str) -> str:
+        return said("-m", "mjp_privacy", *words)
+
+    assert "configs/federated/minute.yaml" in mjp("list", "configs")
+    mjp("attack", "demo", "--limit", "1")
+    mjp("report", "results/demo", "--out", "report")
     page = empty / "results" / "demo" / "report" / "index.html"
-    assert page.as_uri() in said("demo", "--limit", "1")  # nothing is left to attack
+    assert page.as_uri() in mjp("demo", "--limit", "1")  # nothing is left to attack
     for file in (page, empty / "report" / "index.html"):
         assert file.stat().st_size > 10_000
-    where = (*mjp[:-2], "-c", "import mjp_privacy, attacks; print(mjp_privacy.__file__)")
-    place = subprocess.run(where, cwd=empty, check=True, capture_output=True, text=True).stdout
+    place = said("-c", "import mjp_privacy, attacks; print(mjp_privacy.__file__)")
     assert Path(place.strip()).is_relative_to(environment)
 
 
@@ -99,22 +102,10 @@ def installed(wheel: Path, environment: Path) -> Path:
     """The Python of a new environment that has the wheel, and else what this one has installed."""
     subprocess.run((sys.executable, "-m", "venv", "--without-pip", environment), check=True)
     python = environment / "bin" / "python"
-    library = Path(
-        subprocess.run(
-            (python, "-c", "import site; print(site.getsitepackages()[0])"),
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-    )
+    (library,) = environment.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:  # what pip does with a wheel of plain Python
         archive.extractall(library)
     # A path in a .pth file is searched last, and the .pth files behind it, of editable installs,
     # are not read.
     (library / "beside.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     return python
-
-
-def offline() -> list[str]:
-    """Words before a command that take the network from it, where this user may do so."""
-    return ["unshare", "-n"] if not os.geteuid() and shutil.which("unshare") else []

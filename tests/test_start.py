@@ -53,6 +53,13 @@ def test_importing_the_package_imports_nothing_heavy(package: str) -> None:
     assert not loaded & HEAVY
 
 
+def test_the_overview_imports_nothing_of_others() -> None:
+    code = "import sys; from mjp_privacy.cli import main; main(['--help']);"
+    loaded = modules(f"{code} print('all:', *sys.modules)")["all"]
+    assert "mjp_privacy.cli" in loaded
+    assert not loaded & {*HEAVY, "numpy", "tyro", "pydantic"}
+
+
 def test_a_commands_help_imports_nothing_heavy() -> None:
     """Nor do all of them, one after the other; the line says which one was the first that did."""
     code = f"""
@@ -66,10 +73,11 @@ for command in {[*COMMANDS]!r}:
     assert modules(code) == {command: {"done"} for command in COMMANDS}
 
 
+TRAIN = ["train", str(ROOT / "configs" / "training" / "cifar10.yaml")]
 NOWHERE = [
     ["attack", "demo", "--images", "nowhere", "--out", "run"],
-    ["train", "cifar10.yaml", "--data", "nowhere", "--out", "run"],
-    ["train", "cifar10.yaml", "--data", ".", "--val", "nowhere", "--out", "run"],
+    [*TRAIN, "--data", "nowhere", "--out", "run"],
+    [*TRAIN, "--data", ".", "--val", "nowhere", "--out", "run"],
     ["evaluate", "--checkpoint", "cifar_vit", "--data", "nowhere"],
 ]
 
@@ -78,12 +86,10 @@ def test_a_folder_that_is_not_there_is_said_before_anything_heavy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = str(ROOT / "configs" / "training" / "cifar10.yaml")
-    commands = [[config if word == "cifar10.yaml" else word for word in line] for line in NOWHERE]
     code = f"""
 import sys
 from mjp_privacy.cli import main
-for number, command in enumerate({commands!r}):
+for number, command in enumerate({NOWHERE!r}):
     print(f"{{number}}:", "exit", main(command), *{HEAVY!r} & set(sys.modules))
 """
     assert modules(code) == {str(number): {"exit", "2"} for number in range(len(NOWHERE))}
