@@ -40,7 +40,7 @@ from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.header import read_header
 from tests.inputs import base as good
 from tests.inputs.forked import CONTROL
-from tests.inputs.tensors import HEADER_CHANGES, file_of, tensor_changes, with_header, with_tensors
+from tests.inputs.tensors import file_of, tensor_changes, with_tensors
 
 KIND = FileKind("a file", "Make it again.", 1 << 20)
 
@@ -361,9 +361,6 @@ OF_TENSORS = {
 
 @pytest.mark.parametrize("reader", OF_TENSORS)
 def test_every_reader_of_tensors_meets_other_shapes_and_types(work: Path, reader: str) -> None:
-    names = OF_TENSORS[reader]
-    refused = [met(reader, work, with_header(change)) for change in HEADER_CHANGES.values()]
-    refused += [
-        met(reader, work, with_tensors(change)) for change in tensor_changes(*names).values()
-    ]
-    assert sum(refused) > 20
+    """Headers that lie are tried once, of the reader that all have (tests/models)."""
+    changes = tensor_changes(*OF_TENSORS[reader]).values()
+    assert sum(met(reader, work, with_tensors(change)) for change in changes) > 10
