@@ -81,15 +81,13 @@ def test_a_run_and_its_report(place: Workplace) -> None:
         assert (place.run / "report" / name).is_file()
 
 
-EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 FILES = {
-    "list.yaml": b"- name: x\n",
-    "broken.zip": b"PK\x03\x04 and then nothing",
-    "empty.zip": EMPTY_ZIP,
+    "empty.zip": b"PK\x05\x06" + bytes(18),
     "labels.csv": b"file,label\n0.png,cat\n",
-    "file": b"x",
+    "a-file": b"x",
 }
-"""What mistakes are made with, beside one.yaml, images/ and a folder that is empty."""
+"""What mistakes are made with, beside one.yaml, images/ and an empty folder; further ones are in
+tests/inputs."""
 
 
 @pytest.mark.parametrize(
@@ -97,13 +95,11 @@ FILES = {
     [
         ("config", "oen.yaml", "one.yaml"),
         ("config", "none/x.yaml", "none/x.yaml"),
-        ("config", "list.yaml", "got list"),
         ("images", "imagse", "images"),
-        ("images", "empty", "empty"),
-        ("images", "broken.zip", "broken.zip"),
+        ("images", "no-picture", "no-picture"),
         ("images", "empty.zip", "empty.zip"),
         ("images", "~nobody-of-this-name/images", "~nobody-of-this-name/images"),
-        ("images", "file", "file"),
+        ("images", "a-file", "a-file"),
         ("images", None, "--images PATH"),
         ("labels", "lables.csv", "lables.csv"),
         ("labels", "labels.csv", "labels.csv"),
@@ -113,9 +109,8 @@ FILES = {
         ("gamma", 2, "--gamma"),
         ("gamma", "nan", "got nan"),
         ("device", "gpu", "device"),
-        ("out", "file", "--out"),
-        ("out", "file/run", "--out"),
-        ("outt", "run", "--outt"),
+        ("out", "a-file", "--out"),
+        ("out", "a-file/run", "--out"),
         ("weights", "Vit=x.pth", "ViT"),
         ("block", 0, "block"),
         ("client.batch", 2, "one.yaml, block"),
@@ -131,7 +126,7 @@ def test_a_mistake_is_exit_code_2_and_named(
     said: str,
 ) -> None:
     monkeypatch.chdir(place.root)
-    (place.root / "empty").mkdir()
+    (place.root / "no-picture").mkdir()
     for name, content in FILES.items():
         Path(name).write_bytes(content)
     code, printed = place.attack(**{argument: value})
