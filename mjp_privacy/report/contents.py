@@ -68,26 +68,6 @@ from mjp_privacy.report.worst_case import (
 )
 
 
-def page_charts(
-    groups: Sequence[Group],
-    names: Mapping[int, str],
-    curves: Sequence[tuple[str, Line]],
-    points: pd.DataFrame,
-) -> dict[str, tuple[Chart, ...]]:
-    """The charts by section of the page; a section without any is left out.
-
-    names   what the report calls the client of each line, by the line's number
-    curves  lines that are drawn as distributions, with their titles
-    points  PSNR against the number of uploads
-    """
-    charts = {
-        "distributions": distribution_charts(curves),
-        "uploads": uploads_charts(points),
-        "tradeoff": _tradeoff(groups, names),
-    }
-    return {name: of_section for name, of_section in charts.items() if of_section}
-
-
 def _tradeoff(groups: Sequence[Group], names: Mapping[int, str]) -> tuple[Chart, ...]:
     """Accuracy against leakage, where clients that are otherwise alike differ in defence.
 
@@ -309,16 +289,19 @@ class Contents:
     @cached_property
     def charts(self) -> Mapping[str, tuple[Chart, ...]]:
         """The charts by section of the page; a section without any is left out."""
-        return page_charts(self.groups, self.client_names, self.card_lines, self.points)
+        charts = {
+            "distributions": distribution_charts(self.card_lines),
+            "uploads": uploads_charts(self.points),
+            "tradeoff": _tradeoff(self.groups, self.client_names),
+        }
+        return {name: of_section for name, of_section in charts.items() if of_section}
 
     @cached_property
     def comparisons(self) -> list[TextTable]:
         """The tables that put clients side by side."""
-        return _present(clients_table(self.groups), self._residuals())
-
-    def _residuals(self) -> TextTable | None:
         names = self.client_names
-        return residual_table(self.groups, lambda group: names[group.attacks[0].number])
+        residuals = residual_table(self.groups, lambda group: names[group.attacks[0].number])
+        return _present(clients_table(self.groups), residuals)
 
     @cached_property
     def table5_rows(self) -> list[Row]:

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -51,6 +53,9 @@ TRUTH = {"plain": "original", "input": "fed"}
 
 COMPRESSION = 1
 """zlib's fastest: photographs become hardly smaller with more, and take much longer."""
+
+SMALL_SIDE = 96
+"""Pixels of a side up to which the page shows pictures without loss."""
 
 Pixels = NDArray[np.uint8]
 
@@ -135,8 +140,6 @@ class _Writer:
     def _save(self, image: Tensor, file: str, row: Mapping[str, Any]) -> None:
         """A picture unless it is there. Its row is on disk before it, so that no picture of a
         report that was killed stays behind unlisted."""
-        from PIL import Image
-
         if file in self._written:
             return
         self._written.add(file)
@@ -149,7 +152,7 @@ class _Writer:
         check_folder(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels(image)).save(path, compress_level=COMPRESSION)
+            path.write_bytes(png(pixels(image)))
         self.files.append(path)
 
 
@@ -160,6 +163,21 @@ def pixels(image: Tensor) -> Pixels:
     rounded = np.rint(np.clip(levels, 0.0, 1.0) * 255).astype(np.uint8)
     coloured = np.broadcast_to(rounded, (3, *rounded.shape[1:]))
     return np.ascontiguousarray(coloured.transpose(1, 2, 0))
+
+
+def png(picture: Pixels) -> bytes:
+    """The picture as a PNG. Page and files show the same small ones: these are encoded once."""
+    encode = _png if max(picture.shape) <= SMALL_SIDE else _png.__wrapped__
+    return encode(picture.tobytes(), picture.shape[:2])
+
+
+@lru_cache(2048)
+def _png(values: bytes, size: tuple[int, int]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.frombytes("RGB", size[::-1], values).save(file, "png", compress_level=COMPRESSION)
+    return file.getvalue()
 
 
 # pictures of an earlier report --------------------------------------------------------------------

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -306,11 +307,17 @@ def _experiment(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         check_digest(path, EXPERIMENT)
         with EXPERIMENT.reading(path):
-            content = yaml_value(EXPERIMENT.text(path), shown(path))
+            content = _content(EXPERIMENT.text(path), shown(path))
     except UserError:
         return {}, {}
     fields = _mapping(content)
     return _mapping(fields.get("experiment")), _mapping(fields.get("made_with"))
+
+
+@lru_cache(16)
+def _content(text: str, where: str) -> Any:
+    """What a YAML text says: a report asks it three times."""
+    return yaml_value(text, where)
 
 
 def _mapping(content: Any) -> dict[str, Any]:

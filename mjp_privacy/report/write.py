@@ -194,21 +194,17 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
     tables.append(contents.main(folded=everything))
     tables += contents.details if everything else []
     under = Section("Under which assumptions", card_notes(card))
-    notes = contents.notes if everything else _short_notes(contents)
+    missing = Section(
+        "Images and lines without a score", (*unfinished(contents.lines), *contents.reasons)
+    )
+    more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
+    notes = contents.notes if everything else (missing, Section("More", (more,)))
     sections = [section for section in (under, *notes) if section.items]
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
         _write_text(out / "table.md", markdown(answer, tables, sections)),
         _write_text(out / "table.tex", latex(tables, sections)),
     ]
-
-
-def _short_notes(contents: Contents) -> tuple[Section, ...]:
-    more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
-    missing = Section(
-        "Images and lines without a score", (*unfinished(contents.lines), *contents.reasons)
-    )
-    return (missing, Section("More", (more,)))
 
 
 def _write_data(contents: Contents, out: Path) -> list[Path]:
@@ -277,9 +273,6 @@ def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[P
 MOST_ROWS = 200_000
 """Rows up to which they are written as CSV: 70 MB."""
 
-SAMPLES, WHERE_SAMPLES = "samples.csv", "samples.txt"
-CHOICES, MANY_CHOICES = "choices.csv", "choices.parquet"
-
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
     *("image_id", "metric", "variant", "value", "status", "reason"),
@@ -310,11 +303,6 @@ with the highest second number counts (00003.0002.….parquet); RunStore reads t
 """
 
 
-def samples_name(lines: Sequence[Line]) -> str:
-    """The name of the file that `write_samples` writes."""
-    return SAMPLES if _row_count(lines) <= MOST_ROWS else WHERE_SAMPLES
-
-
 def _row_count(lines: Sequence[Line]) -> int:
     """At most so many scores are stored: not every image has every diagnostic."""
     return sum(len(line.images) * len(line.table.keys) for line in lines)
@@ -325,29 +313,27 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
 
     A line without rows becomes one row with its status and reason.
     """
-    name = samples_name(lines)
-    if name == SAMPLES:
-        columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-
-        def write(place: Path) -> None:
-            with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-                written = csv.writer(file, lineterminator="\n")
-                written.writerow(columns)
-                for line in lines:
-                    written.writerows(_samples(line, columns))
-
-        write_atomically(out / SAMPLES, write)
-    else:
+    if (stored := _row_count(lines)) > MOST_ROWS:
         runs = [*dict.fromkeys(line.run for line in lines)]
         text = WHERE.format(
-            rows=_row_count(lines),
+            rows=stored,
             most=MOST_ROWS,
             plural="s" if len(runs) > 1 else "",
             runs=", ".join(runs),
             first=runs[0],
         )
-        write_atomically(out / name, lambda place: place.write_text(text, encoding="utf-8"))
-    return out / name
+        return _write_text(out / "samples.txt", text)
+    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
+
+    def write(place: Path) -> None:
+        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            written = csv.writer(file, lineterminator="\n")
+            written.writerow(columns)
+            for line in lines:
+                written.writerows(_samples(line, columns))
+
+    write_atomically(out / "samples.csv", write)
+    return out / "samples.csv"
 
 
 def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -381,11 +367,24 @@ def _csv_cell(value: Any) -> Any:
 def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
     """Write which attack each derived line took for which image into choices.csv, or, of many,
     choices.parquet; the file's path."""
-    if sum(len(line.chosen) for line in derived) > MOST_ROWS:
-        write_atomically(out / MANY_CHOICES, lambda path: _write_choices(derived, path))
-        return out / MANY_CHOICES
-    write_csv((_choices(line) for line in derived), out / CHOICES)
-    return out / CHOICES
+    if sum(len(line.chosen) for line in derived) <= MOST_ROWS:
+        write_csv((_choices(line) for line in derived), out / "choices.csv")
+        return out / "choices.csv"
+
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    numbers = dict.fromkeys(("line", "chosen_line"), pa.int32())
+    schema = pa.schema([(name, numbers.get(name, pa.string())) for name in _choices(derived[0])])
+
+    def write(place: Path) -> None:
+        with place.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
+            for line in derived:
+                table = pa.Table.from_pandas(_choices(line), schema, preserve_index=False)
+                writer.write_table(table)
+
+    write_atomically(out / "choices.parquet", write)
+    return out / "choices.parquet"
 
 
 def _choices(line: DerivedLine) -> pd.DataFrame:
@@ -400,19 +399,6 @@ def _choices(line: DerivedLine) -> pd.DataFrame:
     return pd.concat(
         [pd.DataFrame(of_line, index=images).reset_index(), chosen.reset_index(drop=True)], axis=1
     )[[*of_line, "image_id", *chosen]]
-
-
-def _write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
-    words = ("run", "reduction", "image_id", "chosen_run_id", "chosen_attack")
-    fields = {"line": pa.int32(), **dict.fromkeys(words, pa.string()), "chosen_line": pa.int32()}
-    order = list(_choices(derived[0]))
-    schema = pa.schema([(name, fields[name]) for name in order])
-    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
-        for line in derived:
-            writer.write_table(pa.Table.from_pandas(_choices(line), schema, preserve_index=False))
 
 
 # CSV ----------------------------------------------------------------------------------------------

@@ -3,8 +3,3 @@
 `trainer` is the way in: it finds images and makes `batches` of them, and repeats the steps of a
 `learner`. `evaluation` measures models. The paper's other tables are in `mjp_privacy/paper`.
 """
-
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
-
-__all__ = ["TrainingConfig", "load_training"]

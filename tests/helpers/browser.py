@@ -26,8 +26,7 @@ FLAGS = (
     *("--mute-audio", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
 SECONDS = 60  # for one answer
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, " ": 32}
-TEXTS = {"Enter": "\r", " ": " "}
+KEYS = {"Enter": 13, "Escape": 27, "ArrowRight": 39}
 RENUMBER = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
@@ -117,7 +116,7 @@ class Browser:
     def press(self, key: str) -> None:
         """A key pressed and released where the focus is."""
         known = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
-        text = {"text": TEXTS[key]} if key in TEXTS else {}
+        text = {"text": "\r"} if key == "Enter" else {}
         self.send("Input.dispatchKeyEvent", type="keyDown", **known, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", **known)
 
@@ -133,17 +132,12 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, **mouse)
 
-    def screen(self, width: int, height: int, *, dark: bool = False, mobile: bool = False) -> None:
+    def screen(self, width: int, height: int, *, dark: bool = False) -> None:
         """The size of the window, and whether the reader prefers dark pages."""
-        sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.send("Emulation.setDeviceMetricsOverride", **sizes)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-
-    def picture(self, file: Path, *, whole: bool = False) -> None:
-        """A PNG of the window, or of the whole page."""
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(found["data"]))
 
     def pdf(self) -> bytes:
         """The page as it is printed."""

@@ -1,7 +1,6 @@
 """Coded words behave as the lists that they stand for."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,12 +28,6 @@ def test_coded_words_are_their_list(words: list[str], data: st.DataObject) -> No
         assert some.equal(word).dtype == bool
 
 
-def test_present_words_are_not_coded_again() -> None:
-    coded = Coded.of(["b", "a", "b"])
-    assert coded.present() is coded
-    assert coded.size == coded.codes.nbytes == 12
-
-
 def test_equal_words_take_no_memory() -> None:
     words = Coded.equal_words("ok", 5)
     assert (len(words), words.size, words.words) == (5, 0, ("ok",))
@@ -47,9 +40,3 @@ def test_equal_words_take_no_memory() -> None:
     assert (len(by_mask), by_mask.size) == (2, 0)
     assert (len(by_place), by_place.size) == (3, 0)
     assert by_place.words == ("ok",)
-
-
-@pytest.mark.parametrize("places", [[2, 0], [1, 1, 1]])
-def test_entries_are_chosen_by_place(places: list[int]) -> None:
-    coded = Coded.of(["c", "a", "b"])
-    assert coded[np.array(places)].tolist() == [["c", "a", "b"][at] for at in places]

@@ -45,20 +45,6 @@ def test_ranks_by_hand() -> None:
     assert found.chance == pytest.approx(100 / 3)
 
 
-def test_a_tie_ranks_the_own_image_behind() -> None:
-    found = pointing(np.ones((4, 4)))
-    assert (found.first.count, found.reciprocal_rank) == (0, 0.25)
-
-
-def test_the_same_picture_for_everyone_points_to_one() -> None:
-    references = photographs(6)
-    found = identify(references.mean(0, keepdim=True).expand_as(references), references)
-    for each in (found.pixels, found.perceptual, found.features):
-        assert each is not None
-        assert each.first.count == 1
-        assert each.reciprocal_rank == pytest.approx(sum(1 / rank for rank in range(1, 7)) / 6)
-
-
 def test_each_points_to_its_own_until_they_are_swapped() -> None:
     references = photographs(8)
     own = identify(noisy(references, 0.02), references)
@@ -98,14 +84,6 @@ def test_perceptual_vectors_give_lpips_for_every_pair() -> None:
             assert float(distances[i, j]) == pytest.approx(
                 known["lpips", "standard"][0], rel=1e-3, abs=1e-4
             )
-
-
-def test_grey_images_are_taken_as_three_equal_channels() -> None:
-    grey = photographs(3)[:, :1]
-    one, three = embed(grey), embed(grey.expand(-1, 3, -1, -1))
-    assert one.perceptual is not None
-    assert three.perceptual is not None
-    torch.testing.assert_close(one.perceptual, three.perceptual)
 
 
 def test_features_are_alexnets_last_convolution_averaged() -> None:

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mjp_privacy.metrics import statistics
-from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.comparisons import MOST_FLIPPED, sign_flip_test
 from mjp_privacy.metrics.resampling import (
     far_larger,
-    flipped_sums_with_few_drawn,
     means_with_few_drawn,
     resampled_quantiles,
 )
@@ -18,7 +15,6 @@ from mjp_privacy.metrics.statistics import (
     bootstrap_interval,
     median_interval,
     resampled_means,
-    success_curve,
 )
 
 MANY = MOST_DRAWN + 452
@@ -39,13 +35,6 @@ def test_quantiles_are_those_of_very_many_resamples(equal: bool) -> None:
     assert np.allclose(both, [[end, 2 * end] for end in found])
 
 
-def test_the_interval_of_many_is_centred_and_as_wide_as_theory_says() -> None:
-    values = np.random.default_rng(2).normal(20, 4, MANY)
-    low, high = bootstrap_interval(values)
-    half = 1.959964 * values.std() / np.sqrt(MANY)
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
-
-
 def test_the_interval_of_many_medians_is_that_of_order_statistics() -> None:
     values = np.sort(np.random.default_rng(3).exponential(size=MANY))
     low, high = median_interval(values)
@@ -58,26 +47,6 @@ def test_the_interval_of_many_medians_is_that_of_order_statistics() -> None:
     assert median_interval(twice, groups) == pytest.approx((low, high), rel=1e-12)
 
 
-@pytest.mark.parametrize("interval", [bootstrap_interval, median_interval])
-def test_the_bound_itself_is_drawn(interval, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(10).uniform(size=400)
-    ends = []
-    for bound in (399, 400, 401):
-        monkeypatch.setattr(statistics, "MOST_DRAWN", bound)
-        ends.append(interval(values))
-    assert ends[1] == ends[2] != ends[0]
-
-
-def test_bands_of_many_photographs_are_those_of_as_many_images() -> None:
-    values = np.random.default_rng(4).uniform(0, 100, MANY)
-    groups = [f"{at:05d}" for at in range(MANY)]
-    drawn = success_curve(values, ["ok"] * MANY, [20.0, 50.0, 200.0], groups=groups)
-    wilson = success_curve(values, ["ok"] * MANY, [20.0, 50.0, 200.0])
-    assert drawn.share.tolist() == wilson.share.tolist()
-    assert drawn.low.tolist() == wilson.low.tolist()
-    assert drawn.high.tolist() == wilson.high.tolist()
-
-
 def test_sign_flips_of_very_many_pairs_agree_with_drawn_ones() -> None:
     draws = np.random.default_rng(5)
     differences = draws.normal(0.03, 1, MOST_FLIPPED)
@@ -86,18 +55,6 @@ def test_sign_flips_of_very_many_pairs_agree_with_drawn_ones() -> None:
     found, smallest = sign_flip_test(more)
     assert found == pytest.approx(drawn, abs=0.01)
     assert smallest == 0
-
-
-def test_coded_words_are_those_of_a_list() -> None:
-    words = Coded.of(["ok", "failed", "ok", "unscored"])
-    assert words.words == ("failed", "ok", "unscored")
-    assert words.counts() == {"failed": 1, "ok": 2, "unscored": 1}
-    assert words.equal("ok").tolist() == [True, False, True, False]
-    assert not words.equal("lost").any()
-    some = words[np.array([True, False, True, False])]
-    assert some.counts() == {"ok": 2}
-    assert some.present().words == ("ok",)
-    assert some.present().tolist() == ["ok", "ok"]
 
 
 def test_where_few_values_decide_the_interval_is_drawn() -> None:
@@ -167,14 +124,6 @@ def test_the_few_are_those_that_outweigh_a_hundredth_of_what_is_left() -> None:
     assert far_larger(np.append(np.zeros(9), 1.0)).tolist() == [False] * 9 + [True]
 
 
-def test_the_few_are_never_many() -> None:
-    """Each of these takes a little more than a hundredth of what is left."""
-    falling = 0.9899 ** (np.arange(5000) / 2)
-    few = far_larger(falling)
-    assert 850 < few.sum() <= 917
-    assert np.square(falling[~few]).sum() <= 1e-4 * np.square(falling).sum()
-
-
 def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
     """p of 6,000 pairs whose tails are long, beside 15,000 choices of all of their signs."""
     draws = np.random.default_rng(7)
@@ -189,25 +138,3 @@ def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
     assert 0.05 < every < 0.95
     assert p == pytest.approx(every, abs=0.02)
     assert least == 1 / 10_001
-
-
-def test_means_follow_the_sizes_that_a_resample_happens_to_hold() -> None:
-    """Large groups with large values: a resample that holds many of them is itself larger."""
-    sizes = np.random.default_rng(8).lognormal(0, 1, 300)
-    sums, few = sizes**2, np.zeros(300, dtype=bool)
-    few[np.argsort(-sizes)[:5]] = True
-    every = np.quantile(resampled_means(sums, sizes, resamples=40_000, seed=1), TAILS)
-    some = np.quantile(means_with_few_drawn(sums, sizes, few, 40_000, seed=2), TAILS)
-    assert some == pytest.approx(every, abs=0.05 * (every[1] - every[0]) / 2)
-
-
-def test_sums_under_random_signs_are_spread_as_all_terms() -> None:
-    terms = np.append(np.random.default_rng(9).normal(0, 0.3, 500), [300.0, -400.0])
-    few = np.abs(terms) > 200
-    sums = flipped_sums_with_few_drawn(terms, few, 40_000, seed=3)
-    assert sums.std() == pytest.approx(np.sqrt(np.square(terms).sum()), rel=0.01)
-    rest = np.sqrt(np.square(terms[~few]).sum())
-    for peak in (-700, -100, 100, 700):
-        near = sums[np.abs(sums - peak) < 4 * rest]
-        assert len(near) / len(sums) == pytest.approx(0.25, abs=0.01)
-        assert near.std() == pytest.approx(rest, rel=0.03)

@@ -74,13 +74,6 @@ def test_effect_follows_from_scipys_rank_sums(seed: int) -> None:
     assert effect == pytest.approx((2 * above - total) / total)
 
 
-def test_effect_ends_at_one_and_swaps_sign() -> None:
-    first, second = np.array([3.0, 5.0, 9.0]), np.array([1.0, 4.0, 2.0])
-    assert paired_test(first, second).effect == 1
-    assert paired_test(second, first).effect == -1
-    assert paired_test(first, first).effect == 0
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_sign_flips_of_few_pairs_are_scipys_permutation_test(seed: int) -> None:
     differences = with_ties(seed, 10)
@@ -90,25 +83,6 @@ def test_sign_flips_of_few_pairs_are_scipys_permutation_test(seed: int) -> None:
     p, smallest = sign_flip_test(differences)
     assert p == pytest.approx(expected, rel=1e-9)
     assert smallest == 2 / 2 ** int((differences != 0).sum())
-
-
-def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
-    differences = np.random.default_rng(8).normal(0.6, 1.0, 15)
-    expected = scipy.stats.permutation_test(
-        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
-    ).pvalue
-    p, smallest = sign_flip_test(differences)
-    assert 0.05 < expected < 0.5
-    assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
-    assert smallest == 1 / (FLIPS + 1)
-    assert sign_flip_test(differences) == (p, smallest)  # the same flips each time
-
-
-@pytest.mark.parametrize("n", [5, 12, 40])
-def test_the_smallest_p_is_reached_and_named(n: int) -> None:
-    test = paired_test(np.arange(1.0, n + 1), np.zeros(n))
-    assert test.p_flips == test.smallest_p_flips
-    assert test.smallest_p_flips == (2 / 2**n if n <= 12 else 1 / 10001)
 
 
 def test_chance_alone_is_seldom_significant() -> None:
@@ -157,24 +131,11 @@ def test_the_mean_difference_is_that_of_the_means_over_images() -> None:
     assert (test.low, test.high) == pytest.approx((low, high), abs=0.3)
 
 
-def test_copies_of_a_photograph_are_no_evidence() -> None:
-    first, second = np.array([20.0, 21.0, 22.0]), np.array([19.0, 18.5, 18.0])
-    groups = ["a", "b", "c"] * 20
-    many = paired_test(np.tile(first, 20), np.tile(second, 20), groups=groups)
-    assert many.p == paired_test(first, second).p == 0.25
-
-
 def test_no_pairs_have_no_figures() -> None:
     for groups in (None, []):
         test = paired_test([], [], groups=groups)
         assert (test.images, test.n) == (0, 0)
         assert all(map(math.isnan, (test.mean, test.median, test.p, test.p_flips)))
-
-
-def test_a_single_pair_proves_nothing() -> None:
-    test = paired_test([30.0], [10.0])
-    assert (test.n, test.mean, test.p, test.p_flips) == (1, 20.0, 1.0, 1.0)
-    assert math.isnan(test.low)
 
 
 def test_missing_scores_and_unequal_lengths_are_our_own_mistakes() -> None:
@@ -212,6 +173,13 @@ def test_holm_leaves_missing_tests_out_of_the_count() -> None:
     assert (adjusted[0], adjusted[2]) == (0.02, 0.02)
 
 
-@pytest.mark.parametrize(("n", "least"), [(12, 2 / 2**12), (13, 1 / 10_001)])
-def test_signs_are_enumerated_up_to_twelve_pairs(n: int, least: float) -> None:
-    assert sign_flip_test(np.arange(1.0, n + 1))[1] == pytest.approx(least, rel=1e-12)
+def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
+    differences = np.random.default_rng(8).normal(0.6, 1.0, 15)
+    expected = scipy.stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+    ).pvalue
+    p, smallest = sign_flip_test(differences)
+    assert 0.05 < expected < 0.5
+    assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
+    assert smallest == 1 / (FLIPS + 1)
+    assert sign_flip_test(differences) == (p, smallest)  # the same flips each time

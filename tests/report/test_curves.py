@@ -13,7 +13,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
-from mjp_privacy.report.charts.curves import batch_points, curve_points, write_batches, write_rounds
+from mjp_privacy.report.charts.curves import batch_points, curve_points, write_rounds
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, simple_line
@@ -58,10 +58,12 @@ def test_exact_is_equal_in_every_8_bit_value(tmp_path: Path) -> None:
     assert points_of(tmp_path)["psnr_exact"].tolist() == [0, 2]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "float64"}, {"augment": "flip"}, {"model": "ViT-S"}, {"setting": "b"}],
+    [
+        *({"dtype": "float64"}, {"augment": "flip"}, {"model": "ViT-S"}, {"setting": "b"}),
+        {"attack_options": '{"prior": "free"}'},
+    ],
 )
 def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
     tmp_path: Path, change: dict[str, Any]
@@ -83,37 +85,6 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
     assert write_rounds(points, tmp_path / "rounds.png")
 
 
-def test_options_other_than_the_uploads_part_curves(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    cells = [
-        cell(
-            *(f"{n} {prior}",),
-            **{"attack": f"{n} {prior}", "attack_name": "multi_round", "uploads": n},
-            attack_options=f'{{"uploads": {n}, "prior": "{prior}"}}',
-        )
-        for prior in ("free", "fitted")
-        for n in (2, 3)
-    ]
-    store.write_cells(cells)
-    for entry in cells:
-        simple_line(store, entry, [20.0, 30.0])
-    points = points_of(tmp_path)
-    assert points["panel"].tolist() == [1, 1, 2, 2]
-    assert points["options"].tolist() == ["prior=free"] * 2 + ["prior=fitted"] * 2
-
-
-def test_picture_and_numbers_are_part_of_the_report(tmp_path: Path) -> None:
-    curve_run(tmp_path / "run")
-    summary = write_report([tmp_path / "run"], tmp_path / "out")
-    figure, numbers = tmp_path / "out/figures/rounds.png", tmp_path / "out/rounds.csv"
-    assert {figure, numbers} <= set(summary.files)
-    assert matplotlib.image.imread(figure)[..., :3].std() > 0.05
-    assert pd.read_csv(numbers)["psnr_mean"].tolist() == pytest.approx(
-        points_of(tmp_path / "run")["psnr_mean"].tolist()
-    )
-    assert "figures/rounds.png" in (tmp_path / "out/index.html").read_text()
-
-
 def test_one_number_of_uploads_is_no_curve(tmp_path: Path) -> None:
     """Also where two attacks have different ones; what an earlier report left is removed."""
     store = RunStore(tmp_path / "run")
@@ -128,17 +99,6 @@ def test_one_number_of_uploads_is_no_curve(tmp_path: Path) -> None:
     write_report([tmp_path / "run"], tmp_path / "out")
     assert points_of(tmp_path / "run").empty
     assert not any(path.exists() for path in stale)
-
-
-def test_lines_without_a_score_are_not_on_the_curve(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    cells = [cell(str(n), attack=f"R={n}", attack_name="r", uploads=n) for n in (1, 2, 3)]
-    store.write_cells(cells)
-    for entry, psnr in zip(cells, ([20.0, "failed"], ["failed"] * 2, [30.0] * 2), strict=True):
-        simple_line(store, entry, psnr)
-    points = points_of(tmp_path)
-    assert points["uploads"].tolist() == [1, 3]
-    assert points["n_not_scored"].tolist() == [1, 0]
 
 
 # exact pictures and psnr over the batch -----------------------------------------------------------
@@ -236,25 +196,6 @@ def test_controls_altered_models_and_what_does_not_apply_are_no_points(tmp_path:
     assert points_of_batches(folder).empty
 
 
-def test_runs_are_panels_of_their_own(tmp_path: Path) -> None:
-    """Other blocks are other clients, whose shares are no points of one curve."""
-    for name in ("one", "two"):
-        run(tmp_path / name, (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))
-    points = batch_points(load_runs([tmp_path / "one", tmp_path / "two"]).lines)
-    assert points["panel"].tolist() == [1, 1, 2, 2]
-
-
-def test_no_batches_no_files(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", (SINGLE, 5, 0.0))
-    out = tmp_path / "report"
-    (out / "figures").mkdir(parents=True)
-    write_report([folder], out)
-    (out / "batches.csv").write_text("of an earlier report")
-    write_report([folder], out)
-    assert not (out / "batches.csv").exists()
-    assert not (out / "figures" / "batches.png").exists()
-
-
 def test_a_report_has_the_picture_and_its_figures(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))
     write_report([folder], tmp_path / "report")
@@ -280,6 +221,12 @@ def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int)
     assert line.scored("gradient_residual", "diagnostic").tolist() == ([0.5] if batch == 1 else [])
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
-    assert not write_batches(pd.DataFrame(), tmp_path / "batches.png")
-    assert not (tmp_path / "batches.png").exists()
+def test_lines_without_a_score_are_not_on_the_curve(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    cells = [cell(str(n), attack=f"R={n}", attack_name="r", uploads=n) for n in (1, 2, 3)]
+    store.write_cells(cells)
+    for entry, psnr in zip(cells, ([20.0, "failed"], ["failed"] * 2, [30.0] * 2), strict=True):
+        simple_line(store, entry, psnr)
+    points = points_of(tmp_path)
+    assert points["uploads"].tolist() == [1, 3]
+    assert points["n_not_scored"].tolist() == [1, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from mjp_privacy.core import progress
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import published as differences
 from mjp_privacy.report import write as data_files
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.page import page as data
@@ -58,12 +56,6 @@ def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
     assert "1 lines in float64 are left out" in shown.caption.replace("1 line in", "1 lines in")
     assert [row[0] for row in all_.rows] == ["1", "2"]
     assert "left out" not in all_.caption
-
-
-def test_a_run_in_float64_alone_is_shown(tmp_path: Path) -> None:
-    contents = run_of(tmp_path, "float64")
-    assert len(contents.main(folded=False).rows) == 1
-    assert "left out" not in contents.main(folded=False).caption
 
 
 def test_the_paper_stands_beside_its_own_images_only(tmp_path: Path) -> None:
@@ -149,24 +141,6 @@ def test_what_an_earlier_version_wrote_is_removed(run: Path, tmp_path: Path) -> 
     assert (out / "mine.html").exists()
 
 
-def test_medians_at_the_cap_are_named_in_every_table(
-    everything: tuple[Path, ReportSummary],
-) -> None:
-    """Of the line that recovers all pictures: around 130 dB, a quarter of them exactly."""
-    text = (everything[0] / "table.md").read_text()
-    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
-    found = 0
-    for table in tables:
-        header, _, *rows = (
-            [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            for line in table.splitlines()
-        )
-        medians = {"median", "PSNR median"} & set(header)
-        found += sum(row[header.index(name)] == "≥ 100" for row in rows for name in medians)
-    assert found == 4  # of every client, every line in both variants, and ceilings
-    assert not re.search(r"\b1[0-4]\d\.\d\d\b", "".join(tables))
-
-
 def test_progress_is_shown_on_a_terminal_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,21 +156,6 @@ def test_progress_is_shown_on_a_terminal_alone(
 
 
 # what a report of very many rows leaves out, and where it says so ---------------------------------
-
-
-def files_of(run: Path, out: Path) -> dict[str, bytes]:
-    write_report([run], out)
-    names = ("table.csv", "table.md", "samples.csv", "choices.csv", "index.html")
-    return {name: (out / name).read_bytes() for name in names}
-
-
-@pytest.mark.nightly
-def test_a_compacted_run_gives_the_same_report(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    before = files_of(tmp_path / "run", tmp_path / "before")
-    store = RunStore(tmp_path / "run")
-    assert sum(store.compact(run_id, fewest_files=1) for run_id in store.stored_cells()) > 3
-    assert files_of(tmp_path / "run", tmp_path / "after") == before
 
 
 def test_of_many_rows_a_text_says_where_they_are(
@@ -243,15 +202,3 @@ def test_of_many_choices_a_parquet_file_holds_the_same(
     stored = pd.read_parquet(out / "choices.parquet")
     assert len(stored) > 3
     pd.testing.assert_frame_equal(stored, text, check_dtype=False)
-
-
-def test_notes_say_from_how_many_images_on_nothing_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ladder_run(tmp_path / "run")
-    lines = read_contents([tmp_path / "run"]).lines
-    (said,) = (note for note in differences.method(lines) if "resamples" in note)
-    assert "with 2000 resamples and a fixed seed. " in said
-    monkeypatch.setattr(differences, "MOST_DRAWN", 2)
-    (said,) = (note for note in differences.method(lines) if "resamples" in note)
-    assert "or beyond 2 of them from their mean, spread and skewness. " in said

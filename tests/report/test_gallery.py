@@ -32,19 +32,16 @@ from mjp_privacy.report.page.gallery import (
 from mjp_privacy.report.pictures import pixels
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
-from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
     add_pictures,
     cell,
     image_id,
-    image_rows,
     intact,
     only_line,
     photograph,
     small_run,
     write_pictures,
-    write_rows,
 )
 
 
@@ -90,15 +87,6 @@ def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
     assert order[3:5] == [(by_score[0], False), (by_score[20], False)]
     assert sorted(name for name, _ in order) == sorted(by_score)
     assert sum(strip for _, strip in order) == 3
-
-
-def test_equal_scores_go_by_name_and_few_images_stand_for_more(tmp_path: Path) -> None:
-    equal = only_line(small_run(tmp_path / "equal", (9.0, 9.0, 9.0)))
-    assert [name for name, _ in images_in_order(equal.images.names, equal)] == [
-        image_id(i) for i in range(3)
-    ]
-    one = only_line(small_run(tmp_path / "one", (9.0,)))
-    assert list(images_in_order(one.images.names, one)) == [(image_id(0), True)]
 
 
 def test_without_scores_the_first_pictures_by_name_are_shown(tmp_path: Path) -> None:
@@ -178,12 +166,6 @@ def test_a_full_page_takes_no_more(
     lines = load_runs([two_attacks(tmp_path)]).lines
     monkeypatch.setattr(gallery, bound, value)
     assert len(fill_gallery(lines, lines[0]).shown) == images
-
-
-def test_images_without_a_picture_take_no_room(tmp_path: Path) -> None:
-    line = only_line(small_run(tmp_path))
-    filled = fill_gallery([line], line)
-    assert (filled.shown, filled.pictures) == ([], {})
 
 
 # files --------------------------------------------------------------------------------------------
@@ -284,78 +266,4 @@ def test_tiles_are_the_stored_pictures(tmp_path: Path) -> None:
         assert heads.min() < 128  # something is written over every row
 
 
-@pytest.mark.parametrize("ids", [[], ["nobody's.png"]])
-def test_nothing_to_show(tmp_path: Path, ids: list[str]) -> None:
-    strip = strip_of(strip_run(tmp_path / "run"))
-    assert not write_strip(strip, ids, tmp_path / "strip.png")
-    assert not (tmp_path / "strip.png").exists()
-
-
-def test_without_scores_the_attacks_themselves_are_shown(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entries = [intact(name, gamma=0.27) for name in ("masked_span", "pixel_lattice")]
-    store.write_cells(entries)
-    for entry in entries:
-        simple_line(store, entry, ["unscored"])
-        write_pictures(store, entry, {image_id(0): 20.0})
-    strip = strip_of(tmp_path)
-    assert [heading for heading, _ in strip.columns] == ["masked_span", "pixel_lattice"]
-    assert write_strip(strip, [image_id(0)], tmp_path / "strip.png")
-
-
-def test_a_report_shows_fixed_quantiles(tmp_path: Path) -> None:
-    """Three images: 30, 25 and 20 dB; all of them are quantiles, the worst first."""
-    strip_run(tmp_path / "run")
-    write_report([tmp_path / "run"], tmp_path / "out")
-    with Image.open(tmp_path / "out/figures/strip.png") as opened:
-        sheet = np.asarray(opened.convert("RGB"))
-    store = RunStore(tmp_path / "run")
-    for row, index in enumerate((2, 1, 0)):
-        stored = store.pictures("april", image_id(index))
-        assert stored is not None
-        np.testing.assert_array_equal(tile(sheet, row, 0), as_bytes(stored["plain"]))
-
-
 # stored tensors as pictures, and the scores and names beside them ---------------------------------
-
-
-def test_a_run_without_reconstructions_has_no_pictures(run: Path, tmp_path: Path) -> None:
-    stale = tmp_path / "out" / "figures" / "line_007_of_an_earlier_report.png"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    for name in ("strip.png", "rounds.png", "tradeoff.svg", "mine.png"):
-        stale.with_name(name).touch()
-    summary = write_report([run], tmp_path / "out")
-    assert [path.name for path in summary.files if path.suffix == ".png"] == []
-    charts = {path.name for path in summary.files if path.suffix == ".svg"}
-    left = {path.name for path in stale.parent.iterdir()}
-    assert left == {"mine.png", *charts}
-    assert "tradeoff.svg" not in charts
-
-
-def test_a_run_without_a_score_has_no_figures(tmp_path: Path) -> None:
-    RunStore(tmp_path / "run").write_cells([cell("x", status="unsupported", reason="D < N + 1")])
-    summary = write_report([tmp_path / "run"], tmp_path / "out")
-    names = {path.relative_to(tmp_path / "out").as_posix() for path in summary.files}
-    assert names - {"pictures/index.csv"} == {
-        *("index.html", "table.md", "table.tex", "table.csv", "samples.csv")
-    }
-    assert not summary.any_failed
-
-
-def test_one_image_and_odd_labels_can_be_drawn(tmp_path: Path) -> None:
-    """Mathematics in a label is text; an id may hold anything, and makes no path."""
-    store = RunStore(tmp_path / "run")
-    label = r"$\frac{1$ ../..\ :*?"
-    entry = cell("x", model=label, attack=f"{label}/..", setting="c", gamma=0.27)
-    store.write_cells([entry])
-    write_rows(store, entry, image_rows(entry, r"../../$\a{", 15.0))
-    write_pictures(store, entry, {r"../../$\a{": 15.0})
-    before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    write_report([tmp_path / "run"], tmp_path / "out", pictures="all")
-    made = {path for path in tmp_path.rglob("*") if path.is_file()} - before
-    assert all(path.is_relative_to(tmp_path / "out") for path in made)
-    pictures = [path for path in made if path.suffix == ".png"]
-    assert {path.relative_to(tmp_path / "out").parts[0] for path in pictures} == {
-        *("figures", "pictures")
-    }

@@ -12,21 +12,14 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
-from PIL import Image
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.drawing import drawn
-from mjp_privacy.report.charts.curves import write_rounds
-from mjp_privacy.report.charts.tradeoff import TradeoffPoint, draw_tradeoff
 from mjp_privacy.report.tables.text import latex_text, markdown_text
-from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers import runs
-from tests.helpers.report_rows import HOSTILE
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.report.charts.test_charts import ELEMENTS
 
@@ -202,14 +195,6 @@ def test_numbers_of_a_csv_are_exact(out: Path, report: Path) -> None:
     assert values.tolist() == stored[stored["status"] == "ok"]["value"].sort_values().tolist()
 
 
-def test_charts_are_xml_without_scripts(out: Path) -> None:
-    charts = list((out / "figures").glob("*.svg"))
-    assert charts
-    for path in charts:
-        every = ElementTree.parse(path).iter()
-        assert {element.tag.rpartition("}")[2] for element in every} <= ELEMENTS
-
-
 def test_files_lie_in_the_folder_under_plain_names(out: Path, report: Path) -> None:
     for path in out.rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9._+-]+", path.name), path
@@ -232,30 +217,6 @@ def test_the_terminal_shows_no_code_of_theirs(
     assert r"run <u>\u202e/rows is not a run folder" in printed.err
 
 
-def test_pictures_draw_any_label(tmp_path: Path) -> None:
-    """matplotlib takes `$…$` for mathematics, and `\\frac{` for a mistake in it."""
-    label = r"$\frac{1$ _{ \x 漢 % &" + "\ud800\x1b"
-    point = {"model": label, "attack": label, "setting": "c", "dtype": "float32", "panel": 1}
-    point |= {"differs": label, "options": label, "gamma": 0.5, "n": 3}
-    figures = dict.fromkeys(
-        [f"psnr_{name}{end}" for name in ("mean", "median") for end in ("", "_lo", "_hi")], 20.0
-    )
-    points = pd.DataFrame(
-        [point | figures | {"uploads": n, "grey_mean": 9.0, "ceiling_mean": 50.0} for n in (1, 2)]
-    )
-    assert write_rounds(points, tmp_path / "rounds.png")
-    clients = [
-        TradeoffPoint(label, family, 1.0, *(50.0, 40.0, 60.0), *(20.0 + i, 19.0, 30.0), 3)
-        for i, family in enumerate(("none", "MJP", "noise"))
-    ]
-    draw_tradeoff({label: clients}, tmp_path / "tradeoff.png")
-    for name in ("rounds.png", "tradeoff.png"):
-        with Image.open(tmp_path / name) as picture:
-            assert min(picture.size) > 100
-    assert drawn("_hidden").startswith(" ")
-    assert drawn("a\x1bb") == r"a\x1bb"
-
-
 # table.tex goes through a real tex, where one is installed ----------------------------------------
 
 DOCUMENT = r"""\documentclass{article}
@@ -265,25 +226,6 @@ DOCUMENT = r"""\documentclass{article}
 \input{table.tex}
 \end{document}
 """
-
-
-def test_every_character_becomes_ascii() -> None:
-    assert latex_text("≥ 20 dB · naïve … ‖g‖ 漢") == (
-        r"$\geq$ 20 dB \textperiodcentered{} naive \dots{} $\|$g$\|$ ?"
-    )
-    assert latex_text(HOSTILE).isascii()
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_the_tables_compile(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
-    run = written[0].parent / "run"
-    write_report([run], tmp_path / "out", everything=True, pictures="none")
-    shutil.copy(tmp_path / "out" / "table.tex", tmp_path)
-    (tmp_path / "paper.tex").write_text(DOCUMENT, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert (tmp_path / "paper.pdf").stat().st_size > 1000
 
 
 # names of images with characters that turn the direction of words ---------------------------------

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, slug, write_pictures
+from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs
@@ -120,17 +119,6 @@ def test_bytes_are_rounded_half_to_even_and_missing_is_grey() -> None:
     assert np.array_equal(shown[..., 0], shown[..., 2])
 
 
-def test_original_and_fed_are_those_of_the_client(tmp_path: Path) -> None:
-    lines = run_of(tmp_path / "run", [cell("x", setting="b", gamma=0.5)], {"one.jpg": 20.0})
-    write_pictures(lines, ["one.jpg"], tmp_path / "out", client_names=named(lines))
-    tensors = lines[0].reconstruction("one.jpg")
-    assert tensors is not None
-    for folder, kind in (("original", "plain"), ("fed", "input"), ("april", "images")):
-        held = np.asarray(Image.open(tmp_path / "out" / "plain" / folder / "one.png"))
-        assert np.array_equal(held, (tensors[kind] * 255).round().byte().permute(1, 2, 0).numpy())
-    assert not tensors["plain"].equal(tensors["input"])
-
-
 def test_only_the_images_asked_for_are_written(tmp_path: Path) -> None:
     lines = run_of(tmp_path / "run", [cell("x")], {"a": 20.0, "b": 21.0, "c": 22.0})
     asked = ["b", "not there"]
@@ -194,11 +182,6 @@ def is_safe(name: str) -> bool:
         and ".." not in name
         and stem not in devices
     )
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_slug_is_safe_everywhere(text: str) -> None:
-    assert is_safe(slug(text))
 
 
 def test_names_are_unique_stable_and_told_by_their_text() -> None:
@@ -291,15 +274,6 @@ def test_an_index_that_names_other_files_removes_none(tmp_path: Path, listed: st
         rows.writerow({"file": listed})
     write_pictures([], [], out, client_names={})
     assert all(path.read_bytes() == b"keep" for path in kept)
-
-
-def test_an_index_that_is_not_a_reports_is_left_alone(tmp_path: Path) -> None:
-    mine = tmp_path / "a" / "b" / "c.png"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"mine")
-    (tmp_path / "index.csv").write_text("file,what\na/b/c.png,mine\n")
-    write_pictures([], [], tmp_path, client_names={})
-    assert files(tmp_path) == {"a/b/c.png", "index.csv"}
 
 
 def test_a_killed_report_leaves_no_picture_unlisted(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from mjp_privacy.core.drawing import INK, MUTED, PAPER, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.figures import THRESHOLDS
@@ -24,8 +23,6 @@ from mjp_privacy.report.figures import THRESHOLDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ONE_UPLOAD = "1 upload"
-COMPARISON = FileKind("the comparison.csv of `mjp compare`", "Compare the federations again.")
 COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
 
 
@@ -145,24 +142,15 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def points_from_comparison(
-    source: Path | pd.DataFrame, scope: str = ONE_UPLOAD
-) -> tuple[TradeoffPoint, ...]:
-    """The points of comparison.csv, as `mjp compare` writes it, or of its table.
+def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoint]:
+    """The points of the table of `mjp compare`.
 
     scope: "1 upload" or "any number of uploads".
     """
-    table = _comparison(source) if isinstance(source, Path) else source
-    return tuple(_row_point(row) for _, row in comparable(table, scope).iterrows())
+    return [_row_point(row) for _, row in comparable(table, scope).iterrows()]
 
 
-def _comparison(path: Path) -> pd.DataFrame:
-    COMPARISON.check(path)
-    with COMPARISON.reading(path):
-        return pd.read_csv(path)
-
-
-def comparable(table: pd.DataFrame, scope: str = ONE_UPLOAD) -> pd.DataFrame:
+def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
     """The rows of a scope that differ in their defences only: of the federations with the
     smallest batch, those with the fewest local steps."""
     missing = [name for name in COLUMNS if name not in table]
@@ -272,7 +260,8 @@ def draw_tradeoff(
 ) -> None:
     """Draw panels one under another, each with its heading, and write them as PNG.
 
-        draw_tradeoff({"1 upload": points_from_comparison(table)}, Path("tradeoff.png"))
+        points = points_from_comparison(table, "1 upload")
+        draw_tradeoff({"1 upload": points}, Path("tradeoff.png"))
 
     floors: PSNR of a uniform grey by heading. bars: what the light bars are.
     """
@@ -391,11 +380,7 @@ def _draw_names(
     pixels = axes.transData.transform  # an inch has 72 of them, as many as points
     at = pixels([(point.leakage, point.accuracy) for point in points])
     paper: Look = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    look: Look = {
-        "textcoords": "offset points",
-        "fontsize": FONT - 1,
-        "bbox": paper,
-    }  # 72 to an inch
+    look: Look = {"textcoords": "offset points", "fontsize": FONT - 1, "bbox": paper}
     texts = [
         axes.annotate(drawn(point.label, LETTERS), (point.leakage, point.accuracy), (0, 0), **look)
         for point in points
@@ -418,13 +403,10 @@ def _draw_names(
     return sum(box is None for box in boxes)
 
 
-PASSES = 6  # of looking again for a better place, with all other names where they are
 ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 80.0, 100.0, 125.0, 155.0, 190.0)
 RADIUS, LEADER = 6.0, 12.0  # of a marker; from where on a line leads to a name
-ON_A_LINE, ACROSS, ANOTHERS = 30.0, 60.0, 10.0
-"""What it costs, in pixels of distance, to stand on a line, to have a leader across another name
-or point, to stand as near to another point as to its own."""
+ON_A_LINE = 30.0  # what it costs, in pixels of distance, to stand on a line
 
 
 def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[Floats | None]:
@@ -432,46 +414,23 @@ def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[
     no other name and no point, and `lines` (m, 2), points along them, only where it must. None
     where there is no room for it.
 
-    The most crowded points choose first; then each in turn looks for a better place.
+    The most crowded points choose first, the nearest place that is free.
     """
-    known = [_options(at, i, size, area, lines) for i, size in enumerate(sizes)]
-    options, costs, leaders = zip(*known, strict=True) if known else ((), (), ())
-    apart = np.linalg.norm(at[:, None] - at, axis=-1)
-    chosen: dict[int, int] = {}
-    for _ in range(PASSES):
-        for i in np.argsort(-(apart < 60).sum(axis=1), kind="stable").tolist():
-            chosen.pop(i, None)
-            cost = costs[i]
-            if chosen:
-                others = np.array([options[j][k] for j, k in chosen.items()])
-                paths = np.vstack([leaders[j][k] for j, k in chosen.items()])
-                cost = np.where(_meet(options[i], others).any(axis=1), np.inf, cost)
-                cost = cost + ACROSS * _hold(others, leaders[i]).any(axis=(1, 2))
-                cost = cost + ACROSS * _hold(options[i], paths).any(axis=1)
-            if np.isfinite(cost).any():
-                chosen[i] = int(cost.argmin())
-    return [options[i][chosen[i]] if i in chosen else None for i in range(len(at))]
-
-
-def _options(
-    at: Floats, i: int, size: Floats, area: Floats, lines: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Boxes off the points (k, 4) for the name of point i, their costs, and points of the lines
-    that would lead there (k, 12, 2)."""
-    here, others = at[i], np.delete(at, i, axis=0)
-    boxes, cost = _around(here, size)
-    inside = (boxes[:, :2] >= area[:2]).all(axis=1) & (boxes[:, 2:] <= area[2:]).all(axis=1)
-    free = inside & ~_meet(boxes, np.hstack([at - RADIUS, at + RADIUS])).any(axis=1)
-    boxes, cost = boxes[free], cost[free]
-    ends = np.clip(here, boxes[:, :2], boxes[:, 2:])
-    leader = here + np.linspace(0, 1, 12)[None, :, None] * (ends - here)[:, None]
-    nearest = np.clip(others, boxes[:, None, :2], boxes[:, None, 2:])
-    own, far = np.linalg.norm(ends - here, axis=-1), np.linalg.norm(nearest - others, axis=-1)
-    cost += ON_A_LINE * _hold(boxes, lines).any(axis=1)
-    markers = np.hstack([others - RADIUS, others + RADIUS])
-    cost += ACROSS * _hold(markers, leader).any(axis=(1, 2))
-    cost += ANOTHERS * ((far < own[:, None] + 2).any(axis=1) & (own <= LEADER))
-    return boxes, cost, leader
+    taken = np.hstack([at - RADIUS, at + RADIUS])
+    boxes: list[Floats | None] = [None] * len(at)
+    crowd = (np.linalg.norm(at[:, None] - at, axis=-1) < 60).sum(axis=1)
+    for i in np.argsort(-crowd, kind="stable").tolist():
+        places, cost = _around(at[i], sizes[i])
+        inside = (places[:, :2] >= area[:2]).all(axis=1) & (places[:, 2:] <= area[2:]).all(axis=1)
+        free = inside & ~_meet(places, taken).any(axis=1)
+        if not free.any():
+            continue
+        cost = np.where(free, cost + ON_A_LINE * _hold(places, lines).any(axis=1), np.inf)
+        box = places[cost.argmin()]
+        boxes[i], taken = box, np.vstack([taken, box])
+        leader = np.linspace(at[i], np.clip(at[i], box[:2], box[2:]), 12)
+        lines = np.vstack([lines, leader])
+    return boxes
 
 
 def _around(here: Floats, size: Floats) -> tuple[Floats, Floats]:
@@ -491,7 +450,7 @@ def _meet(boxes: Floats, others: Floats) -> NDArray[np.bool_]:
 
 
 def _hold(boxes: Floats, points: Floats) -> NDArray[np.bool_]:
-    """(..., k, m) whether each of the boxes holds each of the points (..., m, 2)."""
+    """(k, m) whether each of the boxes holds each of the points (m, 2)."""
     left, bottom, right, top = boxes[:, :, None].swapaxes(0, 1)
-    x, y = points[..., None, :, 0], points[..., None, :, 1]
+    x, y = points.T
     return np.asarray((left < x) & (x < right) & (bottom < y) & (y < top))

@@ -23,7 +23,7 @@ from mjp_privacy.core.text import plain
 from mjp_privacy.report.card import HEADINGS, Card, any_uploads_line, one_upload_line
 from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.pictures import Pixels, pixels
+from mjp_privacy.report.pictures import SMALL_SIDE, Pixels, pixels, png
 from mjp_privacy.report.tables.text import capped
 from mjp_privacy.report.worst_case import DerivedLine, Group, picture_ids
 
@@ -114,7 +114,6 @@ MOST_IMAGES = 48
 MOST_PICTURES = 1500
 MOST_BYTES = 8_000_000  # of data URIs; the whole page stays below 15 MB
 LARGEST_SIDE = 192
-SMALL_SIDE = 96  # pictures up to this side are embedded without loss
 
 
 @dataclass(frozen=True)
@@ -170,11 +169,16 @@ class Gallery:
         masks: dict[int, str] = {}
         made: dict[int, str] = {}
         fed: dict[int, str] = {}
+        read: dict[int, dict[str, Tensor] | None] = {}  # by line; derived ones show another's
         for line in lines:
-            stored = line.reconstruction(image_id)
+            source = line.chosen.get(image_id) if isinstance(line, DerivedLine) else line
+            if source is None:
+                continue
+            if source.number not in read:
+                read[source.number] = source.reconstruction(image_id)
+            stored = read[source.number]
             if stored is None or "images" not in stored:
                 continue
-            source = line.chosen[image_id] if isinstance(line, DerivedLine) else line
             made[line.number] = self._key(f"{source.number}", image_id, stored["images"])
             plain = stored.get("plain")
             if plain is not None:
@@ -240,13 +244,13 @@ def data_uri(image: Tensor) -> str:
     """A picture (C, H, W) in [0, 1] as a data URI: PNG where it is small, else WebP."""
     from PIL import Image
 
-    drawn = Image.fromarray(pixels(image))
-    drawn.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BOX)
-    file = io.BytesIO()
-    if max(drawn.size) <= SMALL_SIDE:
-        kind = "png"
-        drawn.save(file, kind, compress_level=6)
+    made = pixels(image)
+    if max(made.shape) <= SMALL_SIDE:
+        kind, data = "png", png(made)
     else:
+        drawn, file = Image.fromarray(made), io.BytesIO()
+        drawn.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BOX)
         kind = "webp"
         drawn.save(file, kind, quality=82, method=2)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+        data = file.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

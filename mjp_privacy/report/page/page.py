@@ -155,8 +155,9 @@ def linked(text: str, terms: Mapping[str, str]) -> Markup:
 def figure(cell: str) -> Markup:
     """A cell of a table, what stands in brackets beneath its figure: `71.7 [66.9, 76.3]`."""
     mean, bracket, interval = cell.partition(" [" if " [" in cell else " (")
-    beneath = Markup("{}<small>{}{}</small>").format(mean, bracket.strip(), interval)
-    return beneath if bracket and mean[:1].isdigit() else Markup.escape(cell)
+    if not (bracket and mean[:1].isdigit()):
+        return Markup.escape(cell)
+    return Markup("{}<small>{}{}</small>").format(mean, bracket.strip(), interval)
 
 
 def without_score(table: TextTable) -> list[int]:

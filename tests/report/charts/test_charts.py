@@ -15,22 +15,17 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest, gaussian_kde
 
-from mjp_privacy.core.drawing import COLOURS, drawn, house_style
+from mjp_privacy.core.drawing import COLOURS
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import (
     LIGHTER,
     VARIABLES,
     Chart,
-    axes_at,
-    chart,
-    hover,
-    new_figure,
     standalone,
 )
 from mjp_privacy.report.charts.curves import uploads_charts
 from mjp_privacy.report.charts.distributions import (
-    MOST_STEPS,
     curve_of,
     density,
     distribution_charts,
@@ -124,19 +119,6 @@ def test_a_page_paints_and_a_file_has_colours(tmp_path: Path) -> None:
         }
 
 
-def test_a_hover_text_shows_what_a_label_cuts() -> None:
-    with house_style():
-        figure = new_figure(100)
-        axes = axes_at(figure, 40, 10, 400, 80)
-        (curve,) = axes.plot([0, 1], [0, 1], label="a")
-        hover(curve, "a <b> & c")
-        found = chart(figure, "name", "title", "caption")
-    assert titles(found.svg) == ["a <b> & c"]
-    assert "<title>a &lt;b&gt; &amp; c</title>" in found.svg
-    assert len(drawn("x" * 500)) <= 80
-    assert drawn("_hidden").startswith(" ")
-
-
 # over uploads -------------------------------------------------------------------------------------
 
 POINTS = [(0.1, 2, 20.0), (0.1, 8, 30.0), (0.3, 2, 10.0)]
@@ -228,14 +210,6 @@ def test_the_share_of_lpips_grows_and_of_ssim_falls_as_more_is_asked(tmp_path: P
     line = line_of(tmp_path / "ssim", [10.0, 20.0, "failed"])  # SSIM .9, .99
     curve = curve_of(line, "ssim", 0.0, 1.0)
     assert [at(curve, x) for x in (0.0, 0.9, 0.95, 1.0)] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0])
-
-
-def test_many_images_are_thinned_and_still_true(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).uniform(5, 50, 600)
-    curve = success(line_of(tmp_path, values.tolist()))
-    assert len(curve.thresholds) <= MOST_STEPS
-    for place, share in zip(curve.thresholds, curve.share, strict=True):
-        assert share == pytest.approx(100 * (values >= place).mean())
 
 
 # drawn --------------------------------------------------------------------------------------------
@@ -339,18 +313,6 @@ def test_exact_means_equal_in_8_bits(tmp_path: Path) -> None:
     assert ridge.exact == 1
     assert ridge.inexact.tolist() == [60.0]
     assert any("1 of 2" in text for text in texts(distribution_charts([("a", line)])[-1].svg))
-
-
-def test_a_density_peaks_where_the_values_are() -> None:
-    generator = np.random.default_rng(0)
-    values = np.concatenate([generator.normal(15, 0.6, 60), generator.normal(28, 0.6, 30)])
-    psnr, heights = density(values)
-    assert heights.max() == pytest.approx(1, abs=0.01)
-    assert abs(psnr[heights.argmax()] - 15) < 0.6
-    assert heights[(psnr > 20) & (psnr < 24)].max(initial=0) < 0.1
-    assert 0.3 < heights[psnr > 24].max() < 0.7
-    assert (heights >= 0).all()
-    assert (np.diff(psnr) > 0).all()
 
 
 def test_a_density_is_that_of_kernels_along_the_axis(tmp_path: Path) -> None:

@@ -165,14 +165,6 @@ def test_what_a_run_says_is_escaped() -> None:
         assert "<img" not in made
 
 
-def test_terms_are_linked_once_and_only_as_whole_words() -> None:
-    terms = {"γ": "share", "floor": "grey", "setting (c)": "order"}
-    text = linked("γ and γ in setting (c) & a floorboard on the Floor", terms)
-    assert text.count("<a ") == 3
-    assert '<a class="term" href="#term-floor" title="grey">Floor</a>' in text
-    assert "&amp; a floorboard" in text
-
-
 def contrast(one: str, other: str) -> float:
     """WCAG's contrast ratio of two colours `#rrggbb`."""
 
