@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import types
+import typing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -14,7 +18,7 @@ import yaml
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
-from mjp_privacy.training.config import plain
+from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import (
@@ -202,6 +206,46 @@ def test_the_authors_hand_their_drop_path_to_a_swin() -> None:
             drop_path,
             "rising_then_halving",
         )
+
+
+NUMBERS: list[Any] = ["5", True, [1], {}, math.nan, math.inf, -(10**9), 1e300, 2**64]
+WRONG: dict[Any, list[Any]] = {
+    int: [*NUMBERS, 2.5],
+    float: NUMBERS,
+    bool: ["yes", 1, 0, "true", [True], {}],
+    str: [5, True, [1], {}, "x" * 5000, ""],
+    tuple: [0.5, "0.5", [0.5], [0.5] * 4, [0.5, 0.5, "0.5"], [0.5, 0.5, 300], {}],
+    Literal: ["no such word", 5, True, ["none"], {}],
+}
+"""Values that no field of a type takes."""
+
+
+def wrong_fields(kind: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The place of each field, and each value that it must not take."""
+    for name, hint in get_type_hints(kind).items():
+        optional = get_origin(hint) in (typing.Union, types.UnionType)
+        hint = get_args(hint)[0] if optional else hint  # the other one is None
+        if dataclasses.is_dataclass(hint):
+            yield from (((*above, name), value) for value in (5, "x", [1], True))
+            yield from wrong_fields(hint, (*above, name))
+        else:
+            yield from (((*above, name), value) for value in WRONG[get_origin(hint) or hint])
+
+
+@pytest.mark.parametrize("part", sorted(get_type_hints(TrainingConfig)))
+def test_a_wrong_value_is_refused_by_its_field(part: str) -> None:
+    for place, value in wrong_fields(TrainingConfig):
+        if place[0] != part:
+            continue
+        config = content()
+        inner = config
+        for name in place[:-1]:
+            inner[name] = dict(inner.get(name) or {})
+            inner = inner[name]
+        inner[place[-1]] = value
+        with pytest.raises(UserError, match=place[-1]) as caught:
+            load_training(config)
+        assert len(str(caught.value)) < 3000
 
 
 def test_the_table_of_choices_is_ours_and_stands_in_the_docs() -> None:
