@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -61,7 +62,8 @@ def sample(argv: list[str], usage: Usage) -> int:
             raise UserError(
                 "--cifar10 takes all pictures: expected no --from, --corrupt, --shapes."
             )
-        print(make_cifar10(arguments.cifar10, arguments.out, _writing))
+        writing = partial(_shown, "writing", "pictures")
+        print(make_cifar10(arguments.cifar10, arguments.out, writing))
         return DONE
     if arguments.shapes is not None:
         from mjp_privacy.paper.shapes import make_shapes
@@ -81,6 +83,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     count = len(images.records)
     print(f"{count} images in {shown(arguments.source)}. {images.labels_described}", flush=True)
     per_class, limit, seed = arguments.per_class, arguments.limit, arguments.seed
+    choosing = partial(_shown, "choosing", "classes")
     if arguments.corrupt:
         from mjp_privacy.paper.corrupted_folder import make_corrupted
 
@@ -91,30 +94,23 @@ def sample(argv: list[str], usage: Usage) -> int:
             limit=limit,
             seed=seed,
             size=arguments.size,
-            choosing=_choosing,
-            corrupting=_corrupting,
+            choosing=choosing,
+            corrupting=partial(_shown, "corrupting", "images"),
         )
     else:
         done = make_sample(
-            images, arguments.out, per_class=per_class, limit=limit, seed=seed, progress=_choosing
+            images,
+            arguments.out,
+            per_class=per_class,
+            limit=limit,
+            seed=seed,
+            progress=choosing,
         )
     print(done.text)
     return report_failed(done.failed, "not read; skipped.csv lists all")
 
 
-def _choosing(classes: Sequence[int]) -> Iterator[int]:
-    return _progress(classes, "choosing", "classes")
-
-
-def _corrupting(images: Sequence[Entry]) -> Iterator[Entry]:
-    return _progress(images, "corrupting", "images")
-
-
-def _writing(pictures: Sequence[Entry]) -> Iterator[Entry]:
-    return _progress(pictures, "writing", "pictures")
-
-
-def _progress(entries: Sequence[Entry], doing: str, units: str) -> Iterator[Entry]:
+def _shown(doing: str, units: str, entries: Sequence[Entry]) -> Iterator[Entry]:
     """Yield the entries, and show how many are done."""
     from mjp_privacy.core.progress import Progress
 

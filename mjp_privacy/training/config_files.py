@@ -55,35 +55,18 @@ def load_training(
         content["preset"] = changes.pop("preset")
     preset = content.get("preset", "ours")
     family = row_of(content, row, where).get("family", "vit")
-    content = row_of(_with_preset(content, preset, family), row, where)
-    content = without_empty_puzzle(content, preset)
-    content |= {name: changes.pop(name) for name in ("seed", "task") if name in changes}
+    fields = preset_fields(preset, family) if isinstance(preset, str) else {}
+    content = without_empty_puzzle(row_of(merged(content, fields), row, where), preset)
+    given: dict[str, Any] = {}
+    given |= {name: changes.pop(name) for name in ("seed", "task") if name in changes}
     if "initial" in changes:
-        checkpoint = str(changes.pop("initial"))
-        content["initial"] = _with(content.get("initial"), {"checkpoint": checkpoint})
+        given["initial"] = {"checkpoint": str(changes.pop("initial"))}
     if changes:
-        content["recipe"] = _with(content.get("recipe"), changes)
+        given["recipe"] = changes
+    content = merged(content, given)
     config = parse(TrainingConfig, content, where, _OWNERS)
     check_config(config, where)
     return config
-
-
-def _with_preset(content: Mapping[str, Any], preset: Any, family: Any) -> dict[str, Any]:
-    """The base of a config with a preset's fields; what is no preset or no part, for the schema."""
-    parts = preset_fields(preset, family) if isinstance(preset, str) else {}
-    fitting = {
-        part: fields
-        for part, fields in parts.items()
-        if content.get(part) is None or isinstance(content[part], Mapping)
-    }
-    return merged(content, fitting)
-
-
-def _with(fields: Any, changes: Mapping[str, Any]) -> Any:
-    """A part of a config with some fields replaced; what is no part stays, for the schema."""
-    return (
-        {**(fields or {}), **changes} if fields is None or isinstance(fields, Mapping) else fields
-    )
 
 
 def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str, Any]:
@@ -114,11 +97,14 @@ def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str,
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The base with these fields changed, also inside nested mappings."""
+    """The base with these fields changed, also inside nested mappings. What should be a mapping and
+    is none stays, for the schema to refuse."""
     fields = dict(base)
     for key, value in changes.items():
-        both_nested = isinstance(value, Mapping) and isinstance(fields.get(key), Mapping)
-        fields[key] = merged(fields[key], value) if both_nested else value
+        before = fields.get(key)
+        if isinstance(value, Mapping) and before is not None:
+            value = merged(before, value) if isinstance(before, Mapping) else before
+        fields[key] = value
     return fields
 
 

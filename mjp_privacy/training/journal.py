@@ -155,11 +155,15 @@ class _Point:
         return self.val_top1 if self.val_miou is None else self.val_miou
 
 
-def _points(path: Path) -> list[_Point]:
-    """The points of a run, without lines that are damaged; none of a run that only just began.
+def _points(run: Path) -> tuple[list[_Point], int]:
+    """The points of a training run, without lines that are damaged, and how many of those there
+    are; no point of a run that only just began.
 
-    UserError where the file has lines and none of them is a training's.
+    UserError where the folder has no journal, or one with lines of which none is a training's.
     """
+    path = run / METRICS
+    if not is_there(path):
+        raise UserError(f"No {METRICS} in {shown(run)}: expected the folder of a training run.")
     lines, damaged = whole_lines(path)
     points = []
     for line in lines:
@@ -167,7 +171,7 @@ def _points(path: Path) -> list[_Point]:
             points.append(_POINT.validate_python(line))
     if not points and (lines or damaged):
         raise LINES.refusal(path, f"{len(lines) + damaged} lines of something else")
-    return points
+    return points, damaged
 
 
 _POINT = TypeAdapter(_Point)
@@ -176,46 +180,38 @@ _POINT = TypeAdapter(_Point)
 def check_runs(runs: Sequence[Path]) -> None:
     """Raise unless every folder is a training run's."""
     for run in runs:
-        if not is_there(run / METRICS):
-            raise UserError(f"No {METRICS} in {shown(run)}: expected the folder of a training run.")
-        _points(run / METRICS)
+        _points(run)
 
 
 def check_drawable(runs: Sequence[Path]) -> None:
     """Raise unless every folder is a training run's, and one of them has something to draw."""
-    check_runs(runs)
     if not runs:
         raise UserError("mjp curves: expected the folder of a training run, got none.")
-    if not any(_points(run / METRICS) for run in runs):
+    points = [_points(run)[0] for run in runs]
+    if not any(points):
         raise UserError(
             f"{shown(runs[0] / METRICS)}: expected the journal of a training run, got no line of "
             "one. Give it the time of an epoch, or another folder."
         )
 
 
-def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
+def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of
-    a segmentation, mIoU.
-
-    labels: names of the runs in the legend; None: their folders' names.
-    """
+    a segmentation, mIoU. Runs are called as their folders are."""
     path = out / "curves.png"
     measures: set[str] = set()
     with picture(path, 9, 3.4) as figure:
         left, right = figure.subplots(1, 2)
         for number, run in enumerate(runs):
-            points = _points(run / METRICS)
-            if damaged := whole_lines(run / METRICS)[1]:
-                told = (
-                    f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out of the curves"
-                )
-                print(told, file=sys.stderr, flush=True)
+            points, damaged = _points(run)
+            if damaged:
+                what = f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out"
+                print(f"{what} of the curves", file=sys.stderr, flush=True)
             if not points:
                 continue  # a run that has only just begun
             look = {"color": colour(number), "linewidth": 1}
-            label = drawn(labels[number] if labels else run.resolve().name)
-            epochs = [point.epoch for point in points]
-            left.plot(epochs, [point.cross_entropy for point in points], label=label, **look)
+            epochs, losses = [p.epoch for p in points], [p.cross_entropy for p in points]
+            left.plot(epochs, losses, label=drawn(run.resolve().name), **look)
             measured = [point for point in points if point.validated is not None]
             measures |= {"mIoU" if point.val_miou is not None else "top-1" for point in measured}
             epochs, scores = [p.epoch for p in measured], [p.validated for p in measured]

@@ -191,8 +191,8 @@ def difference(before: Any, now: Any, place: str = "") -> str:
 
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 Real = Annotated[float, Field(strict=True)]
-MOVING = ("lr", "initial_lr", "params")
-"""Fields of an optimiser's group that follow from the step, or number its parameters."""
+MOVING = {"lr", "initial_lr"}
+"""Fields of an optimiser's group that follow from the step."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
@@ -261,22 +261,17 @@ def check_optimizer(stored: Any, optimizer: torch.optim.Optimizer, path: Path) -
     if not alike or not isinstance(states, Mapping):
         raise STATE.refusal(path, "no state of this optimiser", "optimizer")
     for group, own in zip(groups or [], fresh["param_groups"], strict=True):
-        fields = own.keys() & group.keys() if isinstance(group, Mapping) else set()
-        fixed = [name for name in sorted(fields) if name not in MOVING]
-        if other := [name for name in fixed if not _equal(group[name], own[name])]:
-            got = f"{other[0]} {shown(repr(group[other[0]]), 60)}, not {own[other[0]]!r}"
-            raise STATE.refusal(path, got, "optimizer")
-        if "params" not in fields or group["params"] != own["params"]:
+        if not isinstance(group, Mapping) or group.get("params") != own["params"]:
             raise STATE.refusal(path, "a group of other parameters", "optimizer")
+        for name in sorted(own.keys() & group.keys() - MOVING):
+            if type(group[name]) is not type(own[name]) or group[name] != own[name]:
+                got = f"{name} {shown(repr(group[name]), 60)}, not {own[name]!r}"
+                raise STATE.refusal(path, got, "optimizer")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, state in states.items():
         fits = type(number) is int and 0 <= number < len(parameters) and isinstance(state, Mapping)
         if not fits or not all(_fits(value, parameters[number]) for value in state.values()):
             raise STATE.refusal(path, f"no moments of parameter {shown(number, 20)}", "optimizer")
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 def _fits(value: Any, parameter: Tensor) -> bool:
