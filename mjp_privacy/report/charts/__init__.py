@@ -1,1 +1,1 @@
-"""Drawings of the report as inline SVG, made by our own small code: nothing heavy is imported."""
+"""The charts of a report, drawn by matplotlib and shown as inline SVG."""
