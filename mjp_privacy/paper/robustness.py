@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
@@ -24,9 +22,8 @@ from mjp_privacy.data import (
     spread_subset,
 )
 from mjp_privacy.data.labels import NUM_IMAGENET
-from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
+from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES
 from mjp_privacy.paper.robustness_scores import (
     AGAINST_ALEXNET,
@@ -59,7 +56,9 @@ from mjp_privacy.training.evaluation import (
     load_checkpoint,
     markdown_table,
     papers_row,
+    prepare_folder,
     with_interval,
+    write_report,
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
@@ -229,9 +228,6 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
     """The tables of all checkpoints as Markdown; files in --out are updated as models are done."""
     check_options(arguments)
     sets = _opened(arguments)
-    if arguments.out:
-        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
-        keep_earlier(output_folder(arguments.out), "robustness.csv", named)
     lines: list[Line] = []
     errors: dict[str, pd.DataFrame] = {}
     text = ""
@@ -239,7 +235,13 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
         lines += more
         text = markdown(lines)
         if arguments.out:
-            _write(arguments.out, lines, errors, text, sets.unreadable)
+            reasons = pd.DataFrame(sets.unreadable.items(), columns=["image", "reason"])
+            tables = {"unreadable.csv": reasons}
+            if errors:
+                wrong = [wrong_severities(mine, label) for label, mine in errors.items()]
+                tables["per_image.csv"] = pd.concat(wrong).reset_index()
+            tables["robustness.csv"] = table_of(lines)
+            write_report(arguments.out, tables, "robustness.md", text)
     return Outcome(text, sets.unreadable, table_of(lines).to_dict("records"))
 
 
@@ -249,17 +251,16 @@ def _opened(arguments: EvaluationArguments) -> Sets:
             "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "
             "photographs of its 200 classes, such as ImageNet's validation set; got none."
         )
-    if arguments.out:
-        options = ("imagenet_c", "imagenet_a", "imagenet_o", "data")
-        named = {"--" + name.replace("_", "-"): getattr(arguments, name) for name in options}
-        keep_apart(arguments.out, named)
     c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
-    return Sets(
+    sets = Sets(
         corruption_folders(c) if c else None,
         two_hundred_classes(a, "A") if a else None,
         two_hundred_classes(o, "O") if o else None,
         _ordinary(arguments) if arguments.data else None,
     )
+    images = ("imagenet_c", "imagenet_a", "imagenet_o", "data")
+    prepare_folder(arguments, "robustness.csv", *images)
+    return sets
 
 
 def _ordinary(arguments: EvaluationArguments) -> ImageSource:
@@ -407,20 +408,3 @@ def _answers(
 
 def _classes(source: ImageSource) -> list[int]:
     return sorted({record.label for record in source.records if record.label is not None})
-
-
-def _write(
-    out: Path,
-    lines: list[Line],
-    errors: Mapping[str, pd.DataFrame],
-    text: str,
-    unreadable: Mapping[str, str],
-) -> None:
-    table = table_of(lines)
-    reasons = pd.DataFrame(unreadable.items(), columns=["image", "reason"])
-    write_atomically(out / "unreadable.csv", lambda path: reasons.to_csv(path, index=False))
-    if errors:
-        wrong = pd.concat([wrong_severities(mine, label) for label, mine in errors.items()])
-        write_atomically(out / "per_image.csv", lambda path: wrong.to_csv(path))
-    write_atomically(out / "robustness.csv", lambda path: table.to_csv(path, index=False))
-    write_atomically(out / "robustness.md", lambda path: path.write_text(text, encoding="utf-8"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
-from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.metrics.resampling import draws
 from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED
-from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
+from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.segmentation_data import (
     VALIDATION,
     PairBatches,
@@ -42,7 +40,13 @@ from mjp_privacy.paper.segmentation_network import (
 )
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.evaluation import DASH, beside, markdown_table, with_interval
+from mjp_privacy.training.evaluation import (
+    beside,
+    markdown_table,
+    prepare_folder,
+    with_interval,
+    write_report,
+)
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.processes import World
@@ -244,66 +248,59 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True)
-class Segmented:
-    """One model's scores on n pictures; `unreadable` says why others have none."""
+def line_of(
+    label: str, config: TrainingConfig, counts: Counts, first: Counts, failed: int
+) -> dict[str, object]:
+    """A model's line of segmentation.csv from the pixel counts of its pictures.
 
-    label: str
-    head: str
-    scores: Mapping[str, Score]
-    n: int
-    classes: int
-    unreadable: Mapping[str, str]  # why, by the picture
-    paper: PublishedSegmentation | None
-    over_first: Score | None = None
-    """mIoU minus the first model's, where both are of the same pictures."""
-
-
-def table_of(models: Sequence[Segmented]) -> pd.DataFrame:
-    """A line for each model, as segmentation.csv has it."""
-    lines = []
-    for model in models:
-        line: dict[str, object] = {"model": model.label, "head": model.head, "n": model.n}
-        line |= {"failed": len(model.unreadable), "classes": model.classes}
-        for name in MEASURES:
-            score = model.scores[name]
-            line |= {name: score.percent, f"{name}_low": score.low, f"{name}_high": score.high}
-        over = model.over_first or Score(math.nan, math.nan, math.nan)
-        line |= {"miou_over_first": over.percent}
-        line |= {"miou_over_first_low": over.low, "miou_over_first_high": over.high}
-        paper = model.paper
-        line["paper_row"] = paper.model if paper else ""
-        line["paper_miou"], line["paper_macc"] = (paper.miou, paper.macc) if paper else (None, None)
-        lines.append(line)
-    return pd.DataFrame(lines)
+    first   the counts of the first model: its mIoU is set beside where both are of the same
+            pictures with the same classes, and not beside itself
+    failed  the number of pictures that could not be read
+    """
+    paper = counterpart(config, len(counts))
+    scores = scored(counts)
+    same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
+    nothing = Score(math.nan, math.nan, math.nan)
+    over = difference(counts, first)["miou"] if same and counts is not first else nothing
+    line: dict[str, object] = {
+        "model": label,
+        "head": config.segmentation.head,
+        "n": len(counts),
+        "failed": failed,
+        "classes": int(counts.sum(0)[1].astype(bool).sum()),
+    }
+    for name, score in {**scores, "miou_over_first": over}.items():
+        line |= {name: score.percent, f"{name}_low": score.low, f"{name}_high": score.high}
+    line["paper_row"] = paper.model if paper else ""
+    return line | {f"paper_{name}": getattr(paper, name, None) for name in ("miou", "macc")}
 
 
-def markdown(models: Sequence[Segmented]) -> str:
-    """The models' scores with the paper's beside them, and notes below."""
-    notes = [CAVEAT] if any(model.paper for model in models) else []
-    for model in models:
-        if model.unreadable:
-            number = len(model.unreadable)
-            pictures, have = ("picture", "has") if number == 1 else ("pictures", "have")
+def markdown(table: pd.DataFrame, unreadable: Mapping[str, Mapping[str, str]]) -> str:
+    """The lines as a table with the paper's figures beside ours, and notes below.
+
+    unreadable: by model, why pictures could not be read
+    """
+    notes = [*NOTES, CAVEAT] if table["paper_row"].any() else [*NOTES]
+    for label, reasons in unreadable.items():
+        if reasons:
+            pictures, have = ("picture", "has") if len(reasons) == 1 else ("pictures", "have")
             notes.append(
-                f"{model.label}: {number} {pictures} could not be read and {have} no part in the "
-                f"scores; the first: {next(iter(model.unreadable.values()))}."
+                f"{label}: {len(reasons)} {pictures} could not be read and {have} no part in the "
+                f"scores; the first: {next(iter(reasons.values()))}."
             )
-    said = [f"- {note}" for note in (*NOTES, *notes)]
-    return "\n".join([*markdown_table(HEADS, map(_cells, models)), "", *said, ""])
+    cells = [_cells(line) for line in table.to_dict("records")]
+    return "\n".join([*markdown_table(HEADS, cells), "", *(f"- {note}" for note in notes), ""])
 
 
-def _cells(model: Segmented) -> tuple[str, ...]:
-    n = f"{model.n}" + (f" ({len(model.unreadable)} unreadable)" if model.unreadable else "")
-    scores = [with_interval(*astuple(model.scores[name])) for name in MEASURES]
-    paper = model.paper
-    printed = [
-        beside(getattr(paper, name, None), model.scores[name].percent, ".2f")
-        for name in ("miou", "macc")
+def _cells(line: Mapping[Any, Any]) -> tuple[str, ...]:
+    n = f"{line['n']}" + (f" ({line['failed']} unreadable)" if line["failed"] else "")
+    forms = {**dict.fromkeys(MEASURES, ".1f"), "miou_over_first": "+.1f"}
+    scores = [
+        with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
+        for name, form in forms.items()
     ]
-    first = model.over_first
-    over = DASH if first is None else with_interval(first.percent, first.low, first.high, "+.1f")
-    return (model.label, model.head, n, f"{model.classes}", *scores, over, *printed)
+    printed = [beside(line[f"paper_{name}"], line[name], ".2f") for name in ("miou", "macc")]
+    return (line["model"], line["head"], n, f"{line['classes']}", *scores, *printed)
 
 
 # `mjp evaluate --ade20k` --------------------------------------------------------------------------
@@ -324,21 +321,23 @@ def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
     assert arguments.ade20k is not None
     _check_options(arguments)
-    if arguments.out:
-        keep_apart(arguments.out, {"--ade20k": arguments.ade20k})
-        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
-        keep_earlier(output_folder(arguments.out), "segmentation.csv", named)
-    models: list[Segmented] = []
+    prepare_folder(arguments, "segmentation.csv", "ade20k")
+    lines: list[dict[str, object]] = []
     rows: list[pd.DataFrame] = []
-    text = ""
-    for model, mine in _measured(arguments, arguments.ade20k):
-        models.append(model)
-        rows.append(mine.assign(model=model.label))
-        text = markdown(models)
+    unreadable: dict[str, Mapping[str, str]] = {}
+    text, table = "", pd.DataFrame()
+    for line, mine, reasons in _measured(arguments, arguments.ade20k):
+        label = str(line["model"])
+        lines.append(line)
+        rows.append(mine.assign(model=label))
+        unreadable[label] = reasons
+        table = pd.DataFrame(lines)
+        text = markdown(table, unreadable)
         if arguments.out:
-            _write(arguments.out, models, pd.concat(rows), text)
-    failed = {k: v for model in models for k, v in model.unreadable.items()}
-    return Outcome(text, failed, table_of(models).to_dict("records"))
+            tables = {"per_picture.csv": pd.concat(rows), "segmentation.csv": table}
+            write_report(arguments.out, tables, "segmentation.md", text)
+    failed = {name: why for reasons in unreadable.values() for name, why in reasons.items()}
+    return Outcome(text, failed, table.to_dict("records"))
 
 
 def _check_options(arguments: EvaluationArguments) -> None:
@@ -357,8 +356,9 @@ def _check_options(arguments: EvaluationArguments) -> None:
 
 def _measured(
     arguments: EvaluationArguments, folder: Path
-) -> Iterator[tuple[Segmented, pd.DataFrame]]:
-    """Each checkpoint's scores and rows; all are loaded first, so that mistakes show at once."""
+) -> Iterator[tuple[dict[str, object], pd.DataFrame, dict[str, str]]]:
+    """Each checkpoint's line and rows, and why pictures could not be read; all are loaded first, so
+    that mistakes show at once."""
     device = pick_device(arguments.device)
     loaded = []
     for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
@@ -371,16 +371,9 @@ def _measured(
     for model in loaded:
         model.network.to(device)
         rows, counts, unreadable = _answers(model, places, device)
-        scores, config = scored(counts), model.config
-        present = int(counts.sum(0)[1].astype(bool).sum())
-        paper = counterpart(config, len(counts))
-        over = None if first is None else _over(counts, first)
         first = counts if first is None else first
-        head, number = config.segmentation.head, len(counts)
-        yield (
-            Segmented(model.label, head, scores, number, present, unreadable, paper, over),
-            rows,
-        )
+        line = line_of(model.label, model.config, counts, first, len(unreadable))
+        yield line, rows, unreadable
 
 
 def _check_labels(models: Sequence[_Loaded], largest: int) -> None:
@@ -393,13 +386,6 @@ def _check_labels(models: Sequence[_Loaded], largest: int) -> None:
                 "classes. Expected the classes that the model was trained on: give its data, or a "
                 "model of this data."
             )
-
-
-def _over(counts: Counts, first: Counts) -> Score | None:
-    """How much higher the mIoU is than the first model's; None if these are not the same pictures
-    with the same classes."""
-    same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
-    return difference(counts, first)["miou"] if same else None
 
 
 def _validation(folder: Path, config: TrainingConfig) -> Pairs:
@@ -452,10 +438,3 @@ def _answers(
         )
     stacked = np.stack(counts).astype(np.float64)
     return pd.DataFrame(rows, columns=columns), stacked, unreadable
-
-
-def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:
-    table = table_of(models)
-    write_atomically(out / "per_picture.csv", lambda path: rows.to_csv(path, index=False))
-    write_atomically(out / "segmentation.csv", lambda path: table.to_csv(path, index=False))
-    write_atomically(out / "segmentation.md", lambda path: path.write_text(text, encoding="utf-8"))

@@ -201,27 +201,20 @@ def _place(name: PurePosixPath) -> tuple[str, str] | None:
 TRIES = 10
 """Crops that are drawn until none of the classes has too large a share."""
 
-Box = tuple[int, int]
-
-
-class Pixels:
-    """From an 8-bit picture to the network's input."""
-
-    def __init__(self, config: TrainingConfig) -> None:
-        self.mean = torch.tensor(config.model.mean).view(3, 1, 1)
-        self.std = torch.tensor(config.model.std).view(3, 1, 1)
-
-    def __call__(self, picture: Image.Image) -> Tensor:
-        """(3, h, w), normalised."""
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
-        return (pixels - self.mean) / self.std
-
 
 class Whole:
     """A picture whose short side is the network's, and the label map as it is."""
 
     def __init__(self, config: TrainingConfig) -> None:
-        self.side, self.pixels = config.model.img_size, Pixels(config)
+        self.side = config.model.img_size
+        self.settings, self.flip = config.segmentation, config.augmentation.flip
+        self.mean = torch.tensor(config.model.mean).view(3, 1, 1)
+        self.std = torch.tensor(config.model.std).view(3, 1, 1)
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """An 8-bit picture as the network's input (3, h, w), normalised."""
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        return (pixels - self.mean) / self.std
 
     def __call__(
         self, picture: Image.Image, labels: NDArray[np.uint8], seed: int = 0
@@ -231,15 +224,11 @@ class Whole:
         return self.pixels(short_side), torch.from_numpy(labels)
 
 
-class Augmented:
+class Augmented(Whole):
     """A random crop of a randomly enlarged picture, mirrored half of the time."""
 
-    def __init__(self, config: TrainingConfig) -> None:
-        self.side, self.pixels = config.model.img_size, Pixels(config)
-        self.settings, self.flip = config.segmentation, config.augmentation.flip
-
     def __call__(
-        self, picture: Image.Image, labels: NDArray[np.uint8], seed: int
+        self, picture: Image.Image, labels: NDArray[np.uint8], seed: int = 0
     ) -> tuple[Tensor, Tensor]:
         """The crop (3, S, S) and its labels (S, S); where the picture ended, both are 0."""
         chance = random.Random(seed)
@@ -247,29 +236,18 @@ class Augmented:
         picture = scaled(picture, short, Image.Resampling.BILINEAR)
         numbers = np.array(scaled(Image.fromarray(labels), short, Image.Resampling.NEAREST))
         for _ in range(TRIES):
-            box = self._drawn(picture.size, chance)
-            crop = self._of(numbers, box)
+            left, top = (chance.randint(0, max(length - self.side, 0)) for length in picture.size)
+            crop = numbers[top : top + self.side, left : left + self.side]
             if self._mixed(crop):
                 break
-        pixels = self._padded(self.pixels(self._cut(picture, box)))
-        cropped = self._padded(torch.from_numpy(crop.copy()))
+        height, width = crop.shape
+        cut = picture.crop((left, top, left + width, top + height))
+        missing = (0, self.side - width, 0, self.side - height)
+        pixels = torch.nn.functional.pad(self.pixels(cut), missing)
+        cropped = torch.nn.functional.pad(torch.from_numpy(crop.copy()), missing)
         if self.flip and chance.random() < 0.5:
             return pixels.flip(-1), cropped.flip(-1)
         return pixels, cropped
-
-    def _drawn(self, size: Box, chance: random.Random) -> Box:
-        """Left and top of a crop; 0 where the picture is the smaller one."""
-        left, top = (chance.randint(0, max(length - self.side, 0)) for length in size)
-        return left, top
-
-    def _of(self, numbers: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-        left, top = box
-        return numbers[top : top + self.side, left : left + self.side]
-
-    def _cut(self, picture: Image.Image, box: Box) -> Image.Image:
-        left, top = box
-        right, bottom = min(left + self.side, picture.width), min(top + self.side, picture.height)
-        return picture.crop((left, top, right, bottom))
 
     def _mixed(self, crop: NDArray[np.uint8]) -> bool:
         """Whether no class has too large a share of the labelled pixels."""
@@ -277,10 +255,6 @@ class Augmented:
         return bool(counts.sum()) and bool(
             counts.max() <= self.settings.most_of_one_class * counts.sum()
         )
-
-    def _padded(self, crop: Tensor) -> Tensor:
-        below, right = (self.side - length for length in crop.shape[-2:])
-        return torch.nn.functional.pad(crop, (0, right, 0, below))
 
 
 def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Image:
@@ -296,7 +270,7 @@ def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Ima
 class _Drawn:
     """The `loaded_batches.Items` of pictures with label maps."""
 
-    def __init__(self, pairs: Pairs, transform: Augmented | Whole) -> None:
+    def __init__(self, pairs: Pairs, transform: Whole) -> None:
         self.pairs, self.transform = pairs, transform
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Tensor] | ImageError:

@@ -11,8 +11,9 @@ x̃ is x with a share γ of its patches shuffled; a model with an unknown embedd
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,8 +151,8 @@ def _measured(
     best = logits.topk(min(5, logits.shape[-1])).indices.tolist()
     rows: list[dict[str, object]] = []
     for gamma in protocol.gammas:
-        drawn = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
-        mask, permutation = (one.expand(len(records), -1) for one in drawn)
+        puzzle = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+        mask, permutation = (one.expand(len(records), -1) for one in puzzle)
         shuffled = shuffle_patches(images, permutation, model.patch_size)
         shuffled_logits, shuffled_embedding = _outputs(model, shuffled, mask)
         distance = (embedding - shuffled_embedding).norm(dim=-1).tolist()
@@ -373,10 +374,7 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
     check_options(arguments)
-    if arguments.out:
-        keep_apart(arguments.out, {"--data": arguments.data})
-        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
-        keep_earlier(output_folder(arguments.out), "summary.csv", named)
+    prepare_folder(arguments, "summary.csv", "data")
     models: list[Evaluated] = []
     text = ""
     for model in evaluate(arguments):
@@ -384,9 +382,30 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
         table = summary_table(models, arguments.preset)
         text = markdown(table, models)
         if arguments.out:
-            _write(arguments.out, models, table, text)
+            rows = pd.concat([model.rows.assign(model=model.label) for model in models])
+            tables = {"per_image.csv": rows, "summary.csv": table}
+            write_report(arguments.out, tables, "table.md", text)
+            if table["gamma"].nunique() > 1:
+                draw_sweep(table, arguments.out / "sweep.png")
     failed = {k: v for model in models for k, v in model.failed.items()}
     return Outcome(text, failed, summary_table(models, arguments.preset).to_dict("records"))
+
+
+def prepare_folder(arguments: EvaluationArguments, table: str, *images: str) -> None:
+    """Make --out before any work: apart from the images that these options name, and without a
+    `table` of other models, which would be lost."""
+    if arguments.out:
+        options = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in images}
+        keep_apart(arguments.out, options)
+        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+        keep_earlier(output_folder(arguments.out), table, named)
+
+
+def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text: str) -> None:
+    """Write the tables as CSV files, and the Markdown text under its name, each whole or not."""
+    for file, table in tables.items():
+        write_atomically(out / file, partial(table.to_csv, index=False))
+    write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def check_options(arguments: EvaluationArguments) -> None:
@@ -487,12 +506,3 @@ def papers_row(
     if arguments.paper_row is not None:
         return TABLE4[arguments.paper_row]
     return counterpart(recipe_in(read_metadata(checkpoint.source)))
-
-
-def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:
-    rows = pd.concat([model.rows.assign(model=model.label) for model in models])
-    write_atomically(out / "per_image.csv", lambda path: rows.to_csv(path, index=False))
-    write_atomically(out / "summary.csv", lambda path: table.to_csv(path, index=False))
-    write_atomically(out / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
-    if table["gamma"].nunique() > 1:
-        draw_sweep(table, out / "sweep.png")

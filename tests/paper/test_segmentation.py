@@ -187,10 +187,16 @@ def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
 # weights to start from
 
 
-def mjp_classifier(tmp_path: Path, **changes: Any) -> Path:
-    """Weights with MJP of the small network's sizes, trained for an epoch on ten other classes."""
-    model = {"img_size": 8, "patch_size": 4, "depth": 4, **changes.pop("model", {})}
-    config = classifier(model=model, recipe={"epochs": 1}, **changes)
+def starting_weights(tmp_path: Path, *, mjp: bool = True, swin: bool = False) -> Path:
+    """A classifier of the small segmentation's sizes but for half its side, with E_unk or without,
+    trained for an epoch on other classes."""
+    changes: dict[str, Any] = {} if mjp else {name: dict(part) for name, part in PLAIN.items()}
+    shape = {"patch_size": 4, "depth": 4, "img_size": 8}
+    if swin:
+        shape = {"patch_size": 4, "img_size": 56, "embed_dim": 8, "num_heads": 2}
+        changes |= {"family": "swin", "stages": [1, 1], "data": {"native_size": 28}}
+    changes["model"] = {**changes.get("model", {}), **shape}
+    config = classifier(recipe={"epochs": 1}, **changes)
     data = class_folders(tmp_path / "classes")
     return train(config, data=data, out=tmp_path / "classifier", device="cpu")
 
@@ -207,7 +213,7 @@ def start_of(checkpoint: Path, **changes: Any) -> Any:
 
 def test_training_starts_from_the_weights_of_a_classifier_with_mjp(tmp_path: Path) -> None:
     """The picture is twice as large, so the table of positions is resampled and all else equal."""
-    began, stored = start_of(mjp_classifier(tmp_path))
+    began, stored = start_of(starting_weights(tmp_path))
     assert {name for name in stored if name not in began} == {
         *("head.weight", "head.bias"),
         *(name for name in stored if name.startswith("dal_regressor")),
@@ -224,8 +230,7 @@ def test_training_starts_from_the_weights_of_a_classifier_with_mjp(tmp_path: Pat
 def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> None:
     """At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
     sizes = {"family": "swin", "stages": [1, 1]}
-    shape = {"embed_dim": 8, "num_heads": 2, "img_size": 56}
-    path = mjp_classifier(tmp_path, model=shape, data={"native_size": 28}, **sizes)
+    path = starting_weights(tmp_path, swin=True)
     larger = {**SWIN["model"], "img_size": 112}
     began, stored = start_of(path, model=larger, **sizes)
     assert began["absolute_pos_embed"].shape == (1, 28 * 28, 8)
@@ -254,26 +259,13 @@ def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> No
 def test_weights_of_another_geometry_are_refused_before_any_picture_is_read(
     ade: Path, tmp_path: Path, wrong: dict[str, int], said: str
 ) -> None:
-    path = mjp_classifier(tmp_path)
+    path = starting_weights(tmp_path)
     for picture in ade.rglob("*.jpg"):
         picture.write_bytes(b"no image")
     config = small(initial={"checkpoint": str(path)}, model=wrong)
     with pytest.raises(UserError, match=rf"model\.safetensors.*{said}"):
         train(config, data=ade, out=tmp_path / "run", device="cpu", workers=0)
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
-
-
-def starting_weights(tmp_path: Path, *, mjp: bool, swin: bool) -> Path:
-    """A classifier of the small segmentation's sizes, with E_unk or without."""
-    changes: dict[str, Any] = {} if mjp else {name: dict(part) for name, part in PLAIN.items()}
-    shape = {"patch_size": 4, "depth": 4, "img_size": 8}
-    if swin:
-        shape = {"patch_size": 4, "img_size": 56, "embed_dim": 8, "num_heads": 2}
-        changes |= {"family": "swin", "stages": [1, 1], "data": {"native_size": 28}}
-    changes["model"] = {**changes.get("model", {}), **shape}
-    config = classifier(recipe={"epochs": 1}, **changes)
-    data = class_folders(tmp_path / "classes")
-    return train(config, data=data, out=tmp_path / "classifier", device="cpu")
 
 
 @pytest.mark.nightly
