@@ -257,7 +257,7 @@ class Run:
             finished.store = self.store
             write_experiment(self.root, file, self.job.experiment, self.job.made_with)
             self.listed = self._listed(stored)
-            self._write_cells()
+            self.store.write_cells(list(self.listed.values()))
             foreseen = forecast(self.plan, self.source)
             engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as progress:
@@ -363,9 +363,6 @@ class Run:
                 listed[key] = {**listed.get(key, {}), **columns}
         return listed
 
-    def _write_cells(self) -> None:
-        self.store.write_cells(list(self.listed.values()))
-
     def _say_start(
         self,
         damaged: Sequence[Path],
@@ -412,7 +409,7 @@ class Run:
         self.facts |= opened.facts
         for facts in opened.facts.values():
             self.listed[str(facts.outcome.cell_key)] = dict(facts.columns)
-        self._write_cells()
+        self.store.write_cells(list(self.listed.values()))
         if opened.uploads is None:
             if opened.trace:
                 self._say_fault(f"{opened.name}: FAILED. {opened.reason}.", opened.trace)

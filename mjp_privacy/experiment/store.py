@@ -442,18 +442,16 @@ class CellRows:
     @cached_property
     def order(self) -> NDArray[np.int64] | None:
         """The order of the rows by block; None where they stand in it."""
-        order = np.argsort(
-            np.concatenate([*map(self._blocks, range(len(self.files)))]), kind="stable"
-        )
+        blocks: list[NDArray[np.int64]] = []
+        for at, (file, kept) in enumerate(zip(self.files, self.kept, strict=True)):
+            if file.block.isdigit():
+                count = len(self.contents[at].ids) if kept is None else int(kept.sum())
+                blocks.append(np.full(count, int(file.block), dtype=np.int64))
+            else:  # a file that others were put into
+                own = self.piece(at, ["block"])["block"]
+                blocks.append(np.asarray(own.to_numpy(), dtype=np.int64))
+        order = np.argsort(np.concatenate(blocks), kind="stable")
         return None if (np.diff(order) == 1).all() else order
-
-    def _blocks(self, at: int) -> NDArray[np.int64]:
-        """The block of each row of a file that counts."""
-        if not self.files[at].block.isdigit():
-            return np.asarray(self.piece(at, ["block"])["block"].to_numpy(), dtype=np.int64)
-        kept = self.kept[at]
-        count = len(self.contents[at].ids) if kept is None else int(kept.sum())
-        return np.full(count, int(self.files[at].block), dtype=np.int64)
 
     @property
     def ids(self) -> list[list[str]]:

@@ -117,7 +117,8 @@ OF_KIND: Mapping[Kind, Sequence[str]] = {
 def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
     """The engine of a command line: --engine, a kind or a YAML file, and the options given beside.
 
-    engine_config("local", {"workers": 2}); options that are None were not given
+    engine_config("local", {"workers": 2}); options that are None were not given, and those that the
+    engine does not know are refused
     """
     given = {name: value for name, value in options.items() if value is not None}
     where = "the command line"
@@ -127,7 +128,13 @@ def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfi
         section, where = _section(engine)
         fields = {**section, **given}
     config = parse(EngineConfig, fields, where, {})
-    _refuse_idle(config, where)
+    known = OF_KIND[config.kind]
+    if idle := [name for name in _given(config) if name not in known]:
+        able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
+        raise UserError(
+            f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
+            f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
+        )
     return config
 
 
@@ -147,17 +154,6 @@ def _section(engine: str) -> tuple[Mapping[str, Any], str]:
             f"{shown(', '.join(map(str, content))) or 'an empty file'}."
         )
     return section, f"{path}, engine"
-
-
-def _refuse_idle(config: EngineConfig, where: str) -> None:
-    """Raise for options that this engine does not know."""
-    known = OF_KIND[config.kind]
-    if idle := [name for name in _given(config) if name not in known]:
-        able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
-        raise UserError(
-            f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
-            f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
-        )
 
 
 def check_engine(config: EngineConfig) -> None:

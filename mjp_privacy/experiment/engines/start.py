@@ -110,12 +110,18 @@ class LocalEngine:
                 self._unstarted[number] = f"worker {number} could not be started: {error}"
 
     def gone(self) -> Mapping[int, str]:
-        """Workers whose process ended."""
+        """Workers whose process ended, and what those printed last that ended by themselves."""
         gone, self._unstarted = self._unstarted, {}
         for number, process in list(self._processes.items()):
-            if (code := process.poll()) is not None:
-                del self._processes[number]
-                gone[number] = f"worker {number} {_death(code, self._log(number))}"
+            if (code := process.poll()) is None:
+                continue
+            del self._processes[number]
+            if code >= 0:
+                how = f"ended with code {code}{last_words(self._log(number))}"
+            else:
+                hint = ", as a system does that is out of memory" if code == -9 else ""
+                how = f"was killed by signal {-code}{hint}"
+            gone[number] = f"worker {number} {how}"
         return gone
 
     def close(self) -> None:
@@ -142,11 +148,3 @@ class LocalEngine:
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
             )
-
-
-def _death(code: int, log: Path) -> str:
-    """How a worker ended, in words; what it printed last is told where it ended by itself."""
-    if code >= 0:
-        return f"ended with code {code}{last_words(log)}"
-    hint = ", as a system does that is out of memory" if code == -9 else ""
-    return f"was killed by signal {-code}{hint}"

@@ -36,14 +36,18 @@ from mjp_privacy.core.files import watch_folder, working_folders, write_json
 from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.core.read import FileKind, read_json
 from mjp_privacy.core.text import first_of
+from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.plan import Finished, make_plan
+from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import NO_MEMORY, Worker
+from mjp_privacy.uploads.faults import known_uploads
+from mjp_privacy.uploads.folder import UploadFolder, group_uploads
 
 FOLDER = "work"
 END = "end"
@@ -85,34 +89,23 @@ class Job:
         return read_json(path, JOB, Job)
 
     def source(self) -> UploadSource:
-        """The source of the run's uploads."""
-        return self._recorded() if self.uploads is not None else self._simulated()
-
-    def _simulated(self) -> UploadSource:
-        from mjp_privacy.data import open_images
-        from mjp_privacy.experiment.simulated import Simulated
-
+        """The source of the run's uploads, opened where the worker stands."""
+        device = torch.device(self.device)
+        if self.uploads is not None:
+            folder = Path(self.uploads)
+            known = known_uploads(UploadFolder(folder), self.refused)
+            groups = group_uploads(known, self.limit, self.refused)
+            return Recorded(folder, {group.name: group for group in groups}, device, self.refused)
         opened = open_images(str(self.images), self.labels)
-        known = {record.image_id: record for record in opened.records}
-        if lost := [name for name in self.chosen if name not in known]:
+        by_name = {record.image_id: record for record in opened.records}
+        if lost := [name for name in self.chosen if name not in by_name]:
             raise UserError(
                 f"{len(lost)} image(s) of the run are not at {self.images} where the worker looks "
                 f"({first_of(lost, 1)}): expected workers to see the same files as the command. "
                 "Put them on a shared file system."
             )
-        chosen = [known[name] for name in self.chosen]
-        return Simulated(self.experiment, opened, chosen, torch.device(self.device))
-
-    def _recorded(self) -> UploadSource:
-        from mjp_privacy.experiment.recorded import Recorded
-        from mjp_privacy.uploads.faults import known_uploads
-        from mjp_privacy.uploads.folder import UploadFolder, group_uploads
-
-        folder = Path(str(self.uploads))
-        known = known_uploads(UploadFolder(folder), self.refused)
-        groups = group_uploads(known, self.limit, self.refused)
-        by_name = {group.name: group for group in groups}
-        return Recorded(folder, by_name, torch.device(self.device), self.refused)
+        chosen = [by_name[name] for name in self.chosen]
+        return Simulated(self.experiment, opened, chosen, device)
 
 
 @dataclass(frozen=True, order=True)
