@@ -30,7 +30,7 @@ from mjp_privacy.core.text import shown
 if TYPE_CHECKING:
     from mjp_privacy.interfaces import Attack, Control
 
-__all__ = ["ATTACKS", "CONTROLS", "TRAITS", "find_attack", "traits_of"]
+__all__ = ["ATTACKS", "CONTROLS", "TRAITS", "find_attack", "lacks_parts", "traits_of"]
 
 ATTACKS: Registry[Entry] = Registry("attack")
 CONTROLS: Registry[Entry] = Registry("control")
@@ -42,6 +42,7 @@ TRAITS: Mapping[str, str] = {
     "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
     "8 bit": "takes pixels for multiples of 1/255",
     "steps": "optimises in steps, and may stop before it has converged",
+    "patches": "reads a ViT's patch embedding and positions alone, so it meets any of timm's",
     "any network": "reads no part of a ViT, so it meets a Swin or a ResNet as well",
     "batches": "is made for batches of several pictures",
     "shared pictures": "finds the pictures that uploads of other batches share",
@@ -80,6 +81,11 @@ _attack(
     "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
 )
 _attack("pixel_lattice", "masked_span:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
+_attack(
+    "patch_lattice",
+    "masked_span:PatchLattice",
+    "one upload without positions' gradient: all patches by a lattice, placed by their borders",
+)
 _attack(
     "multi_round",
     "masked_span:MultiRound",
@@ -132,6 +138,16 @@ _control("mean_image", "controls:MeanImage", "floor: the mean colour of photogra
 _control("other_image", "controls:OtherImage", "floor: another image of the same block")
 _control("oracle_inverse", "controls:OracleInverse", "ceiling: the true embeddings, inverted")
 
+NOT_A_VIT = {
+    "timm": "blocks, and those of timm's other networks compute something else",
+    "swin": "patch embedding and positions: a Swin normalises its embedded patches before any "
+    "position is added, so that the gradients of its table and of its patch embedding are no "
+    "linear system in the patches",
+    "resnet": "patch embedding and positions: a ResNet has no patch embedding and no position "
+    "embeddings",
+}
+"""Why what reads the parts of a ViT has nothing to read in networks of another family."""
+
 MEMBERS = ("name", "published", "victim", "uploads", "needs", "unsupported", "run")
 CONTROL_MEMBERS = ("name", "role", "run")
 
@@ -170,6 +186,17 @@ def traits_of(name: str) -> frozenset[str]:
     if name not in ATTACKS:
         return frozenset()
     return frozenset(getattr(_loaded(name, ATTACKS[name]), "traits", ()))
+
+
+def lacks_parts(name: str, family: str) -> str | None:
+    """Why an attack has nothing to read in networks of this family (`models.families`), or None.
+
+    lacks_parts("april", "timm") says that timm's networks compute something else
+    """
+    reads = traits_of(name)
+    if family == "vit" or "any network" in reads or (family == "timm" and "patches" in reads):
+        return None
+    return f"it reads a plain ViT's {NOT_A_VIT[family]}"
 
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:

@@ -78,7 +78,10 @@ class BatchSpanAttack(Usual):
 
     prior: str = "fitted"
     name: ClassVar[str] = "batch_span"
-    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = (
+        *("batches", "masks", "noise"),
+        *("public photographs", "patches"),
+    )
 
     @property
     def alone(self) -> MaskedSpan:
@@ -294,11 +297,11 @@ class _Fit:
     def _seen(self, pictures: Tensor) -> Tensor:
         """Pictures (B, N, p) as (B, C, H, W) in the model's precision."""
         size, channels = self.energy.patch_size, len(self.energy.mean)
-        return to_images(pictures, size, channels).to(self.distance.model.cls_token)
+        return to_images(pictures, size, channels).to(self.distance.model.like)
 
     def _seen_box(self) -> tuple[Tensor, Tensor]:
         """Black and white, normalised (C, 1, 1)."""
-        like = self.distance.model.cls_token
+        like = self.distance.model.like
         mean, std = (
             torch.tensor(x).view(-1, 1, 1).to(like)
             for x in (self.view.pixels.mean, self.view.pixels.std)
@@ -325,7 +328,7 @@ class GradientDistance:
         """To the gradients (*shape) of one step; `mask` (B, N) where the model can mask."""
         usable = {name: grad for name, grad in grads.items() if float(grad.norm()) > LEAST}
         own = {name: value.detach() for name, value in model.named_parameters() if name in usable}
-        dtype = model.cls_token.dtype
+        dtype = model.like.dtype
         return cls(
             model,
             {name: value.clone().requires_grad_() for name, value in own.items()},

@@ -79,7 +79,7 @@ class OracleInverse:
         """The images that are scored against, through the patch embedding and back."""
         wanted = inputs.images if view.against == "input" else truth.images
         assert isinstance(view.model, LoadedModel)
-        device = view.model.cls_token.device
+        device = view.model.like.device
         return Reconstruction(oracle_inverse(view.model, wanted.to(device)).cpu())
 
 

@@ -37,7 +37,7 @@ slides along, and a mean over such results is a blur. So a result is first laid 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -155,10 +155,7 @@ class _Board:
         empty = np.zeros((1, number))
         sides = (sideways.T, sideways, downwards.T, downwards)
         costs = np.stack([np.concatenate((side, empty)) for side in sides])
-        frame = np.full((grid + 2, grid + 2), number)
-        frame[1:-1, 1:-1] = np.arange(number).reshape(grid, grid)
-        around = (frame[1:-1, 2:], frame[1:-1, :-2], frame[2:, 1:-1], frame[:-2, 1:-1])
-        return _Board(costs, np.stack([side.ravel() for side in around], axis=1), grid)
+        return _Board(costs, _neighbours(grid), grid)
 
     def at(self, arranged: Places, places: Places) -> Costs:
         """Cost (places, N) of putting each piece at each place, beside its present neighbours."""
@@ -172,13 +169,26 @@ class _Board:
         return float(cost.sum()) / 2
 
 
+def _neighbours(grid: int) -> Places:
+    """The neighbours (N, 4) of every place of a square grid."""
+    number = grid * grid
+    frame = np.full((grid + 2, grid + 2), number)
+    frame[1:-1, 1:-1] = np.arange(number).reshape(grid, grid)
+    around = (frame[1:-1, 2:], frame[1:-1, :-2], frame[2:, 1:-1], frame[:-2, 1:-1])
+    return np.stack([side.ravel() for side in around], axis=1)
+
+
 def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     """The best arrangement found: (N+1,) the piece at each position, the last entry for outside."""
     rng = np.random.default_rng(derive_seed("jigsaw solver", board.grid, len(free)))
     best: Places = np.arange(len(board.neighbours) + 1)
     pieces = best[free]
     best[free] = len(board.neighbours)
-    best = _improve(board, _grow(board, best, free, pieces), free)
+    if len(free) == len(board.neighbours):
+        best = _grown_from_anywhere(board)
+    else:
+        best = _grow(board, best, free, pieces)
+    best = _improve(board, best, free)
     energy = board.energy(best)
     for number in range(rounds):
         if spent():
@@ -223,6 +233,50 @@ def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Pl
         arranged[places[place]] = pieces[piece]
         places, pieces = np.delete(places, place), np.delete(pieces, piece)
     return arranged
+
+
+def _grown_from_anywhere(board: _Board) -> Places:
+    """The best arrangement that grows from one of the pieces where no place is known: on a canvas
+    of almost four times the grid, for nothing says which part of the picture the first piece is."""
+    trials = []
+    for first in range(len(board.neighbours)):
+        trials.append(_grown_from(board, first))
+        if spent():
+            break
+    return min(trials, key=board.energy)
+
+
+def _grown_from(board: _Board, first: int) -> Places:
+    """The arrangement (N+1,) that grows from this piece, within a window of the grid's size."""
+    number, grid, side = len(board.neighbours), board.grid, 2 * board.grid - 1
+    canvas = replace(board, neighbours=_neighbours(side), grid=side)
+    rows, columns = np.divmod(np.arange(side * side), side)
+    arranged = np.full(side * side + 1, number)
+    arranged[side * side // 2] = first
+    left = np.delete(np.arange(number), first)
+    low = high = np.array([grid - 1, grid - 1])  # the corners of what is filled
+    while len(left):
+        inside = (rows > high[0] - grid) & (rows < low[0] + grid)
+        inside &= (columns > high[1] - grid) & (columns < low[1] + grid)
+        beside = (arranged[canvas.neighbours] < number).sum(1)
+        beside[~inside | (arranged[:-1] < number)] = 0
+        edge = np.flatnonzero(beside == beside.max())
+        at, piece = _surest(canvas.at(arranged, edge)[:, left])
+        place = edge[at]
+        arranged[place] = left[piece]
+        left = np.delete(left, piece)
+        corner = np.array([rows[place], columns[place]])
+        low, high = np.minimum(low, corner), np.maximum(high, corner)
+    return np.append(arranged[:-1][arranged[:-1] < number], number)
+
+
+def _surest(costs: Costs) -> tuple[int, int]:
+    """The place and the piece whose cost stands out most from that place's second best."""
+    if costs.shape[1] == 1:
+        return 0, 0
+    best, second = np.partition(costs, 1, axis=1)[:, :2].T
+    place = int(((best + 1e-9) / (second + 1e-9)).argmin())
+    return place, int(costs[place].argmin())
 
 
 def _improve(board: _Board, arranged: Places, free: Places) -> Places:

@@ -42,8 +42,9 @@ the gradient is too noisy, or too many patches are masked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -51,7 +52,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image, spent
-from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations import PATCH, PATCH_BIAS, QKV, TABLE, UNKNOWN
 from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.least_squares import condition_and_rank
@@ -68,6 +69,7 @@ from attacks.equations.patch_system import (
     normalised,
     patch_system,
     pictures,
+    too_few_equations,
 )
 from attacks.equations.sent_gradients import shows_its_rows
 from attacks.equations.span import (
@@ -117,7 +119,7 @@ class MaskedSpan(Usual):
     completion: Completion = "field"
     tokens: bool = True
     name: ClassVar[str] = "masked_span"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "noise", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = ("masks", "noise", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and block 0's qkv weights."""
@@ -265,7 +267,7 @@ class PixelLattice(Usual):
     tokens: bool = True
     most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs", "patches")
 
     @property
     def span(self) -> MaskedSpan:
@@ -289,10 +291,13 @@ class PixelLattice(Usual):
             return Refusal("batch", text)
         return self.span.unsupported(view)
 
+    def system(self, view: AttackerView) -> PatchSystem:
+        """The first upload's equations."""
+        return patch_system(view, view.updates[0])
+
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Exact patches where a lattice is found, else `masked_span`'s guess."""
-        update = view.updates[0]
-        system = patch_system(view, update)
+        update, system = view.updates[0], self.system(view)
         images, orders, lattice_found = [], [], []
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
@@ -355,6 +360,45 @@ class PixelLattice(Usual):
         pieces, members[hidden.cpu()] = _repeated(unmixed.patches, count)
         patches[hidden] = pieces.to(patches)
         return _Exact(unmixed, patches, members)
+
+
+@dataclass(frozen=True)
+class PatchLattice(PixelLattice):
+    """All patches as if MJP had masked every one, from the patch embedding's gradient alone.
+
+    Networks without a table of positions (RoPE, relative bias), and clients that keep its gradient,
+    send sum_i g_i x_i^T and, as the gradient of the bias, sum_i g_i: what dL/dE_unk is to masked
+    patches. Their places are those where their borders fit.
+    """
+
+    tokens: bool = field(default=False, init=False)
+    name: ClassVar[str] = "patch_lattice"
+    traits: ClassVar[tuple[str, ...]] = ("8 bit", "public photographs", "patches")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """The gradient of the patch embedding, weight and bias."""
+        return (PATCH, PATCH_BIAS)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the patches are no lattice in the upload, or None."""
+        if (refusal := lacks_gradients(view, PATCH, PATCH_BIAS)) is not None:
+            return refusal
+        if (batch := view.updates[0].batch) != 1:
+            text = f"the patches of {batch} pictures are mixed; batch 1 is needed"
+            return Refusal("batch", text)
+        if (patches := view.model.grid**2) > self.most:
+            side = math.isqrt(self.most) * view.model.patch_size
+            text = f"N = {patches} patches, and a lattice of {self.most} at most: up to {side} px"
+            return Refusal("underdetermined", text)
+        return too_few_equations(view.model)
+
+    def system(self, view: AttackerView) -> PatchSystem:
+        """The first upload's equations, in which every patch is hidden."""
+        update = view.updates[0]
+        total = gradient(view, update, PATCH).flatten(2)
+        hidden = torch.ones(len(total), view.model.grid**2, dtype=torch.bool, device=total.device)
+        rows = total.new_zeros(*hidden.shape, total.shape[1])
+        return PatchSystem(rows, total, hidden, gradient(view, update, PATCH_BIAS))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class PatchGradient(Usual):
     """X = lstsq(A^T, G), of minimum norm."""
 
     name: ClassVar[str] = "patch_gradient"
+    traits: ClassVar[tuple[str, ...]] = ("patches",)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and the patch embedding."""

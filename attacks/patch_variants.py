@@ -69,7 +69,7 @@ class PatchPriorAttack(PatchGradient):
 
     prior: str = "fitted"
     name: ClassVar[str] = "patch_prior"
-    traits: ClassVar[tuple[str, ...]] = ("noise", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = ("noise", "public photographs", "patches")
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """As `patch_gradient`, but too few equations are no reason: the prior fills in."""
@@ -107,7 +107,7 @@ class PlainStep(PatchGradient):
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
     name: ClassVar[str] = "plain_step"
-    traits: ClassVar[tuple[str, ...]] = ("masks",)
+    traits: ClassVar[tuple[str, ...]] = ("masks", "patches")
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Solve each picture's first unmasked upload; `plain_upload` is its number, 0 for none."""
@@ -137,7 +137,7 @@ class MaskLocator(Usual):
     """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
 
     name: ClassVar[str] = "mask_locator"
-    traits: ClassVar[tuple[str, ...]] = ("masks",)
+    traits: ClassVar[tuple[str, ...]] = ("masks", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Only the gradient of the position table."""
@@ -164,7 +164,7 @@ class PatchJigsaw(PatchGradient):
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "patch_jigsaw"
-    traits: ClassVar[tuple[str, ...]] = ("shuffled alone",)
+    traits: ClassVar[tuple[str, ...]] = ("shuffled alone", "patches")
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The pictures of the first upload as fed, sorted if the plain ones are asked for."""

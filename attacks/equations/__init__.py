@@ -4,6 +4,7 @@ The names here are those, in the model, of the parameters whose gradients attack
 """
 
 TABLE = "pos_embed"
+PATCH_BIAS = "patch_embed.proj.bias"
 SWIN_TABLE = "absolute_pos_embed"  # a row for each patch, none for a class token
 UNKNOWN = "unk_embed"
 PATCH = "patch_embed.proj.weight"

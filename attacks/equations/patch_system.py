@@ -85,9 +85,15 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
     return pseudo_gradient(update, sent, weights(view, update), name)
 
 
+def patch_rows(model: MJPVisionTransformer, table: Tensor) -> Tensor:
+    """The rows (n, N, D) of the patches in position tables (n, *table) or their gradients."""
+    return table.flatten(1, -2)[:, model.before :]
+
+
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
     """The system of one upload, less what does not depend on the picture."""
-    rows, total = gradient(view, update, TABLE)[:, 0, 1:], gradient(view, update, PATCH).flatten(2)
+    rows = patch_rows(view.model, gradient(view, update, TABLE))
+    total = gradient(view, update, PATCH).flatten(2)
     hidden = located(view, update)
     if update.dal_lambda and view.model.dal_regressor is not None:
         part = _localization_part(view, update, hidden)
@@ -104,8 +110,9 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
     count as masked only if the model can mask at all."""
     can_mask = view.model.unk_embed is not None
     if update.position_noise and can_mask:
-        return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
-    rows = gradient(view, update, TABLE)[:, 0, 1:]
+        table = update.grads[TABLE].double().flatten(1, -2)
+        return drowned_rows(table, update.position_noise, view.model.before)
+    rows = patch_rows(view.model, gradient(view, update, TABLE))
     hidden = zero_rows(rows, rounding_error(view, update))
     if TABLE in update.noise and can_mask:
         hidden |= quiet_rows(rows, error_of(update, TABLE))
@@ -148,20 +155,21 @@ def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
     return rows.abs().amax(-1) <= error
 
 
-def drowned_rows(table: Tensor, noise: float) -> Tensor:
-    """Which patch rows of a noisy table (n, N+1, D) are no longer than noise alone; (n, N) bool.
+def drowned_rows(table: Tensor, noise: float, before: int = 1) -> Tensor:
+    """Which patch rows of a noisy table (n, before + N, D) are no longer than noise alone; (n, N)
+    bool.
 
     The standard deviation of the recipe's noise is `noise` times the rms of the table's nonzero
-    entries before the noise, the class token's row included. How many entries are nonzero depends
-    on the masked rows, so both are found in turn.
+    entries before the noise, the rows before the patches' included. How many entries are nonzero
+    depends on the masked rows, so both are found in turn.
     """
     squares = table.square()
     total, entries = squares.sum((1, 2)), table[0].numel()
-    rows, width = squares[:, 1:].mean(-1), table.shape[-1]
+    rows, width = squares[:, before:].mean(-1), table.shape[-1]
     longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
     hidden = torch.zeros_like(rows, dtype=torch.bool)
     for _ in range(NOISE_STEPS):
-        nonzero = ((~hidden).sum(-1) + 1) * width
+        nonzero = ((~hidden).sum(-1) + before) * width
         variance = noise**2 * total / (nonzero + noise**2 * entries)
         hidden = rows <= variance.unsqueeze(-1) * longest**2
     return hidden

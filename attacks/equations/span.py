@@ -246,6 +246,8 @@ class TokenEquations:
 def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     """Why the equations (*) cannot be set up for an upload, or None."""
     model = view.model
+    if model.family != "vit":
+        return Refusal("block", "block 0 is timm's own, of which no equations are known here")
     if model.first_block != "intact" or not isinstance(
         getattr(model.blocks[0], "norm1", None), torch.nn.LayerNorm
     ):

@@ -113,7 +113,7 @@ class FedSGDClient:
 
     def in_one_pass(self, names: Sequence[str]) -> bool:
         """Whether these gradients take one forward and backward pass of all images together."""
-        one_loss = self.model.family == "vit" and not self.localizes
+        one_loss = self.model.family in ("vit", "timm") and not self.localizes
         plain = one_loss and self.config.autocast == "none"
         return plain and all(is_simple(self.model, name) for name in names)
 
@@ -282,6 +282,8 @@ def is_simple(model: LoadedModel, name: str) -> bool:
     if name.startswith("dal_regressor."):  # the logits do not depend on it
         return False
     owner = model.get_submodule(name.rpartition(".")[0])
+    if model.family != "vit":  # what calls its other layers, and with what, is timm's own affair
+        return owner is model.patch_embed.proj
     return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
 
 

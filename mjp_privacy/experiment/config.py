@@ -71,7 +71,7 @@ class ModelConfig:
     """One model. Fields left out come from the named model or from the checkpoint."""
 
     model: Label | None = None
-    """A named model (vit_small, deit_small_mjp, ...) or a plain timm ViT (vit_tiny_patch16_224)."""
+    """A named model (vit_small, deit_small_mjp, ...) or a timm ViT (vit_small_patch14_dinov2)."""
     checkpoint: PathText | None = None
     """A file, timm:NAME, or random. --weights overrides it."""
     unknown_init: Literal["mean_position", "zeros", "random"] | None = None

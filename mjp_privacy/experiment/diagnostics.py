@@ -21,6 +21,7 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_positions,
     located,
+    patch_rows,
     per_image,
     rounding_error,
 )
@@ -325,7 +326,7 @@ def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
         return None
     hidden = located(view, update)
     # no row may be so small that the rounding of weights could have emptied it
-    longest = gradient(view, update, TABLE)[:, 0, 1:].abs().amax(-1)
+    longest = patch_rows(view.model, gradient(view, update, TABLE)).abs().amax(-1)
     smallest = longest.where(~hidden, torch.inf).amin(-1)
     shown = smallest.isfinite() & (smallest > FAR * rounding_error(view, update))
     # nor may a defence have filled or emptied rows; one that says too little may have done anything

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attacks import traits_of
+from attacks import lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
@@ -43,12 +43,6 @@ NO_SERIES = Refusal(
     "it reads several uploads of the same images, and this client shuffles its images before every "
     "round (client.partners: fresh); only attacks that find what uploads share apply",
 )
-NOT_A_VIT = {
-    "swin": "a Swin normalises its embedded patches before any position is added, so that the "
-    "gradients of its table and of its patch embedding are no linear system in the patches",
-    "resnet": "a ResNet has no patch embedding and no position embeddings",
-}
-"""Why what reads the parts of a ViT has nothing to read in networks of another family."""
 NO_TRUTH = Refusal("target", "the private images were not given, so nothing is scored")
 
 
@@ -67,22 +61,23 @@ def refused_by_network(
     """Why the attack or the client does not suit a network that is no plain ViT, or None."""
     if model.family == "vit":
         return None
-    reason, client = NOT_A_VIT[model.family], cell.client
+    client = cell.client
     if client.positions != "own" or client.adapters is not None:
-        return Refusal(
-            "model", f"{reason}: its clients have positions: own and no low-rank adapters here"
-        )
+        text = f"clients of a {model.family} have positions: own and no low-rank adapters here"
+        return Refusal("model", text)
     if client.mode == "train" and model.family == "resnet":
         text = "in training mode a ResNet's batch norm mixes images: clients need client.mode: eval"
         return Refusal("model", text)
-    is_floor = isinstance(attack, Control) and attack.role == "floor"
-    if is_floor or "any network" in traits_of(attack.name):
+    if isinstance(attack, Control) and attack.role == "floor":
         return None
-    return Refusal("model", f"it reads a plain ViT's patch embedding and positions: {reason}")
+    reason = lacks_parts(attack.name, model.family)
+    return None if reason is None else Refusal("model", reason)
 
 
 def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | None:
     """Why uploads of this model, made by somebody else, do not suit the attack; or None."""
+    if (reason := lacks_parts(attack.name, model.family)) is not None:
+        return Refusal("model", reason)
     if attack.victim == "intact" or model.first_block == "closed_form":
         return None
     return Refusal(

@@ -183,16 +183,19 @@ def _wide(table: Tensor) -> Tensor:
 
 
 def filled_unknown(
-    state: dict[str, Tensor], unknown_init: UnknownInit | None, source: str, notes: list[str]
+    positions: Tensor, unknown_init: UnknownInit | None, source: str, notes: list[str]
 ) -> Tensor:
-    """E_unk (1, 1, D) for a checkpoint without one, as `unknown_init` says, with a note."""
+    """E_unk (1, 1, D) for a checkpoint without one, as `unknown_init` says, with a note.
+
+    positions  (1, N, D) the patches' rows of its table
+    """
     if unknown_init is None:
         raise UserError(
             f"{source} holds no unknown embedding (unk_embed, or an MJP table pos_embed.weight "
             "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
             "it: `unknown_init: mean_position` (the row will say so)."
         )
-    mean = _wide(state["pos_embed"])[:, 1:].mean(1, keepdim=True)
+    mean = _wide(positions).mean(1, keepdim=True)
     if unknown_init == "zeros":
         notes.append("unk_embed is not trained: set to zeros")
         return torch.zeros_like(mean)
@@ -253,7 +256,7 @@ def load_into(
         if name in state and getattr(model, name) is not None:
             state[name] = resampled(state[name], model.grid, name, notes, source)
     if model.unk_embed is not None and "unk_embed" not in state and "pos_embed" in state:
-        state["unk_embed"] = filled_unknown(state, unknown_init, source, notes)
+        state["unk_embed"] = filled_unknown(state["pos_embed"][:, 1:], unknown_init, source, notes)
         filled.append("unk_embed")
     expected = dict(model.named_parameters())
     _check_complete(expected, state, source, layout.unknown(file.tensors))

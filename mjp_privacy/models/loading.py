@@ -51,7 +51,14 @@ from mjp_privacy.models.spec import (
     stated,
 )
 from mjp_privacy.models.tensor_files import check_finite
-from mjp_privacy.models.zoo import check_timm_name, declared_normalisation, spec_by_name, timm_spec
+from mjp_privacy.models.timm_networks import load_timm, random_timm, states_timm
+from mjp_privacy.models.zoo import (
+    check_timm_name,
+    declared_normalisation,
+    is_timm_network,
+    spec_by_name,
+    timm_spec,
+)
 
 RANDOM = "random"
 NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
@@ -85,8 +92,9 @@ def load_model(
 ) -> LoadedModel:
     """A model in eval mode on the CPU, in float32, with its `card`: load_model("cifar_vit").
 
-    name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
-                 (`vit_tiny_patch16_224`, `vit_base_patch16_224.augreg_in21k_ft_in1k`).
+    name         a named model (`deit_small_mjp`, ...) or a timm ViT
+                 (`vit_tiny_patch16_224`, `vit_small_patch14_dinov2.lvd142m`). One that is no plain
+                 ViT is a `TimmNetwork`, which keeps timm's own forward.
                  Without a name the architecture is read off the checkpoint. `num_heads`, `mean`
                  and `std` do not show in tensors: they are taken from the file's metadata or the
                  JSON files beside it (`models.beside`), or must be given.
@@ -98,6 +106,8 @@ def load_model(
     unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
     """
     _check_how(unknown_init, seed)
+    if name is not None and is_timm_network(name):
+        return _of_timm(name, checkpoint, overrides, unknown_init, seed)
     spec, source = _asked_for(name, checkpoint, overrides)
     if source == RANDOM:
         return _random_model(spec, seed)
@@ -108,6 +118,9 @@ def load_model(
         state = to_own_names(file)
     else:  # names and shapes first: what does not fit costs neither time nor memory
         header = read_weight_file(source, shapes_only=True)
+        if states_timm(header):
+            file = read_weight_file(source)
+            return cast(LoadedModel, load_timm(file, name, overrides, unknown_init=unknown_init))
         if is_other(header):
             return cast(LoadedModel, load_other(name, read_weight_file(source), overrides))
         spec, _ = _outlined(spec, header, overrides, unknown_init)
@@ -136,6 +149,11 @@ def outline_model(
     """
     _check_how(unknown_init, seed)
     made_up = {} if whole else MADE_UP
+    if name is not None and is_timm_network(name):
+        supposed = {key: made_up[key] for key in ("mean", "std") if made_up}
+        given = {key: value for key, value in overrides.items() if value is not None}
+        given = {**supposed, **given}
+        return _of_timm(name, checkpoint, given, unknown_init, seed, outline=True)
     named, source = _asked_for(name, checkpoint, overrides)
     if source == RANDOM or source.startswith(TIMM_PREFIX):
         drawn = source == RANDOM
@@ -146,6 +164,8 @@ def outline_model(
             model = build(spec, spec.name if drawn else source)
     else:
         file = read_weight_file(source, shapes_only=True)
+        if states_timm(file):
+            return cast(LoadedModel, load_timm(file, name, overrides, outline=True))
         if is_other(file):
             return cast(LoadedModel, load_other(name, file, overrides, outline=True))
         spec, model = _outlined(named, file, overrides, unknown_init, made_up)
@@ -195,8 +215,37 @@ def check_values(name: str | None, checkpoint: str | Path | None) -> None:
     source = _asked_for(name, checkpoint, {})[1]
     if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
         file = read_weight_file(source)
-        state = file.tensors if is_other(file) else of_a_model(to_own_names(file))
+        others = states_timm(file) or is_other(file) or (name and is_timm_network(name))
+        state = file.tensors if others else of_a_model(to_own_names(file))
         check_finite(state, file.path, CHECKPOINT)
+
+
+def _of_timm(
+    name: str,
+    checkpoint: str | Path | None,
+    overrides: Mapping[str, Any],
+    unknown_init: UnknownInit | None,
+    seed: int,
+    *,
+    outline: bool = False,
+) -> LoadedModel:
+    """The network of timm's that is no plain ViT, from the place that `checkpoint` names."""
+    if checkpoint is None:
+        raise UserError(
+            f"Model {name!r} needs a checkpoint: expected a file of timm's tensors, timm:{name} "
+            "for a download, or random, got none. Give checkpoint=…, on the command line --weights."
+        )
+    source = str(checkpoint)
+    if source == RANDOM:
+        classes = {"num_classes": MADE_UP["num_classes"]} if outline else {}
+        given = {**classes, **overrides}
+        return cast(LoadedModel, random_timm(name, given, seed=seed, outline=outline))
+    if source.startswith(TIMM_PREFIX):
+        file = download_timm(source.removeprefix(TIMM_PREFIX))
+    else:
+        file = read_weight_file(source, shapes_only=outline)
+    network = load_timm(file, name, overrides, unknown_init=unknown_init, outline=outline)
+    return cast(LoadedModel, network)
 
 
 # the spec -----------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class MJPVisionTransformer(VisionTransformer):
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
     family: ClassVar[str] = "vit"  # `sizes.Family`: other networks of Table 1 stand beside it
+    before: ClassVar[int] = 1  # rows of the table before the patches': the class token's
     adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import ACTIVATIONS, Activation
 from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
+from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 
 HEADS = ("num_heads", "num_attention_heads")
 INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
@@ -61,14 +62,28 @@ def load_module(
         module = inner[0]
     tower = getattr(module, "visual", None)  # of open_clip's CLIP
     module = tower if isinstance(tower, nn.Module) else module
-    if isinstance(module, LoadedModel):
-        _check_card(module, {"mean": mean, "std": std})
-        return module
+    given = {"mean": mean, "std": std}
+    if isinstance(module, LoadedModel | TimmNetwork):
+        loaded = cast(LoadedModel, module)
+        _check_card(loaded, given)
+        return loaded
+    try:
+        return _plain_copy(module, given, num_heads)
+    except UserError:
+        if num_heads is not None or not type(module).__module__.startswith("timm."):
+            raise
+        return cast(LoadedModel, of_timm(module, **_normalisation(module, given)))
+
+
+def _plain_copy(
+    module: nn.Module, given: Mapping[str, Channels], num_heads: int | None
+) -> LoadedModel:
+    """The module as a plain ViT of this package; UserError where it computes something else."""
     source = type(module).__name__
     tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
     layout = recognised(tensors)
     names = {own: name for name in tensors for own in layout.own_names(name)}
-    pixels = _normalisation(module, {"mean": mean, "std": std})
+    pixels = _normalisation(module, given)
     double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
     dtype = torch.float64 if double else torch.float32
     state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}

@@ -1,10 +1,9 @@
-"""Models by name: the paper's, those of this package, and any plain timm ViT."""
+"""Models by name: the paper's, those of this package, and any ViT of timm."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def _named_models() -> Registry[ModelSpec]:
 
 
 NAMED_MODELS = _named_models()
-"""Those of names.yaml; the plain ViTs of timm and torchvision are known by their names."""
+"""Those of names.yaml; the ViTs of timm and torchvision are known by their names."""
 
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "tiny": (192, 12, 3),
@@ -52,8 +51,7 @@ _TIMM_NAME = re.compile(
 
 
 def spec_by_name(name: str) -> ModelSpec:
-    """A named model, a plain timm ViT such as `vit_tiny_patch16_224[.tag]`, or torchvision's
-    `vit_b_16`.
+    """A named model, a timm ViT such as `vit_tiny_patch16_224[.tag]`, or torchvision's `vit_b_16`.
 
     torchvision's names, and timm's without a tag, are architectures alone: mean and std must be
     given.
@@ -64,9 +62,23 @@ def spec_by_name(name: str) -> ModelSpec:
         width, depth, heads, patch = _TORCHVISION[name]
         return _plain_vit(name, _TORCHVISION_SIZE, patch, width, depth, heads)
     match = _TIMM_NAME.fullmatch(name)
+    if not match and is_timm_network(name):
+        return ModelSpec(name)  # the rest is timm's to say
     if not match:
         raise _unknown_model(name)
     return timm_spec(name) if match["tag"] else architecture(name)
+
+
+def is_timm_network(name: str) -> bool:
+    """Whether a name is of a network of timm's that is no plain ViT: `models.timm_networks`.
+
+    is_timm_network("vit_small_patch14_dinov2.lvd142m") is True
+    """
+    if name in NAMED_MODELS or name in _TORCHVISION or _TIMM_NAME.fullmatch(name):
+        return False
+    import timm
+
+    return timm.is_model(name.partition(".")[0])
 
 
 def _plain_vit(name: str, size: int, patch: int, width: int, depth: int, heads: int) -> ModelSpec:
@@ -137,14 +149,6 @@ def check_timm_name(name: str) -> None:
         raise unknown_name("timm model", name, tagged)
 
 
-MORE_THAN_PLAIN = {
-    "blocks.0.ls1.gamma": "layer scale",
-    "reg_token": "register tokens",
-    "dist_token": "a distillation token and two heads",
-}
-"""Parameters by which a timm ViT differs from a plain one, with the words for them."""
-
-
 def _plain_timm_names() -> list[str]:
     import timm
 
@@ -152,24 +156,11 @@ def _plain_timm_names() -> list[str]:
 
 
 def _unknown_model(name: str) -> UserError:
-    """The error for a name that is none of the named models and no plain ViT; of a network of
-    timm's it says what a plain ViT has not, as far as its parameters tell."""
-    import timm
-    import torch
-
-    base = name.partition(".")[0]
+    """The error for a name that is neither a named model nor timm's."""
     hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
-    if timm.is_model(base):
-        names: set[str] = set()
-        # Any of timm's families may need values; then it is not said how it differs.
-        with suppress(Exception), torch.device("meta"):
-            names = {name for name, _ in timm.create_model(base).named_parameters()}
-        parts = [words for parameter, words in MORE_THAN_PLAIN.items() if parameter in names]
-        differs = f": it has {' and '.join(parts)}" if parts else ""
-        hint = f" timm has it, but it is no plain ViT{differs}."
     return UserError(
-        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and every plain timm "
-        "ViT or DeiT by its name, such as vit_tiny_patch16_224."
+        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and every ViT of "
+        "timm by its name, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
     )
 
 

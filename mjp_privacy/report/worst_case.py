@@ -355,8 +355,8 @@ def _reason(members: Sequence[Line], outcomes: Sequence[tuple[str, str] | None])
 PREFERENCE = (
     *("plain_step", "shared_picture", "multi_round", "batch_lattice", "layer_span"),
     *("pixel_lattice", "masked_span", "batch_span", "span_matching", "patch_gradient"),
-    *("patch_jigsaw", "patch_prior", "token_span", "inverting_gradients", "gradvit"),
-    "april_optimization",
+    *("patch_jigsaw", "patch_lattice", "patch_prior", "token_span", "inverting_gradients"),
+    *("gradvit", "april_optimization"),
     *("april_prior", "april_unk_aware", "april"),
 )
 """The ladder from its top: which attack to trust first where no residual tells. It is the order of

@@ -341,8 +341,8 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
     rounding: dict[str, list[Tensor]] = {}
     for update in view.updates:
         system = patch_system(view, update)
-        token = system.rows.new_zeros(len(system.rows), 1, system.rows.shape[-1])
-        grads[TABLE].append(torch.cat((token, system.rows), 1).unsqueeze(1))
+        others = system.rows.new_zeros(len(system.rows), view.model.before, system.rows.shape[-1])
+        grads[TABLE].append(torch.cat((others, system.rows), 1).unsqueeze(1))
         shape = view.model.patch_embed.proj.weight.shape[1:]
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:

@@ -389,9 +389,16 @@ def _described(question: ModelQuestion, model: LoadedModel, heads: int | None) -
     return (
         f"{question.model}: N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
         f"{model.card.img_size} px, width D = {width}, p = {_values(model)} values a patch, "
-        f"{len(model.blocks)} blocks, {'heads not known' if heads is None else f'{heads} heads'}, "
+        f"{_inside(model, heads)}, "
         f"{'E_unk (it can mask)' if model.unk_embed is not None else 'no E_unk (it cannot mask)'}"
     )
+
+
+def _inside(model: LoadedModel, heads: int | None) -> str:
+    """How many blocks and heads a plain ViT has; of timm's other networks their class."""
+    if model.family != "vit":
+        return model.card.architecture.partition(" ")[0]
+    return f"{len(model.blocks)} blocks, {'heads not known' if heads is None else f'{heads} heads'}"
 
 
 def _remarks(question: ModelQuestion, model: LoadedModel) -> list[str]:

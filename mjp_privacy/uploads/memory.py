@@ -267,7 +267,7 @@ def own_uploads(
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
     """The model where the gradients are."""
-    on_cpu = model.cls_token.device.type == "cpu"
+    on_cpu = model.like.device.type == "cpu"
     return model if on_cpu else copy.deepcopy(model).to("cpu")
 
 

@@ -93,7 +93,8 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         )
     if sent.keys() <= own.keys():
         shaped = _with_step_axis(sent, {name: own[name] for name in sent}, "the model's")
-        named = recognised(own).to_own(shaped, axes=1)
+        timms = model.family == "timm"  # under its own names already
+        named = shaped if timms else recognised(own).to_own(shaped, axes=1)
     else:
         named = _of_another_layout(sent, own, model)
     parameters = dict(model.named_parameters())

@@ -37,6 +37,7 @@ from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest, save_tensors
+from mjp_privacy.models.timm_networks import TimmNetwork, stated_by
 from mjp_privacy.uploads.header import HEADER, UploadHeader, read_header, write_header
 
 TENSORS = FileKind(
@@ -157,7 +158,7 @@ class Upload:
 
     def _plain_vit(self, model: LoadedModel) -> LoadedModel:
         """The model; UserError where it is of another family, whose uploads are only simulated."""
-        if model.family == "vit":
+        if model.family in ("vit", "timm"):
             return model
         raise UserError(
             f"{shown(self.weights_path.name)}: expected the weights of a plain ViT, got a "
@@ -387,6 +388,8 @@ def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None
 def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The metadata of that file, without its digest."""
     card = model.card
+    if isinstance(model, TimmNetwork):
+        return stated_by(model)
     known = {
         **{name: getattr(card, name) for name in METADATA if hasattr(card, name)},
         "num_heads": model.blocks[0].attn.num_heads,  # type: ignore[union-attr]

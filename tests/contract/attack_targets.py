@@ -101,6 +101,18 @@ LINES = (
         images=2,
     ),
     AttackTarget(
+        "patch_lattice",
+        (PATCH, "patch_embed.proj.bias"),
+        STATIONARY,
+        mjp=EXACT,
+        plain=True,
+        any_positions=True,
+        any_batch=False,
+        eight_bit=True,
+        model=LARGE_PATCHES,
+        images=2,
+    ),
+    AttackTarget(
         "multi_round",
         ("pos_embed", PATCH, QKV, "unk_embed"),
         {"uploads": 8, **STATIONARY},

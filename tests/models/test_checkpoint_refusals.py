@@ -270,7 +270,8 @@ def test_sizes_that_are_real_one_by_one_and_not_together(monkeypatch: pytest.Mon
     ("given", "named"),
     [
         ({"name": "deit_smal_mjp"}, ["deit_smal_mjp", "deit_small_mjp?"]),
-        ({"name": "resnet50"}, ["resnet50", "vit_small"]),
+        ({"name": "resnet50"}, ["resnet50", "--weights"]),
+        ({"name": "resnett50"}, ["resnett50", "vit_small"]),
         ({"name": "vit_tiny_patch16_224.augreg"}, ["vit_tiny_patch16_224.augreg"]),
         ({"checkpoint": "timm:vit_tinny_patch16_224"}, ["vit_tiny_patch16_224?"]),
         ({"checkpoint": "packaged:cifar_vitt"}, ["cifar_vit?"]),

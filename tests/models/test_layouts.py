@@ -166,6 +166,7 @@ GROUPS = (
     ),
     ("mask_locator",),
     ("pixel_lattice",),
+    ("patch_lattice",),
     ("token_span",),
     ("april", "april_prior"),
     ("april_unk_aware",),
@@ -173,6 +174,7 @@ GROUPS = (
 )
 REASONS = {  # a refusal's kind, and the words that stand for it in the table
     "unknown_embedding": "MJP's only",
+    "missing_gradient": "no: no patch bias",
     "block": "no: ln_pre",
     "model": "no: distillation token",
 }

@@ -191,8 +191,8 @@ def test_what_was_not_tried_was_not(card: Card) -> None:
     heading = "attacks on this client: "
     (attacks,) = (item for item in card.not_tried if item.startswith(heading))
     assert attacks.removeprefix(heading).split(", ") == [
-        *("april_unk_aware", "april_prior", "patch_prior", "plain_step", "token_span"),
-        *("april_optimization", "gradvit"),
+        *("april_unk_aware", "april_prior", "patch_prior", "plain_step", "patch_lattice"),
+        *("token_span", "april_optimization", "gradvit"),
     ]
     assert "batches of more than one picture" in card.not_tried
     assert "several local steps" in card.not_tried

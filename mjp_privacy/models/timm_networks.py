@@ -1,0 +1,420 @@
+"""Any Vision Transformer of timm's, through timm's own class and forward.
+
+An attack on patches needs three places of such a network and nothing of what comes after them: the
+convolution that embeds the patches, the table of positions that is added to them, if there is one,
+and how many of the table's rows belong to other tokens. `parts_of` finds them by shapes. What they
+are taken for is one equation, which `equation_error` measures on the network itself:
+
+    patch_embed.proj.weight.grad = sum_i g_i x_i^T,    g_i = row i of pos_embed.grad
+
+MJP's E_unk takes the place of the table's rows at masked patches.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError, format_error
+from mjp_privacy.core.machine import derive_seed, torch_generator
+from mjp_privacy.core.read import json_value
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile, tensors_sha256
+from mjp_privacy.models.checkpoints import CheckpointReport, UnknownInit, filled_unknown
+from mjp_privacy.models.families import WithCard, card_of
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.mjp_vit import check_mask
+from mjp_privacy.models.spec import STATES, ModelSpec, overridden
+from mjp_privacy.models.tensor_files import check_finite
+from mjp_privacy.models.vit import start_
+
+CHANNELS = 3
+STATED = "timm"
+"""The entry of a file's metadata by which it says which network of timm's it holds."""
+FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
+"""Fields of a model that a user may set; the rest is the network's own."""
+HOLDS = 1e-3
+"""Relative error of the patch equation up to which a network's parts are what they seem."""
+LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
+HEADS = ("head.weight", "head.fc.weight")
+
+# where a network embeds its patches ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where a network embeds its patches and adds their positions.
+
+    before  rows of the table that stand before the patches' and belong to other tokens
+    """
+
+    projection: nn.Conv2d
+    table: nn.Parameter | None
+    grid: int
+    before: int
+
+
+def parts_of(net: nn.Module) -> Parts:
+    """The parts of a network, found by shapes; a UserError says what it lacks.
+
+    parts_of(timm.create_model("vit_small_patch14_dinov2")).before is 1
+    """
+    name, embed = type(net).__name__, getattr(net, "patch_embed", None)
+    projection = getattr(embed, "proj", None)
+    if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
+        raise UserError(
+            f"{name}: expected patches that one convolution without overlap embeds "
+            "(patch_embed.proj), got none: no gradient of this network is a sum over patches. "
+            "Give another network; inverting_gradients meets a Swin or a ResNet of this package."
+        )
+    if projection.in_channels != CHANNELS:
+        raise UserError(
+            f"{name}: expected patches of pixels in {CHANNELS} channels, got "
+            f"{projection.in_channels}: its patches are what a network before it computes. Give a "
+            "network without such a stem."
+        )
+    side, down = getattr(embed, "img_size", None) or (0, 0)
+    patch, tall = projection.kernel_size
+    if side != down or patch != tall or not side or side % patch:
+        raise UserError(
+            f"{name}: expected square pictures of whole square patches, got {side}×{down} pixels "
+            f"and patches of {patch}×{tall}. Give img_size, a multiple of the patch."
+        )
+    grid, table = side // patch, getattr(net, "pos_embed", None)
+    if not isinstance(table, nn.Parameter) or not table.requires_grad:
+        return Parts(projection, None, grid, 0)
+    rows, most = table.shape[1:-1].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)
+    if not grid**2 <= rows <= most or table.shape[-1] != projection.out_channels:
+        raise UserError(
+            f"{name}: expected a table of {grid**2} to {most} positions of width "
+            f"{projection.out_channels}, got {rows} of width {table.shape[-1]}. Give a network "
+            "that adds its table to the embedded patches."
+        )
+    return Parts(projection, table, grid, rows - grid**2)
+
+
+# the network --------------------------------------------------------------------------------------
+
+
+class TimmNetwork(WithCard, nn.Module):
+    """A network of timm's, under its own names of parameters, with what clients and attacks use.
+
+    It stands around the network and shares its parameters, so that no name and no number changes.
+    """
+
+    family = "timm"
+    position_embedding = "learned"
+    dal_kind = "none"
+    first_block = "intact"
+    dal_regressor = index_embed = dist_token = adapters = None
+    unk_embed: nn.Parameter | None
+    pos_embed: nn.Parameter | None
+
+    def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
+        super().__init__()
+        parts = parts_of(net)
+        for shared in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[shared] = getattr(net, shared)
+        self.__dict__["net"] = net
+        self.grid, self.patch_size = parts.grid, int(parts.projection.kernel_size[0])
+        self.before, self.embed_dim = parts.before, parts.projection.out_channels
+        self.tokens = self.grid**2 + int(getattr(net, "num_prefix_tokens", 0) or 0)
+        if parts.table is None:
+            self.position_embedding = "strict"
+        if unknown_embedding and parts.table is None:
+            raise UserError(
+                f"{type(net).__name__}: expected a table of positions whose rows MJP can mask, got "
+                "none. Leave unknown_embedding out."
+            )
+        start = start_(torch.empty(1, 1, self.embed_dim)) if unknown_embedding else None
+        self.register_parameter("unk_embed", None if start is None else nn.Parameter(start))
+
+    def __getattr__(self, name: str) -> Any:
+        """Networks without a table may lack the name of one, too."""
+        if name == "pos_embed" and name not in self._parameters:
+            return None
+        return super().__getattr__(name)
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, by which callers tell the network's device and precision."""
+        return next(self.parameters())
+
+    @property
+    def patch_bias(self) -> Tensor:
+        """The patch embedding's bias (D,): zeros where it has none."""
+        bias = self.patch_embed.proj.bias
+        return self.like.new_zeros(self.embed_dim) if bias is None else bias
+
+    def train(self, mode: bool = True) -> TimmNetwork:
+        """The mode of the network around and inside."""
+        self.net.training = mode
+        super().train(mode)
+        return self
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimiser should not decay: timm's and E_unk."""
+        own = getattr(self.net, "no_weight_decay", set)
+        return {*own(), "unk_embed"}
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What timm's network computes before its head."""
+        with self._masked(mask, len(x)):
+            features: Tensor = self.net.forward_features(x)
+        return features
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
+        with self._masked(mask, len(x)):
+            logits: Tensor = self.net(x)
+        return logits
+
+    @contextmanager
+    def _masked(self, mask: Tensor | None, batch: int) -> Iterator[None]:
+        """E_unk in the table's rows at masked patches, for one forward pass."""
+        if mask is not None:
+            check_mask(mask, self.grid**2, batch)
+        if mask is None or self.unk_embed is None:
+            yield
+            return
+        table = self.pos_embed
+        assert table is not None
+        rows = table.flatten(1, -2)
+        hidden = mask.to(rows.device).reshape(-1, self.grid**2, 1)
+        patches = torch.where(hidden, self.unk_embed, rows[:, self.before :])
+        others = rows[:, : self.before].expand(len(patches), -1, -1)
+        masked = torch.cat((others, patches), 1).unflatten(1, table.shape[1:-1])
+        self._parameters["pos_embed"] = masked
+        try:
+            yield
+        finally:
+            self._parameters["pos_embed"] = table
+
+
+def equation_error(network: TimmNetwork) -> float:
+    """How far a network's gradients are from the patch equation, relative to the gradient; NaN
+    without a table: there nothing sends the g_i."""
+    names = ("pos_embed", "patch_embed.proj.weight")
+    if network.pos_embed is None:
+        return float("nan")
+    side, like = network.grid * network.patch_size, network.like
+    generator = torch_generator("a picture for the patch equation")
+    x = torch.randn(1, CHANNELS, side, side, generator=generator).to(like)
+    with torch.enable_grad():
+        loss = network(x).square().sum()
+        wanted = [network.get_parameter(name) for name in names]
+        table, total = torch.autograd.grad(loss, wanted)
+    rows = table.flatten(1, -2)[0, network.before :]
+    missed = rows.mT @ to_patches(x[0], network.patch_size) - total.flatten(1)
+    return float(missed.norm() / total.norm())
+
+
+def check_equation(network: TimmNetwork) -> None:
+    """Raise unless the patch equation holds, so that no attack reads what a network does not do."""
+    error = equation_error(network)
+    if error > HOLDS:
+        raise UserError(
+            f"{type(network.net).__name__}: the gradient of its patch embedding is not that of "
+            f"patches to which pos_embed is added: off by {error:.1e} of its length, expected at "
+            f"most {HOLDS:.0e}. Its gradients cannot be attacked as a ViT's."
+        )
+
+
+# from a name or a file to a network ---------------------------------------------------------------
+
+
+def states_timm(file: WeightFile) -> bool:
+    """Whether a file says that it holds a network of timm's."""
+    return STATED in file.metadata
+
+
+def random_timm(
+    name: str, given: Mapping[str, Any], *, seed: int = 0, outline: bool = False
+) -> TimmNetwork:
+    """A network of this name with weights as timm draws them, in eval mode, with its card.
+
+    random_timm("vit_small_patch14_dinov2", {"img_size": 98, "mean": 0.5, "std": 0.5, …})
+
+    Layer scale is LAYER_SCALE, where training takes it, and not the 1e-5 at which it starts: so
+    close to zero the blocks do nothing, and all patches have nearly one gradient.
+
+    given    fields of `ModelSpec`: FIELDS and unknown_embedding
+    outline  without weights, on torch's meta device
+    """
+    spec = _spec(name, given)
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if outline else "cpu"):
+        torch.manual_seed(derive_seed("random weights", name, seed))
+        network = _built(spec)
+    notes = ["an outline without weights" if outline else "untrained weights"]
+    if not outline and _with_layer_scale(network):
+        notes.append(f"layer scale {LAYER_SCALE}")
+    if not outline:
+        check_equation(network)
+    report = CheckpointReport("random", f"random-{seed}", "random", notes=tuple(notes))
+    return _with_card(network, spec, report)
+
+
+def load_timm(
+    file: WeightFile,
+    name: str | None,
+    given: Mapping[str, Any],
+    *,
+    unknown_init: UnknownInit | None = None,
+    outline: bool = False,
+) -> TimmNetwork:
+    """The network of a file of weights under timm's names, in eval mode, with its card.
+
+    name          of the architecture; None: the file's metadata state it
+    unknown_init  how to fill E_unk where it is asked for and the file has none
+    """
+    stated: dict[str, Any] = {}
+    if states_timm(file):
+        content = json_value(file.metadata[STATED], file.path, STATES)
+        stated = dict(content) if isinstance(content, Mapping) else {}
+    import timm  # two seconds, which only these networks cost
+
+    name = name or stated.get("architecture")
+    if not isinstance(name, str) or not timm.is_model(name.partition(".")[0]):
+        got = f"an architecture {shown(repr(name), 60)} that this timm does not have"
+        raise STATES.refusal(file.path, got, STATED)
+    facts = {key: stated[key] for key in (*FIELDS, "unknown_embedding") if key in stated}
+    heads = [file.tensors[key] for key in HEADS if key in file.tensors]
+    facts.setdefault("num_classes", len(heads[0]) if heads else 0)
+    facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
+    spec = _spec(name, facts | {key: value for key, value in given.items() if value is not None})
+    with torch.device("meta"):
+        network = _built(spec)
+    tensors, notes = dict(file.tensors), list[str]()
+    if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
+        rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
+        tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
+    _check_same(network, tensors, file.shown)
+    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
+    if not outline:
+        check_finite(tensors, file.path, CHECKPOINT)
+        network = _built(spec)
+        state = {key: tensor.float() for key, tensor in tensors.items()}
+        network.load_state_dict(state, strict=False)  # buffers need not be there
+        check_equation(network)
+    return _with_card(network, spec, report)
+
+
+def stated_by(network: TimmNetwork) -> dict[str, str]:
+    """What a file of the network's weights says of it in its metadata."""
+    card = network.card
+    facts = {"architecture": card.name, "unknown_embedding": network.unk_embed is not None}
+    facts |= {key: getattr(card, key) for key in FIELDS}
+    return {STATED: json.dumps(facts)}
+
+
+def of_timm(module: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) -> TimmNetwork:
+    """A copy of a live network of timm's, in eval mode on the CPU, with its card."""
+    net = copy.deepcopy(module).cpu()
+    if next(net.parameters()).dtype.itemsize < 4:
+        net = net.float()
+    network = TimmNetwork(net)
+    declared = getattr(net, "pretrained_cfg", None) or {}
+    name = str(declared.get("architecture", type(module).__name__))
+    check_equation(network.eval())
+    size = network.grid * network.patch_size
+    classes = int(getattr(net, "num_classes", 0) or 0)
+    spec = ModelSpec(name, img_size=size, num_classes=classes, mean=mean, std=std)
+    sha256 = tensors_sha256(dict(net.state_dict()))
+    return _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
+
+
+def _spec(name: str, given: Mapping[str, Any]) -> ModelSpec:
+    """The complete spec of a network; UserError for a field that is open or that is timm's own.
+
+    Mean and std are those that timm declares where the name has the tag of such weights, and else
+    must be given.
+    """
+    import timm
+
+    asked = {key: value for key, value in given.items() if value is not None}
+    if refused := [key for key in asked if key not in (*FIELDS, "unknown_embedding")]:
+        raise UserError(
+            f"{name}: timm's own network has the sizes that its name states: expected no more than "
+            f"{', '.join(FIELDS)} and unknown_embedding, got {', '.join(refused)}. Leave that out."
+        )
+    base, _, tag = name.partition(".")
+    if tag and name not in timm.list_pretrained(f"{base}.*"):
+        raise unknown_name("timm model", name, timm.list_pretrained(f"{base}.*"))
+    declared = timm.get_pretrained_cfg(name)
+    spec = ModelSpec(name)
+    if declared is not None:
+        spec = replace(spec, img_size=declared.input_size[-1], num_classes=declared.num_classes)
+    if declared is not None and tag:
+        spec = replace(spec, mean=tuple(declared.mean), std=tuple(declared.std))
+    spec = overridden(spec, asked)
+    missing = [key for key in ("img_size", "num_classes", "mean", "std") if not getattr(spec, key)]
+    if missing:
+        raise UserError(
+            f"{name}: {', '.join(missing)} cannot be read off timm's name and are never guessed. "
+            f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to "
+            "load_model or in the model's part of the config."
+        )
+    return spec
+
+
+def _built(spec: ModelSpec) -> TimmNetwork:
+    """The network of a complete spec, with weights as timm draws them."""
+    import timm
+
+    base = spec.name.partition(".")[0]
+    sizes: dict[str, Any] = {"num_classes": spec.num_classes, "img_size": spec.img_size}
+    try:
+        try:
+            net = timm.create_model(base, **sizes)
+        except TypeError:  # no ViT, or one of any size
+            net = timm.create_model(base, num_classes=spec.num_classes)
+            parts_of(net)
+    except UserError:
+        raise
+    except Exception as error:  # each of timm's classes has its own limits
+        raise UserError(
+            f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
+            "Give another img_size, or none."
+        ) from error
+    return TimmNetwork(net, unknown_embedding=bool(spec.unknown_embedding))
+
+
+def _with_layer_scale(network: TimmNetwork) -> bool:
+    """Whether the network has layer scale, which is now LAYER_SCALE."""
+    scales = [p for name, p in network.named_parameters() if name.endswith(SCALES)]
+    with torch.no_grad():
+        for scale in scales:
+            scale.fill_(LAYER_SCALE)
+    return bool(scales)
+
+
+def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:
+    """The network in eval mode, with the card of this spec."""
+    kind = type(network.net).__name__
+    table = "" if network.pos_embed is not None else ", no position table"
+    sizes = f"d{network.embed_dim} p{network.patch_size}@{spec.img_size}"
+    network.card = card_of(spec, f"{kind} {sizes}{table}", report)
+    return network.eval()
+
+
+def _check_same(network: TimmNetwork, came: Mapping[str, Tensor], source: str) -> None:
+    """Raise unless a file's tensors are those of the network, buffers left out or not."""
+    own = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    for key in [*dict(network.named_parameters()), *came]:
+        wanted = own.get(key, "no such tensor")
+        got = tuple(came[key].shape) if key in came else "no such tensor"
+        if wanted != got:
+            kind = type(network.net).__name__
+            raise UserError(
+                f"{source} does not hold the tensors of this {kind}: {shown(key, 60)}: expected "
+                f"{wanted}, got {got}. Give that network's weights, and its img_size where its "
+                "table is for other pictures."
+            )

@@ -1,0 +1,212 @@
+"""timm's own networks: their parts, their gradients as timm's class makes them, MJP on them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from mjp_privacy import attack_gradients, save_upload
+from mjp_privacy.cli import main
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models import load_model
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.tensor_files import save_tensors
+from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, parts_of
+from tests.helpers.planted import planted_images
+
+TABLE, PATCH, BIAS = "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"
+WITH_TABLE = {
+    "vit_small_patch14_dinov2": (56, 1),  # layer scale
+    "deit3_small_patch16_224": (64, 0),  # layer scale, no class row in the table
+    "vit_base_patch16_siglip_224": (64, 0),  # no class token, attention pooling
+    "vit_wee_patch16_reg1_gap_256": (64, 0),  # registers, mean pooling
+    "deit_tiny_distilled_patch16_224": (64, 2),
+    "eva02_tiny_patch14_224": (56, 1),  # SwiGLU, RoPE beside the table
+    "cait_xxs24_224": (64, 0),
+    "vit_so150m_patch16_reg4_map_256": (64, 4),
+}
+"""Side of the pictures, and rows of the table that are not the patches'."""
+WITHOUT_TABLE = {
+    "vit_small_patch16_rope_224": 64,
+    "vit_small_patch16_dinov3": 64,
+    "vit_relpos_small_patch16_224": 64,
+    "beit_base_patch16_224": 64,
+}
+CLASSES = 7
+
+
+def network(name: str, side: int, **more: Any) -> TimmNetwork:
+    """The network with random weights, in float64."""
+    given = {"mean": 0.5, "std": 0.25, "num_classes": CLASSES, "img_size": side, **more}
+    model = load_model(name, checkpoint="random", **given).double()
+    assert isinstance(model, TimmNetwork)
+    return model
+
+
+def pictures(model: TimmNetwork, count: int = 2) -> Tensor:
+    return torch.rand(count, 3, model.card.img_size, model.card.img_size, dtype=torch.float64)
+
+
+def own_gradients(model: TimmNetwork, x: Tensor, label: int, names: list[str]) -> list[Tensor]:
+    """Gradients of one picture as a loop of timm's user makes them."""
+    parameters = dict(model.net.named_parameters())  # type: ignore[union-attr,operator]
+    loss = torch.nn.functional.cross_entropy(model.net(x), torch.tensor([label]))  # type: ignore[operator]
+    return list(torch.autograd.grad(loss, [parameters[name] for name in names]))
+
+
+@pytest.mark.parametrize("name", WITH_TABLE)
+def test_the_client_sends_timms_own_gradients_and_they_hold_every_patch(name: str) -> None:
+    side, before = WITH_TABLE[name]
+    model = network(name, side)
+    assert (model.before, model.grid) == (before, 4)
+    images, names = pictures(model), [TABLE, PATCH]
+    inputs = ClientInput(images, torch.tensor([3, 5]), ["a", "b"])
+    update = FedSGDClient(model, ClientConfig()).update(inputs, names=names)
+    for place, label in enumerate((3, 5)):
+        x = model.normalize(images[place : place + 1])
+        expected = own_gradients(model, x, label, names)
+        sent = [update.grads[name][place] for name in names]
+        for ours, theirs in zip(sent, expected, strict=True):
+            assert (ours - theirs).norm() <= 1e-12 * theirs.norm()
+        rows = sent[0].flatten(0, -2)[before:]
+        solved = torch.linalg.lstsq(rows.mT, sent[1].flatten(1)).solution
+        patches = to_patches(x[0], model.patch_size)
+        torch.testing.assert_close(solved, patches, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WITHOUT_TABLE)
+def test_without_a_table_the_bias_sums_what_multiplies_the_patches(name: str) -> None:
+    model = network(name, WITHOUT_TABLE[name])
+    assert model.pos_embed is None
+    assert model.position_embedding == "strict"
+    x = model.normalize(pictures(model, 1))
+    total, summed = own_gradients(model, x, 3, [PATCH, BIAS])
+    # G = sum_i g_i x_i^T and b = sum_i g_i: adding a constant to all patches adds it times b.
+    wide = torch.cat((to_patches(x[0], model.patch_size), torch.ones(16, 1).double()), 1)
+    sent = torch.cat((total.flatten(1), summed.unsqueeze(1)), 1)
+    g = torch.linalg.lstsq(wide.mT, sent.mT).solution
+    torch.testing.assert_close(wide.mT @ g, sent.mT, rtol=1e-7, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "deit3_small_patch16_224"])
+def test_masked_patches_have_e_unk_in_place_of_their_row(name: str) -> None:
+    side, before = WITH_TABLE[name]
+    model = network(name, side, unknown_embedding=True)
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, [1, 7]] = mask[1, 3] = True
+    x = model.normalize(pictures(model))
+    replaced = copy.deepcopy(model)
+    for place in range(2):
+        with torch.no_grad():
+            rows = model.pos_embed.clone()  # type: ignore[union-attr]
+            rows[0, before:][mask[place]] = model.unk_embed[0]  # type: ignore[index]
+            replaced.pos_embed.copy_(rows)  # type: ignore[union-attr]
+        expected = replaced(x[place : place + 1])
+        torch.testing.assert_close(model(x, mask)[place : place + 1], expected)
+    inputs = ClientInput(pictures(model), torch.tensor([3, 5]), ["a", "b"], mask=mask)
+    update = FedSGDClient(model, ClientConfig()).update(inputs, names=[TABLE, "unk_embed"])
+    rows = update.grads[TABLE].flatten(1, -2)[:, before:]
+    assert rows[mask].abs().max() == 0
+    assert rows[~mask].abs().amax(-1).min() > 0
+    assert update.grads["unk_embed"].abs().amax((1, 2, 3)).min() > 0
+
+
+def test_a_file_gives_the_network_back(tmp_path: Path) -> None:
+    model = network("vit_small_patch14_dinov2", 56, unknown_embedding=True).float()
+    path, x = tmp_path / "dinov2.safetensors", pictures(model).float()
+    save_tensors(path, {key: t.contiguous() for key, t in model.state_dict().items()}, {})
+    given: dict[str, Any] = {"mean": 0.5, "std": 0.25, "img_size": 56}
+    loaded = load_model("vit_small_patch14_dinov2", checkpoint=path, **given)
+    assert torch.equal(loaded(x), model(x))
+    assert loaded.unk_embed is not None
+    outline = outline_model("vit_small_patch14_dinov2", checkpoint=path, img_size=56)
+    assert {p.device.type for p in outline.parameters()} == {"meta"}
+    with pytest.raises(UserError, match="pos_embed"):
+        load_model("vit_small_patch14_dinov2", checkpoint=path, mean=0.5, std=0.5, img_size=70)
+    with pytest.raises(UserError, match="mean=…"):
+        load_model("vit_small_patch14_dinov2", checkpoint=path, img_size=56)
+
+
+def test_random_weights_are_those_of_the_name_and_the_seed() -> None:
+    one, same, other = (
+        load_model(
+            "deit3_small_patch16_224",
+            checkpoint="random",
+            seed=seed,
+            mean=0.5,
+            std=0.5,
+            img_size=32,
+        )
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(one.pos_embed, same.pos_embed)  # type: ignore[arg-type]
+    assert not torch.equal(one.pos_embed, other.pos_embed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("xcit_nano_12_p16_224", "patch_embed.proj"),  # a stem of several convolutions
+        ("vit_small_r26_s32_224", "2048"),  # patches of a CNN's features
+        ("vit_small_patch14_dinov5", "vit_small_patch14_dinov5"),
+    ],
+)
+def test_what_is_no_vit_of_pixels_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_model(name, checkpoint="random", mean=0.5, std=0.5)
+
+
+def test_a_network_whose_table_is_used_otherwise_is_refused() -> None:
+    net = timm.create_model("vit_wee_patch16_reg1_gap_256", img_size=64, num_classes=CLASSES)
+    plain = net._pos_embed
+    net._pos_embed = lambda x: plain(x * 2)
+    with pytest.raises(UserError, match="patch embedding"):
+        check_equation(TimmNetwork(net))
+
+
+def test_parts_are_found_in_timms_module() -> None:
+    parts = parts_of(timm.create_model("flexivit_small", img_size=64))
+    assert (parts.grid, parts.before) == (4, 0)
+    assert parts.table is not None
+
+
+def test_a_live_module_is_attacked_and_its_upload_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = timm.create_model("vit_small_patch16_dinov3", img_size=64, num_classes=CLASSES).eval()
+    image = planted_images(1, side=64).float().mul(255).round() / 255
+    loss = torch.nn.functional.cross_entropy(net((image - 0.5) / 0.5), torch.tensor([3]))
+    loss.backward()
+    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    leak = attack_gradients(net, gradients, mean=0.5, std=0.5, attacks=["patch_lattice"])
+    patches, found = to_patches(image[0], 16), to_patches(leak.best.image.float(), 16)
+    for patch in patches:  # every patch to the bit, whatever place the jigsaw gave it
+        assert (found - patch).abs().amax(1).min() < 1e-6
+    save_upload(tmp_path / "ups", net, gradients, mean=0.5, std=0.5, images=image)
+    assert main(["check", str(tmp_path / "ups")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("applies" in line and "patch_lattice" in line for line in lines)
+    assert any("april" in line and "not" in line for line in lines)
+    stated = json.loads(next((tmp_path / "ups").glob("*.json")).read_text())
+    assert stated["weights"].startswith("weights/")
+
+
+def test_check_says_what_applies_to_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--model", "vit_small_patch14_dinov2", "--img-size", "224"]) == 0
+    answers = dict(
+        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if " " in line
+    )
+    assert answers["patch_gradient"] == "yes"
+    assert answers["april"].startswith("no")
+    assert answers["patch_lattice"].startswith("no")  # 256 patches are too many for a lattice
