@@ -49,6 +49,14 @@ def fields(prior: GaussianPrior, size: int, count: int) -> torch.Tensor:
     return basis.mT @ coefficients @ basis + prior.mean.view(3, 1, 1)
 
 
+def test_the_cosine_basis_is_scipys_orthonormal_one() -> None:
+    from scipy.fft import dctn
+
+    picture = np.random.default_rng(0).normal(size=(12, 12))
+    basis = cosine_basis(12).numpy()
+    assert np.allclose(basis @ picture @ basis.T, dctn(picture, norm="ortho"))
+
+
 def test_the_stationary_patch_covariance_is_its_formula() -> None:
     size, patch = 64, 4
     covariance = stationary_prior(size).patch(patch, Pixels(size, (0.0,) * 3, (1.0,) * 3))[1]

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training import snapshots
+from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,
     class_folders,
+    content,
     count_steps,
     curve,
     die_after_line,
@@ -199,6 +203,20 @@ def test_an_infinite_gradient_never_reaches_a_checkpoint(
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert state["step"] == 6
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_a_journal_that_meets_a_full_disk_ends_the_training_with_74(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Journal, line: dict[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "write", full)
+    config = tmp_path / "small.yaml"
+    config.write_text(yaml.safe_dump(content()))
+    words = ["train", config, "--data", data, "--out", tmp_path / "run", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 74
+    assert str(tmp_path / "run") in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(
