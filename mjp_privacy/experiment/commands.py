@@ -134,9 +134,9 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
 
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        from mjp_privacy.experiment.overrides import unreached, with_weights
+        from mjp_privacy.experiment.overrides import idle_attacks, unreached, with_weights
 
-        for note in unreached(argv, experiment):
+        for note in (*unreached(argv, experiment), *idle_attacks(experiment)):
             print(note, file=sys.stderr)
         made_of = [
             m.checkpoint for m in with_weights(experiment, arguments.weights).models.values()

@@ -204,6 +204,14 @@ def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
     return notes
 
 
+def idle_attacks(experiment: Experiment) -> list[str]:
+    """A note where the experiment lists attacks that no entry of its grid takes."""
+    labels = [attack.label or attack.name for attack in experiment.attacks]
+    taken = {label for entry in experiment.grid for label in entry.attacks or labels}
+    idle = plain(", ".join(label for label in labels if label not in taken))
+    return [f"note: no entry of the grid takes {idle}: name it there, too"] if idle else []
+
+
 def _given(argv: Sequence[str]) -> Mapping[str, str]:
     """The options of this command line that an entry can have its own value of, with its field."""
     fields = {

@@ -51,7 +51,7 @@ def _attacks() -> Mapping[str, str]:
 def _models() -> Mapping[str, str]:
     from mjp_privacy.models.zoo import NAMED_MODELS
 
-    plain = {"vit_tiny_patch16_224, ...": "any ViT of timm by its name; `.TAG` names its weights"}
+    plain = {"vit_tiny_patch16_224, ...": "timm's ViTs by their names; `.TAG` names weights"}
     return {name: NAMED_MODELS[name].summary for name in NAMED_MODELS} | plain
 
 

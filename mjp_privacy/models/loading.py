@@ -106,8 +106,8 @@ def load_model(
     unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
     """
     _check_how(unknown_init, seed)
-    if name is not None and is_timm_network(name):
-        return _of_timm(name, checkpoint, overrides, unknown_init, seed)
+    if (network := _timm_network(name, checkpoint)) is not None:
+        return _of_timm(network, checkpoint, overrides, unknown_init, seed)
     spec, source = _asked_for(name, checkpoint, overrides)
     if source == RANDOM:
         return _random_model(spec, seed)
@@ -149,11 +149,8 @@ def outline_model(
     """
     _check_how(unknown_init, seed)
     made_up = {} if whole else MADE_UP
-    if name is not None and is_timm_network(name):
-        supposed = {key: made_up[key] for key in ("mean", "std") if made_up}
-        given = {key: value for key, value in overrides.items() if value is not None}
-        given = {**supposed, **given}
-        return _of_timm(name, checkpoint, given, unknown_init, seed, outline=True)
+    if (network := _timm_network(name, checkpoint)) is not None:
+        return _of_timm(network, checkpoint, overrides, unknown_init, seed, made_up)
     named, source = _asked_for(name, checkpoint, overrides)
     if source == RANDOM or source.startswith(TIMM_PREFIX):
         drawn = source == RANDOM
@@ -165,7 +162,7 @@ def outline_model(
     else:
         file = read_weight_file(source, shapes_only=True)
         if states_timm(file):
-            return cast(LoadedModel, load_timm(file, name, overrides, outline=True))
+            return cast(LoadedModel, load_timm(file, name, overrides, made_up=made_up))
         if is_other(file):
             return cast(LoadedModel, load_other(name, file, overrides, outline=True))
         spec, model = _outlined(named, file, overrides, unknown_init, made_up)
@@ -215,9 +212,18 @@ def check_values(name: str | None, checkpoint: str | Path | None) -> None:
     source = _asked_for(name, checkpoint, {})[1]
     if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
         file = read_weight_file(source)
-        others = states_timm(file) or is_other(file) or (name and is_timm_network(name))
+        others = states_timm(file) or is_other(file) or _timm_network(name, None)
         state = file.tensors if others else of_a_model(to_own_names(file))
         check_finite(state, file.path, CHECKPOINT)
+
+
+def _timm_network(name: str | None, checkpoint: str | Path | None) -> str | None:
+    """The network of timm's that is asked for by its name or as `timm:NAME`; None where that is a
+    plain ViT, or a file says what it holds."""
+    source = str(checkpoint)
+    asked = source.removeprefix(TIMM_PREFIX) if source.startswith(TIMM_PREFIX) else None
+    wanted = name or asked
+    return wanted if wanted is not None and is_timm_network(wanted) else None
 
 
 def _of_timm(
@@ -226,25 +232,26 @@ def _of_timm(
     overrides: Mapping[str, Any],
     unknown_init: UnknownInit | None,
     seed: int,
-    *,
-    outline: bool = False,
+    made_up: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """The network of timm's that is no plain ViT, from the place that `checkpoint` names."""
-    if checkpoint is None:
+    """The network of timm's that is no plain ViT, from the place that `checkpoint` names.
+
+    made_up  facts for those that nothing states; given, the network is an outline without weights
+    """
+    outline = made_up is not None
+    source = str(checkpoint or spec_by_name(name).checkpoint or "")
+    if not source:
         raise UserError(
             f"Model {name!r} needs a checkpoint: expected a file of timm's tensors, timm:{name} "
             "for a download, or random, got none. Give checkpoint=…, on the command line --weights."
         )
-    source = str(checkpoint)
-    if source == RANDOM:
-        classes = {"num_classes": MADE_UP["num_classes"]} if outline else {}
-        given = {**classes, **overrides}
-        return cast(LoadedModel, random_timm(name, given, seed=seed, outline=outline))
+    if source == RANDOM or (outline and source.startswith(TIMM_PREFIX)):
+        return cast(LoadedModel, random_timm(name, overrides, seed=seed, made_up=made_up))
     if source.startswith(TIMM_PREFIX):
         file = download_timm(source.removeprefix(TIMM_PREFIX))
     else:
         file = read_weight_file(source, shapes_only=outline)
-    network = load_timm(file, name, overrides, unknown_init=unknown_init, outline=outline)
+    network = load_timm(file, name, overrides, unknown_init=unknown_init, made_up=made_up)
     return cast(LoadedModel, network)
 
 

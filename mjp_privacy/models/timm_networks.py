@@ -1,4 +1,4 @@
-"""Any Vision Transformer of timm's, through timm's own class and forward.
+"""timm's Vision Transformers other than the plain one, through timm's own class and forward.
 
 An attack on patches needs three places of such a network and nothing of what comes after them: the
 convolution that embeds the patches, the table of positions that is added to them, if there is one,
@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError, format_error
-from mjp_privacy.core.machine import derive_seed, torch_generator
+from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
 from mjp_privacy.core.read import json_value
-from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import CheckpointReport, UnknownInit, filled_unknown
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
-from mjp_privacy.models.spec import STATES, ModelSpec, overridden
+from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.tensor_files import check_finite
 from mjp_privacy.models.vit import start_
+from mjp_privacy.models.zoo import timm_spec
 
 CHANNELS = 3
 STATED = "timm"
@@ -237,7 +237,11 @@ def states_timm(file: WeightFile) -> bool:
 
 
 def random_timm(
-    name: str, given: Mapping[str, Any], *, seed: int = 0, outline: bool = False
+    name: str,
+    given: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    made_up: Mapping[str, Any] | None = None,
 ) -> TimmNetwork:
     """A network of this name with weights as timm draws them, in eval mode, with its card.
 
@@ -247,9 +251,10 @@ def random_timm(
     close to zero the blocks do nothing, and all patches have nearly one gradient.
 
     given    fields of `ModelSpec`: FIELDS and unknown_embedding
-    outline  without weights, on torch's meta device
+    made_up  facts for those that nothing states; given, the network is an outline without weights,
+             on torch's meta device
     """
-    spec = _spec(name, given)
+    spec, outline = _spec(name, given, made_up), made_up is not None
     with torch.random.fork_rng(devices=[]), torch.device("meta" if outline else "cpu"):
         torch.manual_seed(derive_seed("random weights", name, seed))
         network = _built(spec)
@@ -268,12 +273,13 @@ def load_timm(
     given: Mapping[str, Any],
     *,
     unknown_init: UnknownInit | None = None,
-    outline: bool = False,
+    made_up: Mapping[str, Any] | None = None,
 ) -> TimmNetwork:
     """The network of a file of weights under timm's names, in eval mode, with its card.
 
     name          of the architecture; None: the file's metadata state it
     unknown_init  how to fill E_unk where it is asked for and the file has none
+    made_up       as in `random_timm`
     """
     stated: dict[str, Any] = {}
     if states_timm(file):
@@ -289,7 +295,8 @@ def load_timm(
     heads = [file.tensors[key] for key in HEADS if key in file.tensors]
     facts.setdefault("num_classes", len(heads[0]) if heads else 0)
     facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
-    spec = _spec(name, facts | {key: value for key, value in given.items() if value is not None})
+    facts |= {key: value for key, value in given.items() if value is not None}
+    spec = _spec(name, facts, made_up)
     with torch.device("meta"):
         network = _built(spec)
     tensors, notes = dict(file.tensors), list[str]()
@@ -298,7 +305,7 @@ def load_timm(
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
     _check_same(network, tensors, file.shown)
     report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
-    if not outline:
+    if made_up is None:
         check_finite(tensors, file.path, CHECKPOINT)
         network = _built(spec)
         state = {key: tensor.float() for key, tensor in tensors.items()}
@@ -317,7 +324,7 @@ def stated_by(network: TimmNetwork) -> dict[str, str]:
 
 def of_timm(module: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) -> TimmNetwork:
     """A copy of a live network of timm's, in eval mode on the CPU, with its card."""
-    net = copy.deepcopy(module).cpu()
+    net = copy.deepcopy(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(net.parameters()).dtype.itemsize < 4:
         net = net.float()
     network = TimmNetwork(net)
@@ -331,30 +338,25 @@ def of_timm(module: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...
     return _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
 
 
-def _spec(name: str, given: Mapping[str, Any]) -> ModelSpec:
+def _spec(
+    name: str, given: Mapping[str, Any], made_up: Mapping[str, Any] | None = None
+) -> ModelSpec:
     """The complete spec of a network; UserError for a field that is open or that is timm's own.
 
     Mean and std are those that timm declares where the name has the tag of such weights, and else
     must be given.
     """
-    import timm
-
     asked = {key: value for key, value in given.items() if value is not None}
     if refused := [key for key in asked if key not in (*FIELDS, "unknown_embedding")]:
         raise UserError(
             f"{name}: timm's own network has the sizes that its name states: expected no more than "
             f"{', '.join(FIELDS)} and unknown_embedding, got {', '.join(refused)}. Leave that out."
         )
-    base, _, tag = name.partition(".")
-    if tag and name not in timm.list_pretrained(f"{base}.*"):
-        raise unknown_name("timm model", name, timm.list_pretrained(f"{base}.*"))
-    declared = timm.get_pretrained_cfg(name)
-    spec = ModelSpec(name)
-    if declared is not None:
-        spec = replace(spec, img_size=declared.input_size[-1], num_classes=declared.num_classes)
-    if declared is not None and tag:
-        spec = replace(spec, mean=tuple(declared.mean), std=tuple(declared.std))
-    spec = overridden(spec, asked)
+    spec = timm_spec(name)
+    if "." not in name:
+        spec = ModelSpec(name, img_size=spec.img_size, num_classes=spec.num_classes)
+    classes = spec.num_classes or None  # timm declares 0 for what was trained without any
+    spec = filled(overridden(replace(spec, num_classes=classes), asked), made_up or {})
     missing = [key for key in ("img_size", "num_classes", "mean", "std") if not getattr(spec, key)]
     if missing:
         raise UserError(
@@ -366,25 +368,41 @@ def _spec(name: str, given: Mapping[str, Any]) -> ModelSpec:
 
 
 def _built(spec: ModelSpec) -> TimmNetwork:
-    """The network of a complete spec, with weights as timm draws them."""
+    """The network of a complete spec, with weights as timm draws them; on a device that holds
+    numbers only if memory holds it."""
+    if not torch.empty(0).is_meta:
+        with torch.device("meta"):
+            outline = _built(spec)
+        needed = 4 * sum(parameter.numel() for parameter in outline.parameters())
+        if (free := free_bytes(torch.device("cpu"))) is not None and needed > free:
+            raise UserError(
+                f"{spec.name} takes {needed / 1e9:,.1f} GB: expected a network that fits into the "
+                f"{free / 1e9:.1f} GB of memory that are free. Give a smaller one."
+            )
+    network = TimmNetwork(_created(spec), unknown_embedding=bool(spec.unknown_embedding))
+    if (side := network.grid * network.patch_size) != spec.img_size:
+        raise UserError(
+            f"{spec.name}: timm's network takes pictures of {side} px alone: expected "
+            f"img_size={side} or none, got {spec.img_size}."
+        )
+    return network
+
+
+def _created(spec: ModelSpec) -> nn.Module:
+    """timm's own network; a UserError where there is none of this size."""
     import timm
 
-    base = spec.name.partition(".")[0]
-    sizes: dict[str, Any] = {"num_classes": spec.num_classes, "img_size": spec.img_size}
+    base, sizes = spec.name.partition(".")[0], {"img_size": spec.img_size}
     try:
         try:
-            net = timm.create_model(base, **sizes)
-        except TypeError:  # no ViT, or one of any size
-            net = timm.create_model(base, num_classes=spec.num_classes)
-            parts_of(net)
-    except UserError:
-        raise
+            return timm.create_model(base, num_classes=spec.num_classes, **sizes)  # type: ignore[arg-type]
+        except TypeError:  # no ViT, or one of a single size
+            return timm.create_model(base, num_classes=spec.num_classes)
     except Exception as error:  # each of timm's classes has its own limits
         raise UserError(
             f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
             "Give another img_size, or none."
         ) from error
-    return TimmNetwork(net, unknown_embedding=bool(spec.unknown_embedding))
 
 
 def _with_layer_scale(network: TimmNetwork) -> bool:

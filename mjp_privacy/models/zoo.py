@@ -1,4 +1,4 @@
-"""Models by name: the paper's, those of this package, and any ViT of timm."""
+"""Models by name: the paper's, those of this package, and timm's ViTs."""
 
 from __future__ import annotations
 
@@ -62,11 +62,9 @@ def spec_by_name(name: str) -> ModelSpec:
         width, depth, heads, patch = _TORCHVISION[name]
         return _plain_vit(name, _TORCHVISION_SIZE, patch, width, depth, heads)
     match = _TIMM_NAME.fullmatch(name)
-    if not match and is_timm_network(name):
-        return ModelSpec(name)  # the rest is timm's to say
-    if not match:
+    if not match and not is_timm_network(name):
         raise _unknown_model(name)
-    return timm_spec(name) if match["tag"] else architecture(name)
+    return timm_spec(name) if "." in name else architecture(name)
 
 
 def is_timm_network(name: str) -> bool:
@@ -95,7 +93,7 @@ def _plain_vit(name: str, size: int, patch: int, width: int, depth: int, heads: 
 
 
 def architecture(name: str) -> ModelSpec:
-    """The dimensions that a plain ViT's name states; an empty spec for any other name."""
+    """The dimensions that a plain ViT's name states; the name alone of any other."""
     match = _TIMM_NAME.fullmatch(name)
     if not match:
         return ModelSpec(name)
@@ -159,8 +157,8 @@ def _unknown_model(name: str) -> UserError:
     """The error for a name that is neither a named model nor timm's."""
     hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
     return UserError(
-        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and every ViT of "
-        "timm by its name, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
+        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs by "
+        "their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
     )
 
 

@@ -17,6 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import Experiment, expand, load_experiment
 from mjp_privacy.experiment.overrides import (
     decided,
+    idle_attacks,
     unreached,
     with_gamma,
     with_published_attacks,
@@ -111,6 +112,16 @@ def test_entries_with_their_own_value_are_counted(word: list[str]) -> None:
     given = grid({}, {"client": {"batch": 2}}, {"client": {"batch": 10, "dal": True}}, batch=4)
     (note,) = unreached(["planted.yaml", *word, "--limit", "3"], given)
     assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10")), note
+
+
+def test_an_attack_that_no_entry_takes_is_named() -> None:
+    content = {"name": "x", "models": {"ViT": {"model": "cifar_vit"}}}
+    content["attacks"] = [{"name": "april"}, {"name": "patch_gradient", "label": "solved"}]
+    lacking = load_experiment({**content, "grid": [{**PLAIN, "attacks": ["april"]}]})
+    (note,) = idle_attacks(lacking)
+    assert "solved" in note
+    assert "april" not in note
+    assert idle_attacks(load_experiment({**content, "grid": [dict(PLAIN)]})) == []
 
 
 def test_an_option_that_changes_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,11 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models import load_model
+from mjp_privacy.models import load_model, timm_networks
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import save_tensors
-from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, parts_of
+from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, of_timm, parts_of
 from tests.helpers.planted import planted_images
 
 TABLE, PATCH, BIAS = "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"
@@ -165,6 +165,45 @@ def test_random_weights_are_those_of_the_name_and_the_seed() -> None:
 def test_what_is_no_vit_of_pixels_is_refused(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_model(name, checkpoint="random", mean=0.5, std=0.5)
+
+
+def test_a_network_that_memory_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm_networks, "free_bytes", lambda device: 10**8)
+    with pytest.raises(UserError, match=r"deit3_base_patch16_224 takes 0\.3 GB"):
+        load_model("deit3_base_patch16_224", checkpoint="random", mean=0.5, std=0.5)
+
+
+def test_a_network_of_a_single_size_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = timm.create_model
+
+    def of_one_size(name: str, **options: Any) -> torch.nn.Module:
+        if "img_size" in options:
+            raise TypeError("unexpected keyword argument 'img_size'")
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", of_one_size)
+    with pytest.raises(UserError, match="img_size=256 or none, got 64"):
+        outline_model("vit_wee_patch16_reg1_gap_256", checkpoint="random", img_size=64)
+
+
+def test_an_outline_of_a_download_is_made_of_what_timm_declares() -> None:
+    name = "vit_small_patch14_dinov2.lvd142m"
+    for outline in (
+        outline_model(checkpoint=f"timm:{name}", num_classes=CLASSES),
+        outline_model(name, num_classes=CLASSES),
+    ):
+        assert isinstance(outline, TimmNetwork)
+        assert (outline.card.img_size, outline.card.mean[0]) == (518, 0.485)
+        assert outline.card.interpolation == "bicubic"
+
+
+def test_a_live_network_that_is_frozen_has_its_table() -> None:
+    net = timm.create_model("deit3_small_patch16_224", img_size=32, num_classes=CLASSES)
+    copied = of_timm(net.requires_grad_(False), mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert copied.position_embedding == "learned"
+    assert not any(parameter.requires_grad for parameter in net.parameters())
 
 
 def test_a_network_whose_table_is_used_otherwise_is_refused() -> None:
