@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -24,22 +25,12 @@ ParameterName = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
 def _one_line(item: Any) -> str:
-    """A defence from YAML or from the command line as its one line of text."""
+    """A defence from YAML or from the command line, which passes YAML's braces on, as its line."""
+    braces = isinstance(item, str) and item.startswith("{")
     try:
-        return canonical(_mapping(item) if isinstance(item, str) and item.startswith("{") else item)
+        return canonical(yaml_value(item, f"defense {shown(item, 100)}") if braces else item)
     except UserError as error:  # pydantic adds the name of the field
         raise PydanticCustomError("defense", str(error)) from error
-
-
-def _mapping(text: str) -> Any:
-    """Read YAML's braces in a string, as the command line passes them on."""
-    try:
-        return yaml_value(text, "a defense")
-    except UserError as error:
-        got = shown(repr(text), 100)
-        raise UserError(
-            f"A defense is written as {{dp_sgd: 0.5}} or as dp_sgd 0.5; got {got}."
-        ) from error
 
 
 DefenseText = Annotated[str, BeforeValidator(_one_line), Field(max_length=200)]
@@ -186,61 +177,55 @@ def check_client(client: ClientConfig, block: int | None, where: str, counted: s
             f"{counted}: these images make whole steps; expected a multiple of the batch "
             f"({client.batch}), got {block}."
         )
-    if client.partners == "fresh" and client.batch == 1:
-        raise UserError(
-            f"{where}.partners: expected fixed with batch: 1, got fresh: an image that is alone "
-            "in its batch has no partners. Set batch to 2 or more."
-        )
-    if client.partners == "fresh" and block is not None and block < 2 * client.batch:
+    several = client.partners == "fresh" and client.batch > 1
+    if several and block is not None and block < 2 * client.batch:
         raise UserError(
             f"{counted}: expected two batches at least with partners: fresh ({2 * client.batch} "
             f"images or more), got {block}: a single batch holds the same images in every round. "
             f"Set it to {2 * client.batch} or more, or partners: fixed."
         )
-    _check_local_training(client, where)
     check_order(client.defenses, where)
-    _check_moving(client, where)
-    if client.lora and client.position_noise:
-        raise UserError(
-            f"{where}.position_noise: expected 0 with lora, got {client.position_noise}: such a "
-            "client sends no gradient of the position table. Set position_noise: 0."
-        )
+    for field, contradicts, expected in CONTRADICTIONS:
+        if contradicts(client):
+            got = getattr(client, field)
+            raise UserError(f"{where}.{field}: expected {expected}; got {got}.")
 
 
-def _check_local_training(client: ClientConfig, where: str) -> None:
-    if client.optimizer != "sgd" and client.momentum:
-        raise UserError(
-            f"{where}.momentum: expected 0 with optimizer: {client.optimizer}, which has momentum "
-            f"of its own, got {client.momentum}. Set momentum: 0, or optimizer: sgd."
-        )
-    if client.upload == "weight_difference" or client.one_plain_step:
-        return
-    field = next(f for f in ("steps", "optimizer", "momentum") if f in client_recipe(client))
-    raise UserError(
-        f"{where}.{field}: expected upload: weight_difference, got upload: {client.upload} with "
-        f"{field} {getattr(client, field)}: such a client does not compute one single gradient. "
-        "Set upload: weight_difference."
-    )
-
-
-def _check_moving(client: ClientConfig, where: str) -> None:
-    """The simulated server moves along clean gradients of one step; refuse what does not fit."""
-    if client.position_noise and client.server_lr:
-        raise UserError(
-            f"{where}.position_noise: expected 0 where server_lr is above 0, got "
-            f"{client.position_noise}: the simulated server moves the weights along gradients "
-            "without noise, which would give the noise away. Set one of the two to 0."
-        )
-    if client.position_noise and client.defenses:
-        raise UserError(
-            f"{where}.position_noise: expected 0 where there are defenses, got "
-            f"{client.position_noise}. Give one of the two; the defense gaussian_noise adds noise "
-            "to every parameter, pos_embed among them."
-        )
-    if client.server_lr and (client.defenses or not client.one_plain_step):
-        field = "defenses" if client.defenses else "steps"
-        raise UserError(
-            f"{where}.{field}: expected one plain SGD step and no defenses where server_lr is "
-            "above 0: the simulated server moves the weights along clean gradients of one step. "
-            "Set server_lr: 0."
-        )
+NO_SINGLE_GRADIENT = "with upload: weight_difference alone: such a client has no single gradient"
+CLEAN = "where server_lr is above 0: the simulated server moves along clean gradients of one step"
+CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
+    (
+        "partners",
+        lambda c: c.partners == "fresh" and c.batch == 1,
+        "fixed with batch: 1, for an image that is alone in its batch has no partners",
+    ),
+    (
+        "momentum",
+        lambda c: c.optimizer != "sgd" and c.momentum > 0,
+        "0 with any optimizer but sgd, since the others have momentum of their own",
+    ),
+    (
+        "steps",
+        lambda c: c.upload == "gradient" and c.steps > 1,
+        f"several {NO_SINGLE_GRADIENT}",
+    ),
+    (
+        "optimizer",
+        lambda c: c.upload == "gradient" and c.optimizer != "sgd",
+        f"another than sgd {NO_SINGLE_GRADIENT}",
+    ),
+    (
+        "momentum",
+        lambda c: c.upload == "gradient" and c.momentum > 0,
+        f"momentum {NO_SINGLE_GRADIENT}",
+    ),
+    (
+        "position_noise",
+        lambda c: c.position_noise > 0 and (c.server_lr > 0 or bool(c.defenses or c.lora)),
+        "0 beside server_lr (whose moving weights would give the noise away), defenses (among them "
+        "is gaussian_noise, on every parameter) and lora (no gradient of the table is sent)",
+    ),
+    ("defenses", lambda c: c.server_lr > 0 and bool(c.defenses), f"none {CLEAN}"),
+    ("steps", lambda c: c.server_lr > 0 and not c.one_plain_step, f"one plain SGD step {CLEAN}"),
+)
+"""A field, when it contradicts the others, and what is expected of it."""

@@ -122,32 +122,23 @@ class FedSGDClient:
 
         Gradients of single steps are never kept, so it takes the memory of one gradient.
         """
-        if self.config.autocast != "none":
-            return self._mean_of_steps(inputs)
-        names = self.wanted(None)
-        parameters = [self.model.get_parameter(name) for name in names]
-        totals = [torch.zeros_like(parameter) for parameter in parameters]
-        steps = self.steps(inputs)
-        objective = Objective(self.model, self.config)
-        with self.differentiating():
-            for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
-                images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
-                loss = objective(images, labels, mask) * len(chunk[0]) / len(steps[0])
-                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for total, part in zip(totals, parts, strict=True):
-                    total += 0 if part is None else part
-        return dict(zip(names, totals, strict=True))
-
-    def _mean_of_steps(self, inputs: ClientInput) -> dict[str, Tensor]:
-        """The mean of gradients that are computed step by step, as each client rounds its own."""
-        steps = self.steps(inputs)
-        weights = {name: self.model.get_parameter(name).detach() for name in self.wanted(None)}
+        parameters = {name: self.model.get_parameter(name) for name in self.wanted(None)}
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
         totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        objective, steps = Objective(self.model, self.config), self.steps(inputs)
+        alone = self.config.autocast != "none"  # each client rounds its own gradient
+        at_once, number = 1 if alone else STEPS_AT_ONCE, len(steps[0])
         with self.differentiating():
-            for step in zip(*(tensor.split(1) for tensor in steps), strict=True):
-                gradients = self.step_gradients(weights, step, own_weights=False)
-                for name, gradient in gradients.items():
-                    totals[name] += gradient[0] / len(steps[0])
+            for chunk in zip(*(step.split(at_once) for step in steps), strict=True):
+                if alone:
+                    own = self.step_gradients(weights, chunk, own_weights=False)
+                    parts = {name: gradient[0] / number for name, gradient in own.items()}
+                else:
+                    images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
+                    loss = objective(images, labels, mask) * len(chunk[0]) / number
+                    parts = _gradients(loss, parameters)
+                for name, part in parts.items():
+                    totals[name] += part
         return totals
 
     @contextmanager
@@ -211,14 +202,13 @@ class FedSGDClient:
         trained = {name: self.model.get_parameter(name) for name in self.wanted(None)}
         prefixed = {f"model.{name}": weight for name, weight in {**trained, **weights}.items()}
         names = [f"model.{name}" for name in weights]
-        gradients, autocast = [], AutocastGradients(self.config.autocast)
+        gradients = []
         for place, step in enumerate(zip(*steps, strict=True)):
             own = {n: prefixed[n][place] for n in names} if own_weights else {}
-
-            def of_step(weights: Mapping[str, Tensor], step: Sequence[Tensor] = step) -> Tensor:
-                return loss(weights, *step)
-
-            gradients.append(autocast.of(of_step, {**prefixed, **own}, names))
+            leaves = {n: w.detach().requires_grad_() for n, w in {**prefixed, **own}.items()}
+            with torch.autocast(self.model.like.device.type, HALF[self.config.autocast]):
+                value = loss(leaves, *step)
+            gradients.append(unscaled_gradients(value, leaves, names, self.config.autocast))
         return {name: torch.stack([g[f"model.{name}"] for g in gradients]) for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
@@ -349,65 +339,38 @@ class _Tap:
 FIRST_SCALE, LAST_SCALE = 2.0**16, 2.0**-16
 """Loss scales of fp16: what GradScaler starts with, and below which no gradient is left."""
 
-Loss = Callable[[Mapping[str, Tensor]], Tensor]
-"""The loss of one step as a function of its weights."""
+
+def unscaled_gradients(
+    value: Tensor, leaves: Mapping[str, Tensor], names: Sequence[str], kind: Autocast
+) -> dict[str, Tensor]:
+    """The gradients `names` of a loss computed under autocast.
+
+    With fp16 they come by the largest loss scale with which all gradients are finite, and are
+    divided by it.
+
+    leaves: all weights that are trained, since that scale depends on every gradient of the step
+    """
+    if kind == "bf16":
+        return _gradients(value, {name: leaves[name] for name in names})
+    scale = FIRST_SCALE
+    while scale >= LAST_SCALE:
+        gradients = _gradients(value * scale, leaves, again=True)
+        if all(bool(g.isfinite().all()) for g in gradients.values()):
+            return {name: gradients[name] / scale for name in names}
+        scale /= 2
+    raise UserError(
+        "client.autocast: expected a step whose gradients fit into half precision, got infinite or "
+        "undefined ones with every loss scale, since numbers of fp16 end at 65504. Set autocast: "
+        "bf16, or none."
+    )
 
 
-@dataclass
-class AutocastGradients:
-    """Gradients of one step after the other, computed under autocast."""
-
-    kind: Autocast
-    scale: float = FIRST_SCALE
-    """The loss scale of the last fp16 step, where the next step's is looked for first."""
-
-    def of(
-        self, loss: Loss, weights: Mapping[str, Tensor], names: Sequence[str]
-    ) -> dict[str, Tensor]:
-        """The gradient of one step for the parameters `names`.
-
-        weights  all that are trained: the loss scale of fp16 depends on every gradient of the step
-        """
-        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        device = next(iter(leaves.values())).device.type
-        with torch.autocast(device, HALF[self.kind]):
-            value = loss(leaves)
-        if self.kind == "bf16":
-            return _gradients(value, {name: leaves[name] for name in names})
-        scaled = self._scaled(value, leaves)
-        return {name: scaled[name] for name in names}
-
-    def _scaled(self, value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients by the largest loss scale with which all of them are finite, divided by it."""
-        gradients = _finite(value, leaves, self.scale)
-        while gradients is None:
-            self.scale /= 2
-            if self.scale < LAST_SCALE:
-                raise UserError(
-                    "client.autocast: expected a step whose gradients fit into half precision, got "
-                    "infinite or undefined ones with every loss scale, since numbers of fp16 end "
-                    "at 65504. Set autocast: bf16, or none."
-                )
-            gradients = _finite(value, leaves, self.scale)
-        while self.scale < FIRST_SCALE:
-            larger = _finite(value, leaves, 2 * self.scale)
-            if larger is None:
-                break
-            gradients, self.scale = larger, 2 * self.scale
-        return gradients
-
-
-def _finite(value: Tensor, leaves: Mapping[str, Tensor], scale: float) -> dict[str, Tensor] | None:
-    """Gradients by this loss scale, divided by it; None if one of them is infinite or NaN."""
-    gradients = _gradients(value * scale, leaves)
-    if not all(bool(g.isfinite().all()) for g in gradients.values()):
-        return None
-    return {name: g / scale for name, g in gradients.items()}
-
-
-def _gradients(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients by name; zero for a leaf that the value does not depend on."""
+def _gradients(
+    value: Tensor, leaves: Mapping[str, Tensor], again: bool = False
+) -> dict[str, Tensor]:
+    """Gradients by name; zero for a leaf that the value does not depend on. again: the value is
+    differentiated once more afterwards."""
     computed = torch.autograd.grad(
-        value, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+        value, list(leaves.values()), retain_graph=again, allow_unused=True, materialize_grads=True
     )
     return dict(zip(leaves, computed, strict=True))

@@ -83,6 +83,7 @@ def _defended(
         for start in range(0, total, at_once)
     ]
     differs = client.upload == "weight_difference"
+    unknown = list(_joined([part.unknown for part in parts], names).values())
     return ClientUpdate(
         _joined([part.sent for part in parts], names),
         kind=client.upload,
@@ -98,7 +99,7 @@ def _defended(
         noise=_joined([part.noise for part in parts], names),
         rounding=_joined([part.rounding for part in parts], names),
         clipped=client.clips,
-        undeclared=_in_any([part.unknown for part in parts], names) if client.defenses else None,
+        undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
     )
 
 
@@ -113,30 +114,27 @@ def _upload(
     defenses = [defense_of(text) for text in client.defenses]
     step_defense = next((item for item in defenses if isinstance(item, StepDefense)), None)
     training = LocalTraining(trainer, step_defense, seed, round)
-    if client.upload == "gradient":
-        state = Disturbed(training.gradient(inputs[0]))
-    else:
-        state = Disturbed(training.difference(inputs))
-    state = _with_noise_of_steps(state, step_defense, client)
+    plain = client.upload == "gradient"
+    sent = training.gradient(inputs[0]) if plain else training.difference(inputs)
+    state = _with_noise_of_steps(sent, step_defense, client)
     for place, defense in enumerate(defenses):
         if isinstance(defense, UploadDefense):
             purpose = f"{defense.name} {place}"
             first_ids = inputs[0].image_ids[:: client.batch]
             draws = Draws(seed, first_ids, round, purpose, client.steps)
-            state = _after(state, defense.apply(state.sent, draws))
+            altered = defense.apply(state.sent, draws)
+            silent = altered.undeclared(state.sent)
+            state = Disturbed(
+                altered.sent,
+                added(state.noise, altered.noise),
+                added(state.rounding, altered.rounding),
+                {name: state.unknown[name] | silent[name] for name in silent},
+            )
     return state
 
 
-def _after(state: Disturbed, altered: Disturbed) -> Disturbed:
-    """The upload that a defence made of `state`, with the errors of both."""
-    undeclared = altered.undeclared(state.sent)
-    unknown = {name: state.unknown[name] | silent for name, silent in undeclared.items()}
-    noise, rounding = added(state.noise, altered.noise), added(state.rounding, altered.rounding)
-    return Disturbed(altered.sent, noise, rounding, unknown)
-
-
 def _with_noise_of_steps(
-    state: Disturbed, defense: StepDefense | None, client: ClientConfig
+    sent: dict[str, Tensor], defense: StepDefense | None, client: ClientConfig
 ) -> Disturbed:
     """The upload with what is known of the noise inside its steps, whose size is not known for
     AdamW: it divides the noise by numbers that stay with the client."""
@@ -145,21 +143,15 @@ def _with_noise_of_steps(
     if client.upload == "weight_difference":
         level *= noise_gain(client.steps, client.momentum, client.lr)
     noise, unknown = {}, {}
-    for name, g in state.sent.items():
+    for name, g in sent.items():
         unknown[name] = torch.full((len(g),), bool(level) and not known, device=g.device)
         if level and known:
             noise[name] = torch.full((len(g),), level, dtype=torch.float64, device=g.device)
-    return replace(state, noise=noise, unknown=unknown)
+    return Disturbed(sent, noise, unknown=unknown)
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
     return {n: torch.cat([part[n] for part in parts]) for n in names if n in parts[0]}
-
-
-def _in_any(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor | None:
-    """(n,) bool: true for one of these parameters; None without any."""
-    joined = _joined(parts, names)
-    return torch.stack(list(joined.values())).any(0).cpu() if joined else None
 
 
 def weights_of(model: LoadedModel) -> Mapping[str, Tensor]:

@@ -165,7 +165,7 @@ def declared_errors(
             level = defense.deviation(client["batch"] or 1)
             noise = dict.fromkeys(sent, torch.full((steps,), level, dtype=torch.float64))
         elif isinstance(defense, GaussianNoise):
-            noise = added(noise, dict.fromkeys(sent, defense._public_deviation(sent)))
+            noise = added(noise, dict.fromkeys(sent, defense.public_deviation(sent)))
         else:
             made: Disturbed = defense.apply(sent, Draws(0, [""] * steps, 0))
             noise, rounding = added(noise, made.noise), added(rounding, made.rounding)

@@ -21,12 +21,6 @@ def prepared(setting: Setting, images: Tensor, **changes: float) -> ClientInput:
     return setting.prepare(images, some_labels(len(images)), IDS[: len(images)], **facts)
 
 
-def test_there_are_three() -> None:
-    assert list(SETTINGS) == ["a", "b", "c"]
-    assert [SETTINGS[name].name for name in SETTINGS] == ["a", "b", "c"]
-    assert [SETTINGS[name].shuffles for name in SETTINGS] == [False, True, True]
-
-
 def test_a_feeds_and_scores_the_plain_image() -> None:
     images = some_images(3)
     inputs = prepared(SETTINGS["a"], images)
@@ -98,13 +92,6 @@ def test_half_of_the_steps_are_plain_whatever_else_is_in_the_block() -> None:
     assert fed(always, ids).images.equal(some_images(40))
     kept = ~empty[0]
     assert fed(client, ids).mask[kept].equal(fed(never, ids).mask[kept])  # type: ignore[index]
-
-
-def test_a_plain_step_of_two_images_is_plain_for_both() -> None:
-    client = ClientConfig(plain_share=0.5, batch=2)
-    empty = ~fed(client, [f"image {i}" for i in range(40)]).mask.any(-1)  # type: ignore[union-attr]
-    assert empty[::2].equal(empty[1::2])
-    assert 0 < empty.sum() < 40
 
 
 def test_images_of_a_step_have_the_first_ones_puzzle() -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mjp_privacy.client.defenses.disturbance import (
     Disturbed,
     Draws,
     dropped_error,
-    entries,
     per_step,
     smallest_kept,
 )
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import Positive, schema
 from mjp_privacy.interfaces import Grads
+
+KeptShare = Annotated[float, Field(strict=True, gt=0, le=1)]
+Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 
 UNIFORM = 1 / math.sqrt(12)  # standard deviation of an error that is uniform over one step
 LARGEST, MANTISSA, SMALLEST = 65504.0, 10, -24  # float16: top, mantissa bits, least exponent
@@ -26,30 +28,30 @@ HALF_NORMAL = math.sqrt(math.pi / 2 - 1)  # standard deviation of |x| over its m
 LEVELS = 127  # int8's levels on either side of zero
 
 
-@dataclass(frozen=True)
+def largest(flat: Tensor, share: float) -> Tensor:
+    """The numbers (n, k) with zero in place of all but the largest magnitudes; one at least stays.
+
+    largest(torch.tensor([[1.0, -3.0]]), 0.5) is [[0, -3]].
+    """
+    kept = max(1, round(share * flat.shape[1]))
+    places = flat.abs().topk(kept, dim=1, sorted=False).indices
+    return torch.zeros_like(flat).scatter(1, places, flat.gather(1, places))
+
+
+@schema
 class TopK:
     """Sends only the largest entries; the number is the share that is kept.
 
     `share`: counted over the whole upload, by magnitude; all other entries become zero.
     """
 
-    share: float
+    share: KeptShare
     name: ClassVar[str] = "top_k"
     main: ClassVar[str | None] = "share"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(
-                f"Defense top_k.share: expected a share above 0 and up to 1, got {self.share:g}. "
-                "0.1 keeps a tenth of the entries."
-            )
-
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        """Keep the largest entries of each step's upload, at least one."""
-        kept = max(1, round(self.share * entries(sent)))
-        flat = torch.cat([g.flatten(1) for g in sent.values()], 1)
-        places = flat.abs().topk(kept, dim=1, sorted=False).indices
-        sparse = torch.zeros_like(flat).scatter(1, places, flat.gather(1, places))
+        """Keep the largest entries of each step's upload."""
+        sparse = largest(torch.cat([g.flatten(1) for g in sent.values()], 1), self.share)
         parts = sparse.split([g[0].numel() for g in sent.values()], 1)
         shaped = {
             name: part.unflatten(1, g.shape[1:])
@@ -61,7 +63,7 @@ class TopK:
         )
 
 
-@dataclass(frozen=True)
+@schema
 class Float16:
     """Sends numbers in half precision (16 bits); takes no number.
 
@@ -84,7 +86,7 @@ def _half_step(half: Tensor) -> Tensor:
     return UNIFORM * (4.0 ** step.double()).mean(1).sqrt()
 
 
-@dataclass(frozen=True)
+@schema
 class Int8:
     """Rounds each tensor to 255 even levels (8 bits); takes no number.
 
@@ -106,7 +108,7 @@ class Int8:
         )
 
 
-@dataclass(frozen=True)
+@schema
 class Sign:
     """Sends each entry's sign times its tensor's mean size; takes no number."""
 
@@ -120,7 +122,7 @@ class Sign:
         return Disturbed(signs, {}, {name: HALF_NORMAL * m.double() for name, m in mean.items()})
 
 
-@dataclass(frozen=True)
+@schema
 class Prune:
     """Sends only each tensor's largest entries; the number is the share that is kept.
 
@@ -128,28 +130,15 @@ class Prune:
     upload, so that tensors with small entries lose all of theirs.
     """
 
-    share: float
+    share: KeptShare
     name: ClassVar[str] = "prune"
     main: ClassVar[str | None] = "share"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(
-                f"Defense prune.share: expected a share above 0 and up to 1, got {self.share:g}. "
-                "0.1 keeps a tenth of each tensor's entries."
-            )
-
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
         """Prune every tensor of each step; the error lies below the smallest entry kept."""
-        pruned = {name: self._pruned(g) for name, g in sent.items()}
+        pruned = {n: largest(g.flatten(1), self.share).view_as(g) for n, g in sent.items()}
         errors = {n: dropped_error(g, smallest_kept(g.flatten(1))) for n, g in pruned.items()}
         return Disturbed(pruned, rounding=errors)
-
-    def _pruned(self, g: Tensor) -> Tensor:
-        flat = g.flatten(1)
-        kept = max(1, round(self.share * flat.shape[1]))
-        places = flat.abs().topk(kept, dim=1, sorted=False).indices
-        return torch.zeros_like(flat).scatter(1, places, flat.gather(1, places)).view_as(g)
 
 
 FEW_CUT = 1e-3
@@ -161,7 +150,7 @@ share, and in 12 to 42 % of those with more, up to 50 times.
 """
 
 
-@dataclass(frozen=True)
+@schema
 class PercentilePrivacy:
     """Zeroes small entries and cuts large ones, as NVFlare does; the number is the percentile.
 
@@ -169,18 +158,10 @@ class PercentilePrivacy:
     [-gamma, gamma]. Both hold for an update divided by its number of local steps.
     """
 
-    percentile: float = 10.0
-    gamma: float = 0.01
+    percentile: Percent = 10.0
+    gamma: Positive = 0.01
     name: ClassVar[str] = "percentile_privacy"
     main: ClassVar[str | None] = "percentile"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.percentile <= 100 or self.gamma <= 0:
-            raise UserError(
-                "Defense percentile_privacy: expected a percentile of 0 to 100 and a gamma above "
-                f"0, got percentile {self.percentile:g} and gamma {self.gamma:g}. NVFlare's are 10 "
-                "and 0.01."
-            )
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
         """Filter every tensor; a parameter that is a single number stays as it is."""

@@ -36,14 +36,16 @@ class Disturbed:
 
         before: the upload as the defence was given it
         """
-        return {name: self._undeclared(name, g) for name, g in before.items()}
-
-    def _undeclared(self, name: str, before: Tensor) -> Tensor:
-        changed = (self.sent[name] != before).reshape(len(before), -1).any(1)
-        nothing = torch.zeros(len(before), dtype=torch.float64, device=before.device)
-        parts = [each.get(name, nothing).to(nothing) for each in (self.noise, self.rounding)]
-        unknown = self.unknown.get(name, nothing).to(before.device).bool()
-        return changed & ((parts[0] + parts[1] == 0) | unknown)
+        silent = {}
+        for name, g in before.items():
+            changed = (self.sent[name] != g).reshape(len(g), -1).any(1)
+            nothing = torch.zeros(len(g), dtype=torch.float64, device=g.device)
+            noise, rounding, unknown = (
+                of.get(name, nothing).to(nothing)
+                for of in (self.noise, self.rounding, self.unknown)
+            )
+            silent[name] = changed & ((noise + rounding == 0) | unknown.bool())
+        return silent
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,12 @@ class Draws:
 
         In float32, which is drawn four times as fast as float64.
         """
-        return torch.stack(
-            [
-                torch.randn(
-                    tuple(shape),
-                    generator=torch_generator(
-                        "defense", self.purpose, self.seed, first, self.round, name
-                    ),
-                )
-                for first in self.first_ids
-            ]
-        )
+        named = [
+            ("defense", self.purpose, self.seed, first, self.round, name)
+            for first in self.first_ids
+        ]
+        drawn = [torch.randn(tuple(shape), generator=torch_generator(*names)) for names in named]
+        return torch.stack(drawn)
 
 
 def added(first: Deviations, second: Deviations) -> dict[str, Tensor]:

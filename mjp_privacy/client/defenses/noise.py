@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,26 +25,20 @@ from mjp_privacy.client.defenses.disturbance import (
 )
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.schema import NotNegative, Positive, schema
 from mjp_privacy.interfaces import Grads
 
 
-@dataclass(frozen=True)
+@schema
 class GaussianNoise:
     """Adds Gaussian noise; the number is its size relative to the entries'.
 
     `std`: relative to the root mean square of the whole upload's nonzero entries.
     """
 
-    std: float
+    std: NotNegative
     name: ClassVar[str] = "gaussian_noise"
     main: ClassVar[str | None] = "std"
-
-    def __post_init__(self) -> None:
-        if self.std < 0:
-            raise UserError(
-                f"Defense gaussian_noise.std: expected 0 or a number above it, got {self.std:g}. "
-                "It is relative to the size of the upload: 0.1 is a tenth of it."
-            )
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
         """Add noise to every entry, zero entries among them."""
@@ -54,9 +47,9 @@ class GaussianNoise:
             name: g + per_step(scale, g) * draws.normal(name, g.shape[1:]).to(g)
             for name, g in sent.items()
         }
-        return Disturbed(noisy, dict.fromkeys(noisy, self._public_deviation(noisy)))
+        return Disturbed(noisy, dict.fromkeys(noisy, self.public_deviation(noisy)))
 
-    def _public_deviation(self, noisy: Grads) -> Tensor:
+    def public_deviation(self, noisy: Grads) -> Tensor:
         """The noise's size (n,) as anybody can estimate it from the noisy upload.
 
         The rms of what is sent is sqrt(1 + std^2) times that of the gradient, apart from the
@@ -77,25 +70,17 @@ def _nonzero(sent: Grads) -> Tensor:
     return torch.stack(counts).sum(0).clamp(min=1)
 
 
-@dataclass(frozen=True)
+@schema
 class DpSgd:
     """Clips each gradient, then adds noise; the number is noise over clip.
 
     DP-SGD. `noise`: the multiplier sigma; `clip`: the largest norm C of an example's gradient.
     """
 
-    noise: float
-    clip: float = 1.0
+    noise: NotNegative
+    clip: Positive = 1.0
     name: ClassVar[str] = "dp_sgd"
     main: ClassVar[str | None] = "noise"
-
-    def __post_init__(self) -> None:
-        if self.noise < 0 or self.clip <= 0:
-            raise UserError(
-                "Defense dp_sgd: expected a noise of 0 or above and a clip above 0, got noise "
-                f"{self.noise:g} and clip {self.clip:g}. The clip is the largest norm that an "
-                "example's gradient keeps."
-            )
 
     def step_gradient(self, examples: Grads, draws: Draws) -> dict[str, Tensor]:
         """Clip, average and add noise: (n, B, *shape) of every parameter -> (n, *shape)."""

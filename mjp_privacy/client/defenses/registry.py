@@ -13,7 +13,6 @@ training) in a file of this folder, and register it below. The first line of its
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -89,19 +88,14 @@ def defense_class(name: str) -> type[Any]:
     """
     entry = DEFENSES[name]
     plugin: type[Any] = entry.load()
-    whole = dataclasses.is_dataclass(plugin)
     wanted = STEP_MEMBERS if hasattr(plugin, "step_gradient") else MEMBERS
     missing = [member for member in wanted if not hasattr(plugin, member)]
-    if missing or not whole:
-        lacks = f"lacks {', '.join(missing)}" if missing else "is not a dataclass"
+    calls = getattr(plugin, "name", None)
+    if missing or calls != name or not dataclasses.is_dataclass(plugin):
         raise UserError(
-            f"Defense {name}: {entry.where} {lacks}. Expected a frozen dataclass with "
-            f"{', '.join(wanted)}; declare a value that is not an option as a ClassVar."
-        )
-    if plugin.name != name:
-        raise UserError(
-            f"Defense {name}: {entry.where} calls itself {plugin.name!r}. Give its `name` and the "
-            "line that registers it the same name."
+            f"Defense {name}: expected a frozen dataclass of this `name` with {', '.join(wanted)}, "
+            f"got {entry.where}, which calls itself {calls!r} and lacks "
+            f"{', '.join(missing) or 'none of them'}. Declare what is no option as a ClassVar."
         )
     return plugin
 
@@ -185,20 +179,18 @@ def _configured(plugin: Any, options: Mapping[str, Any]) -> Defense:
                     f"Defense {plugin.name}: expected no value, got {value!r}. Leave it out."
                 )
             raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, options_of)}")
-        values[option] = _number(f"{plugin.name}.{option}", value)
+        if type(value) not in (int, float) or not abs(value) <= MOST:
+            got = shown(repr(value), 60)
+            raise UserError(f"Defense {plugin.name}.{option}: expected a number, got {got}.")
+        values[option] = float(value)
     needs_main = plugin.main and options_of[plugin.main].default is dataclasses.MISSING
     if needs_main and plugin.main not in values:
         raise UserError(
             f"Defense {plugin.name}: expected its {plugin.main}, got none. Write "
             f"{{{plugin.name}: {{{plugin.main}: 0.1}}}} or {{{plugin.name}: 0.1}}."
         )
-    defense: Defense = plugin(**values)
+    try:
+        defense: Defense = plugin(**values)
+    except UserError as error:  # which names the class and the option
+        raise UserError(f"Defense {plugin.name}: {error}") from error
     return defense
-
-
-def _number(where: str, value: Any) -> float:
-    number = float(value) if type(value) in (int, float) and abs(value) <= MOST else math.nan
-    if math.isnan(number):
-        got = shown(repr(value), 60)
-        raise UserError(f"Defense {where}: expected a number, got {got}. Give one, as in 0.1.")
-    return number
