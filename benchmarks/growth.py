@@ -161,7 +161,7 @@ def watched() -> Iterator[dict[str, float]]:
     from mjp_privacy.experiment import cell, simulated
 
     places = [
-        (simulated.SimulatedBlock, "observe", "gradient"),
+        (simulated.SimulatedUploads, "observe", "gradient"),
         (cell, "run_steps", "attack"),
         (cell.CellTask, "_scored", "score"),
     ]

@@ -27,6 +27,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import ABOUT, RunStore, write_pieces
 
@@ -125,7 +126,7 @@ def write_store(root: Path, images: int, *, blocks: bool, side: int) -> None:
         if blocks or side:
             for first, last in portions(images, BLOCK):
                 rows = image_rows(number, first, ids[first:last])
-                pictures = [(ids[first:last], made_up(last - first, side))] if side else []
+                pictures = by_image(ids[first:last], made_up(last - first, side)) if side else {}
                 store.write(facts["run_id"], first // BLOCK, rows, pictures, about)
             if blocks:
                 store.compact(facts["run_id"])
@@ -164,7 +165,7 @@ def write_compacted(
         rows = image_rows(number, first, ids[first:last]).assign(block=block)
         pieces.append(pa.Table.from_pandas(rows, preserve_index=False))
     schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
-    write_pieces(store.folder(run_id), "all", [], schema, pieces)
+    write_pieces(store.folder(run_id), "all", schema, pieces)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import NOT_DONE, RunStore
 
 SEAL = re.compile(rb"mjp-seal:([0-9a-f]{64})")
@@ -182,7 +183,7 @@ class OldRun:
                 ids, tensors = self.pictures(run_id, int(str(block)))
                 kept = [at for at, name in enumerate(ids) if name in {*wide["image_id"]}]
                 of_kept = {name: tensor[kept] for name, tensor in tensors.items()}
-                pictures = [([ids[at] for at in kept], of_kept)] if kept else []
+                pictures = by_image([ids[at] for at in kept], of_kept)
                 store.write(run_id, int(str(block)), wide, pictures, about)
             store.compact(run_id)
         store.write_cells(self.cells)

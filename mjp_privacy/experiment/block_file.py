@@ -3,7 +3,7 @@
     packed(ids, pictures)              the columns of pictures, as small as they are without loss
     write_file(path, schema, pieces)   a table in pieces, with checksums of its pages
     BlockContent.of(path)              its images and columns, or a UserError in one line
-    at, table = read_pictures(path, 3); unpacked(table, 3 - at)   the tensors of its fourth image
+    unpacked(read_pictures(path, group), 3)   the tensors of the fourth image of a row group
 
 `images`, the reconstructions, are float32 in [0, 1]. Private images are bytes where all values are
 multiples of 1/255, as those of every picture that was not resampled; a target that equals the plain
@@ -34,9 +34,14 @@ ABOUT = b"mjp_privacy"  # key of a file's metadata: the cell, the code, the mach
 
 ROWS = FileKind("a run's rows", "Run the attack again, which makes them again.", 1 << 50)
 
-Pictures = tuple[Sequence[str], Mapping[str, "Tensor"]]
-"""Ids of images, and the tensors (m, ...) to store of them."""
+Pictures = Mapping[str, Mapping[str, "Tensor"]]
+"""The tensors to store of images, by their ids and names."""
 T = TypeVar("T")
+
+
+def by_image(ids: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The pictures of these images, whose tensors are (m, ...)."""
+    return {name: {key: of[at] for key, of in tensors.items()} for at, name in enumerate(ids)}
 
 
 class BlockContent(NamedTuple):
@@ -45,69 +50,27 @@ class BlockContent(NamedTuple):
     ids: list[str]  # its images, all of them
     has_picture: list[bool]  # which of them have pictures
     columns: tuple[str, ...]  # without pictures
+    groups: tuple[int, ...]  # the rows of each row group
 
     @classmethod
     def of(cls, path: Path) -> BlockContent:
         """Read it; a UserError where it is no file of a block, or of another cell."""
 
-        def read(file: Any) -> tuple[pa.Schema, pa.Table]:
-            schema = file.schema_arrow
+        def read(file: Any) -> tuple[pa.Schema, pa.Table, tuple[int, ...]]:
+            schema, groups = file.schema_arrow, range(file.num_row_groups)
             names = [name for name in ("image_id", "has_picture") if name in schema.names]
-            return schema, file.read(names, use_threads=False)
+            sizes = tuple(file.metadata.row_group(group).num_rows for group in groups)
+            return schema, file.read(names, use_threads=False), sizes
 
-        schema, table = _opened(path, read)
+        schema, table, groups = _opened(path, read)
         _check_columns(schema, path)
-        ids = _names(table["image_id"], path)
+        ids = table["image_id"].to_pylist()
+        if None in ids or len(set(ids)) < len(ids):
+            raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
         known = "has_picture" in table.column_names
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
-        return cls(ids, has, tuple(n for n in schema.names if not is_picture(schema.field(n))))
-
-
-_last_names: tuple[Any, list[str]] = (None, [])
-
-
-def _names(column: pa.ChunkedArray, path: Path) -> list[str]:
-    """The names of images; those of cells with the same images are one list in memory."""
-    global _last_names
-    known, last = _last_names
-    if known is not None and known.equals(column):
-        return last
-    names: list[str] = column.to_pylist()
-    if None in names or len(set(names)) < len(names):
-        raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
-    _last_names = column, names
-    return names
-
-
-def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
-    """Write a table in pieces, which may lack columns of the schema; row groups hold MOST_BYTES or
-    one piece."""
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
-    others = [column.name for column in schema if not is_picture(column)]
-    layout: dict[str, Any] = {
-        "compression": {n: "ZSTD" if n in others else "NONE" for n in schema.names},
-        "use_dictionary": [c.name for c in schema if pa.types.is_string(c.type)],
-        "write_statistics": others,
-        "write_page_checksum": True,
-    }
-    with ParquetWriter(path, schema, **layout) as writer:
-        group, size = [schema.empty_table()], 0
-        for piece in pieces:
-            if size and size + piece.nbytes > MOST_BYTES:
-                writer.write_table(pa.concat_tables(group, promote_options="permissive"))
-                group, size = [schema.empty_table()], 0
-            group.append(piece)
-            size += piece.nbytes
-        writer.write_table(pa.concat_tables(group, promote_options="permissive"))
-
-
-def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """What a file says of its cell, its code and its machine."""
-    with ROWS.reading(path):
-        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
-    return about if isinstance(about, dict) else {}
+        columns = tuple(column.name for column in schema if not is_picture(column))
+        return cls(ids, has, columns, groups)
 
 
 def _check_columns(schema: pa.Schema, path: Path) -> None:
@@ -135,6 +98,37 @@ def is_of_its_cell(schema: pa.Schema, path: Path) -> bool:
     return not isinstance(cell, dict) or cell.get("run_id", path.parent.name) == path.parent.name
 
 
+def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
+    """What a file says of its cell, its code and its machine."""
+    with ROWS.reading(path):
+        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
+    return about if isinstance(about, dict) else {}
+
+
+def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
+    """Write a table in pieces, which may lack columns of the schema; row groups hold MOST_BYTES or
+    one piece."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    others = [column.name for column in schema if not is_picture(column)]
+    layout: dict[str, Any] = {
+        "compression": {n: "ZSTD" if n in others else "NONE" for n in schema.names},
+        "use_dictionary": [c.name for c in schema if pa.types.is_string(c.type)],
+        "write_statistics": others,
+        "write_page_checksum": True,
+    }
+    with ParquetWriter(path, schema, **layout) as writer:
+        group, size = [schema.empty_table()], 0
+        for piece in pieces:
+            if size and size + piece.nbytes > MOST_BYTES:
+                writer.write_table(pa.concat_tables(group, promote_options="permissive"))
+                group, size = [schema.empty_table()], 0
+            group.append(piece)
+            size += piece.nbytes
+        writer.write_table(pa.concat_tables(group, promote_options="permissive"))
+
+
 def _opened(path: Path, use: Callable[[Any], T]) -> T:
     """What a library reads of a file: NoFile where it is gone by now, a UserError where it is not
     one; every page has a checksum of its own."""
@@ -146,26 +140,21 @@ def _opened(path: Path, use: Callable[[Any], T]) -> T:
 
 
 def schema_of(path: Path) -> pa.Schema:
+    """The columns of a file, pictures among them."""
     return _opened(path, lambda file: file.schema_arrow)
 
 
 def read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Columns of a file, all of which it has."""
+    """Columns of a file, all of which it has; None: all."""
     return _opened(path, lambda file: file.read(columns, use_threads=False))
 
 
-def read_pictures(path: Path, row: int) -> tuple[int, pa.Table]:
-    """The pictures of the row group that holds a row, and that group's first row."""
+def read_pictures(path: Path, group: int) -> pa.Table:
+    """The pictures of a row group."""
 
-    def read(file: Any) -> tuple[int, pa.Table]:
+    def read(file: Any) -> pa.Table:
         names = [column.name for column in file.schema_arrow if is_picture(column)]
-        first = 0
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            if row < first + count:
-                return first, file.read_row_group(group, names, use_threads=False)
-            first += count
-        raise ValueError(f"no row {row}")
+        return file.read_row_group(group, names, use_threads=False)
 
     return _opened(path, read)
 
@@ -187,6 +176,7 @@ def joined_schema(paths: Sequence[Path]) -> pa.Schema:
 
 
 def is_picture(column: pa.Field) -> bool:
+    """Whether a column holds pictures."""
     return bool(column.metadata and b"shape" in column.metadata)
 
 
@@ -197,48 +187,49 @@ def picture_layout(schema: pa.Schema) -> tuple[Any, ...]:
     return tuple((c.name, *(c.metadata.get(key) for key in known)) for c in pictures)
 
 
-def packed(
-    ids: Iterable[str], groups: Sequence[Pictures]
-) -> dict[str, tuple[Any, dict[str, str] | None]]:
+def packed(ids: Sequence[str], pictures: Pictures) -> dict[str, tuple[Any, dict[str, str] | None]]:
     """The columns of pictures of these images, each with its field's metadata."""
     import pyarrow as pa
 
-    if not groups:
+    if not pictures:
         return {}
-    arrays = [{name: t.cpu().numpy() for name, t in tensors.items()} for _, tensors in groups]
-    pictured = {image_id for names, _ in groups for image_id in names}
     columns: dict[str, tuple[Any, dict[str, str] | None]] = {
-        "has_picture": (pa.array([image_id in pictured for image_id in ids]), None)
+        "has_picture": (pa.array([image_id in pictures for image_id in ids]), None)
     }
-    for name in dict.fromkeys(name for of_group in arrays for name in of_group):
-        parts = [of_group[name] for of_group in arrays if name in of_group]
-        metadata = {"shape": json.dumps(parts[0].shape[1:]), "dtype": str(parts[0].dtype)}
+    arrays = {
+        image_id: {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        for image_id, tensors in pictures.items()
+    }
+    for name in dict.fromkeys(name for own in arrays.values() for name in own):
+        cells = {image_id: own[name] for image_id, own in arrays.items() if name in own}
+        first = next(iter(cells.values()))
+        metadata = {"shape": json.dumps(first.shape), "dtype": str(first.dtype)}
         for other in ("plain", "input") if name == "target" else ():
-            theirs = [of_group[other] for of_group in arrays if other in of_group]
-            if len(parts) == len(theirs) == len(arrays) and all(map(_same_bits, parts, theirs)):
+            pairs = [(own.get(name), own.get(other)) for own in arrays.values()]
+            if all(_same_bits(one, two) for one, two in pairs):
                 metadata["same"] = other
                 break
         if "same" in metadata:
-            columns[name] = pa.nulls(len(columns["has_picture"][0])), metadata
+            columns[name] = pa.nulls(len(ids)), metadata
             continue
-        if name != "images" and parts[0].dtype == np.float32:
+        if name != "images" and first.dtype == np.float32:
             with np.errstate(invalid="ignore"):  # of what is no number
-                small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype("u1") for p in parts]
-            again = [values.astype(np.float32) / np.float32(255) for values in small]
-            if all(map(_same_bits, again, parts)):
-                parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
-        having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
-        cells = {
-            image_id: part[at].tobytes()
-            for names, part in zip(having, parts, strict=True)
-            for at, image_id in enumerate(names)
-        }
-        size = int(np.prod(parts[0].shape[1:])) * parts[0].dtype.itemsize
-        columns[name] = pa.array([cells.get(n) for n in ids], pa.binary(size)), metadata
+                small = {
+                    image_id: np.clip(np.round(values * np.float32(255)), 0, 255).astype("u1")
+                    for image_id, values in cells.items()
+                }
+            again = {n: values.astype(np.float32) / np.float32(255) for n, values in small.items()}
+            if all(_same_bits(again[n], values) for n, values in cells.items()):
+                cells, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
+        contents = [cells[n].tobytes() if n in cells else None for n in ids]
+        size = next(iter(cells.values())).nbytes
+        columns[name] = pa.array(contents, pa.binary(size)), metadata
     return columns
 
 
-def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def _same_bits(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    if one is None or other is None:
+        return False
     same_kind = one.dtype == other.dtype and one.shape == other.shape
     return same_kind and one.tobytes() == other.tobytes()
 

@@ -37,24 +37,22 @@ from mjp_privacy.core.machine import (
     workers_beside,
 )
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.block_file import Pictures
+from mjp_privacy.experiment.block_file import Pictures, by_image
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import (
-    Scene,
     bounds,
     diagnose,
-    gradient_residual,
+    gradient_fit,
     mask_agreement,
     undeclared_error,
     unshuffled_uploads,
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
-from mjp_privacy.experiment.source import Block0, BlockUploads
+from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
-from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.checks import of_unscored
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
@@ -74,7 +72,7 @@ class CellResult:
     """What a cell has for some images of a block."""
 
     rows: pd.DataFrame  # a row for each image, in their order: status, reason, scores, diagnostics
-    pictures: Sequence[Pictures] = ()
+    pictures: Pictures = field(default_factory=dict)
     traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by the rows' reason
     remark: str = ""  # what is said of it while the run goes on
 
@@ -83,8 +81,7 @@ class CellResult:
 class CellTask:
     """A cell on a block: CellTask(...).run(records) attacks these images of it together."""
 
-    uploads: BlockUploads
-    model: LoadedModel
+    uploads: ModelUploads
     cell: Cell
     attack: Attack | Control
     gradients: Sequence[str]  # the parameters whose gradients the clients upload
@@ -93,49 +90,46 @@ class CellTask:
 
     def run(self, records: Sequence[ImageRecord]) -> CellResult:
         """Observe, attack and score these images: whole client steps, in order."""
-        control = self.attack if isinstance(self.attack, Control) else None
+        cell, attack, uploads, count = self.cell, self.attack, self.uploads, len(records)
         if (refusal := self._refusal(records)) is not None:
             return without_scores(records, "unsupported", refusal.text)
-        seen = None if isinstance(self.attack, Control) else self.attack
-        observation = self.uploads.observe(self.cell, seen, self.gradients, records)
-        scene = Scene.of(observation, self.cell, self.model)
-        device = self.model.like.device
+        generator_of = partial(self._generator, records)
+        if isinstance(attack, Control):
+            seen = uploads.observe(cell, None, self.gradients, records)
+            truth = Truth(seen.plain, seen.inputs.labels, seen.inputs.image_ids)
+            answer = attack.run(seen.view, truth, seen.inputs, generator=generator_of(0))
+            made = checked_reconstruction(answer, seen.view, count)
+            return self._scored(seen, records, Done(made, unfinished(made, count)))
+        seen, device = uploads.observe(cell, attack, self.gradients, records), self.device
         started = clock(device)
-        if control is not None:
-            truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
-            generator = self._generator(records, 0)
-            answer = control.run(scene.view, truth, scene.inputs, generator=generator)
-            made = checked_reconstruction(answer, scene.view, len(records))
-            done = Done(made, unfinished(made, len(records)))
-        else:
-            assert seen is not None
-            if (refusal := seen.unsupported(scene.view)) is not None:
-                return without_scores(records, "unsupported", refusal.text)
-            generator_of = partial(self._generator, records)
-            seconds = self.cell.attack.seconds
-            done = run_steps(seen, scene.view, len(records), generator_of, seconds)
+        if (refusal := attack.unsupported(seen.view)) is not None:
+            return without_scores(records, "unsupported", refusal.text)
+        done = run_steps(attack, seen.view, count, generator_of, cell.attack.seconds)
         attacked_at = clock(device)
-        done = self._checked(scene, done)
+        done = self._checked(seen, done)
         checked_at = clock(device)
-        if self.uploads.scored and control is None:
-            done = in_the_order_of(scene.target, done, scene.view.pool)
-        result = self._scored(scene, records, done)
-        if control is not None:
-            return result
+        if uploads.scored:
+            done = in_the_order_of(seen.target, done, seen.view.pool)
+        result = self._scored(seen, records, done)
         taken = {
-            **observation.seconds,
+            **seen.seconds,
             "attack": attacked_at - started,
             "residual": checked_at - attacked_at,
             "score": clock(device) - checked_at,
         }
-        columns = {f"stage_seconds.{stage}": each / len(records) for stage, each in taken.items()}
+        columns = {f"stage_seconds.{stage}": each / count for stage, each in taken.items()}
         return replace(result, rows=result.rows.assign(**columns), traces=done.traces)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return self.uploads.model.like.device
 
     def _refusal(self, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
         if isinstance(self.attack, Control) and not self.uploads.scored:
             return NO_TRUTH
-        if (refusal := refused_by_network(self.cell, self.model, self.attack)) is not None:
+        if (refusal := refused_by_network(self.cell, self.uploads.model, self.attack)) is not None:
             return refusal
         if isinstance(self.attack, Control):
             return None
@@ -151,21 +145,21 @@ class CellTask:
         named = (self.cell.model, self.cell.attack.name, first)
         return torch_generator("attack", self.facts.seed, *named)
 
-    def _checked(self, scene: Scene, done: Done) -> Done:
+    def _checked(self, seen: Observation, done: Done) -> Done:
         """The reconstruction with diagnostics that need no private image. A residual takes a
         gradient for each upload, so they are timed apart from the scores."""
         made = done.reconstruction
         if made.images is None or len(done.failed) + len(made.inapplicable) >= len(made.images):
             return done
-        checks = undeclared_error(scene.view)
+        checks = undeclared_error(seen.view)
         if self.residual:
             images, mode = made.images.float().cpu(), self.cell.client.mode
-            measured = gradient_residual(scene.view, images, made.mask, scene.models, mode)
-            checks |= {} if measured is None else {"gradient_residual": measured}
+            fit = gradient_fit(seen.view, images, made.mask, seen.models, mode)
+            checks |= {} if fit is None else {"gradient_residual": fit.residual}
         with_checks = replace(made, diagnostics={**made.diagnostics, **checks})
         return replace(done, reconstruction=with_checks)
 
-    def _scored(self, scene: Scene, records: Sequence[ImageRecord], done: Done) -> CellResult:
+    def _scored(self, seen: Observation, records: Sequence[ImageRecord], done: Done) -> CellResult:
         """A row for every image: its scores, or the reason why it has none."""
         made, known = done.reconstruction, self.uploads.scored
         status, reason = ["ok"] * len(records), [""] * len(records)
@@ -180,22 +174,26 @@ class CellTask:
         if not places:
             pass
         elif made.images is None:  # an attack that only names the masked positions
-            agreement = mask_agreement(made.mask, scene.inputs) if known else {}
-            diagnostics |= {**agreement, **unshuffled_uploads(scene.view, self.cell.gamma)}
+            agreement = mask_agreement(made.mask, seen.inputs) if known else {}
+            diagnostics |= {**agreement, **unshuffled_uploads(seen.view, self.cell.gamma)}
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_PICTURE
         elif known:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
-            images = made.images.float().cpu()
-            tensors = {"images": images, **scene.tensors()}
-            columns = self._scores(scene, records, images, places)
-            diagnostics |= diagnose(self.cell, scene, made, images, self._limits(scene))
+            images, memo = made.images.float().cpu(), self.uploads.memo
+            tensors = {"images": images, **seen.tensors()}
+            columns = self._scores(seen, records, images, places)
+            key = memo.content(seen.inputs.images), memo.content(seen.target)
+            limits: dict[str, Tensor] = memo.once(
+                ("bounds", self.cell.setting, *key), partial(bounds, seen, self.uploads.model)
+            )
+            diagnostics |= diagnose(seen, made, images, limits)
         else:
             tensors = {"images": made.images.float().cpu()}
             if made.mask is not None:
                 tensors["named_mask"] = made.mask.cpu()
-            diagnostics |= of_unscored(scene.view, tensors["images"], diagnostics)
-            diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
+            diagnostics |= of_unscored(seen.view, tensors["images"], diagnostics)
+            diagnostics |= unshuffled_uploads(seen.view, self.cell.gamma)
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
@@ -207,57 +205,46 @@ class CellTask:
                 rows.loc[late, f"{OVER}.diagnostic"] = 1.0
                 rows.loc[late, f"{SECONDS}.diagnostic"] = seconds
             rows.loc[late & (rows["status"] == "ok"), "reason"] = over_budget(seconds)
-        pictured = [records[at].image_id for at in places]
+        pictured = [records[at].image_id for at in places] if tensors else []
         stored = {name: tensor[places] for name, tensor in tensors.items()}
-        return CellResult(rows, [(pictured, stored)] if stored else [])
+        return CellResult(rows, by_image(pictured, stored))
 
     def _scores(
         self,
-        scene: Scene,
+        seen: Observation,
         records: Sequence[ImageRecord],
         images: Tensor,
         places: list[int],
     ) -> dict[str, Floats]:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN for an image without a label."""
-        memo, target, device = self.uploads.memo, scene.target, self.model.like.device
-        make: Callable[[], References] = partial(prepare, target, device=device)
+        memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
+        make: Callable[[], References] = partial(prepare, target, device=self.device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
         scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = torch.tensor([record.label is not None for record in records])
-        seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
-        client = self.cell.client
+        client, fed = self.cell.client, (memo.content(inputs.images), memo.content(inputs.mask))
+
+        def predicted(block0: Block0) -> Tensor:
+            model = self.uploads.accuracy_model(self.cell, block0)
+            return predict(model, inputs.images, inputs.mask).cpu()
+
         for variant, block0 in BLOCKS0.items():
-            if block0 == "april_block" and scene.view.model.family != "vit":
+            if block0 == "april_block" and seen.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
             correct = torch.full((len(images),), torch.nan, dtype=torch.float64)
             own = not isinstance(self.attack, Control) and self.attack.victim == block0
             if labelled.any():
-                predicted = scene.classes if own else None
-                if predicted is None:
-                    predicted = memo.once(
-                        ("prediction", block0, client.positions, client.adapters, *seen),
-                        partial(self._predicted, block0, scene),
-                    ).cpu()
-                right = (predicted == scene.inputs.labels.cpu()).double()
+                classes = seen.classes if own else None
+                if classes is None:
+                    key = ("prediction", block0, client.positions, client.adapters, *fed)
+                    classes = memo.once(key, partial(predicted, block0))
+                right = (classes == inputs.labels.cpu()).double()
                 correct = right.where(labelled, torch.nan)
             columns[f"top1.{variant}"] = correct.numpy()[places]
         return columns
-
-    def _predicted(self, block0: Block0, scene: Scene) -> Tensor:
-        model = self.uploads.accuracy_model(self.cell, block0)
-        return predict(model, scene.inputs.images, scene.inputs.mask)
-
-    def _limits(self, scene: Scene) -> dict[str, Tensor]:
-        """`bounds` of the cell's setting, computed once for equal images."""
-        memo, inputs, target = self.uploads.memo, scene.inputs, scene.target
-        key = ("bounds", self.cell.setting, memo.content(inputs.images), memo.content(target))
-        known: dict[str, Tensor] = memo.once(
-            key, partial(bounds, self.cell, self.model, inputs, target)
-        )
-        return known
 
 
 def attack_cell(
@@ -268,8 +255,7 @@ def attack_cell(
     together: how many images of a cell memory held in an earlier block, by run_id; what is learnt
     is added
     """
-    run_id, batch, device = task.facts.run_id, task.cell.client.batch, task.model.like.device
-    undivided = task.cell.client.undivided
+    run_id, batch, undivided = task.facts.run_id, task.cell.client.batch, task.cell.client.undivided
     number = len(records)
     if not undivided:
         number = _that_fit(task, min(together.get(run_id, number), number))
@@ -301,7 +287,7 @@ def attack_cell(
     def give_up(piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
         if out_of_memory(error):
             _forget(task)
-            free = (free_bytes(device) or 0) / 2**30
+            free = (free_bytes(task.device) or 0) / 2**30
             return without_scores(
                 piece,
                 "failed",
@@ -314,7 +300,7 @@ def attack_cell(
     parts = in_smaller_pieces(pieces, attempt, smaller, give_up)
     result = CellResult(
         pd.concat([part.rows for part in parts], ignore_index=True),
-        [pictures for part in parts for pictures in part.pictures],
+        {name: pictures for part in parts for name, pictures in part.pictures.items()},
         {reason: text for part in parts for reason, text in part.traces.items()},
     )
     if not cause:
@@ -374,10 +360,10 @@ def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
 def _that_fit(task: CellTask, images: int) -> int:
     """How many of the images are computed together: as many as memory holds the uploads of."""
     attack, batch = task.attack, task.cell.client.batch
-    free = free_bytes(task.model.like.device)
+    free = free_bytes(task.device)
     if not free or isinstance(attack, Control):
         return images
-    parameters = dict(task.model.named_parameters())
+    parameters = dict(task.uploads.model.named_parameters())
     entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
     each = entries * attack.uploads * COPIES * torch.float64.itemsize
     own = SHARE * free / workers_beside()
@@ -389,4 +375,4 @@ def _that_fit(task: CellTask, images: int) -> int:
 def _forget(task: CellTask) -> None:
     """Drop what cells of the block share; later cells compute it again."""
     task.uploads.memo.clear()
-    release_memory(task.model.like.device)
+    release_memory(task.device)

@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
@@ -296,7 +296,7 @@ def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[
 
 def provenance(device: torch.device) -> dict[str, str | int]:
     """Versions of the packages, the commit and the device."""
-    facts: dict[str, str | int] = dict(_versions())
+    facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
     facts["device"] = platform.machine()
@@ -304,9 +304,3 @@ def provenance(device: torch.device) -> dict[str, str | int]:
         is_here = torch.cuda.is_available()
         facts["device"] = torch.cuda.get_device_name(device) if is_here else "cuda"
     return facts
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    """The versions of the packages, which do not change while a process lives."""
-    return {name: version(name) for name in PACKAGES}

@@ -7,7 +7,6 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,18 +25,9 @@ from attacks.equations.patch_system import (
     rounding_error,
 )
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.source import Observation
-from mjp_privacy.interfaces import (
-    AttackerView,
-    ClientInput,
-    ClientUpdate,
-    Pixels,
-    Reconstruction,
-    Truth,
-)
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Reconstruction
 from mjp_privacy.metrics.matching import (
     direct_accuracy,
     matched_patches,
@@ -48,49 +38,13 @@ from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 
-Mode = Literal["eval", "train"]
 FAR = 10.0
 """How many times the rounding of weights every visible row must be. The rows of a trained ViT's
 table differ by less from one to the next larger one (2.5 times at most on `cifar_vit`)."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The images of a block as their client, the attacker and the scorer have them."""
-
-    photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
-    plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
-    inputs: ClientInput  # of round 0
-    target: Tensor  # (m, C, S, S), what a reconstruction is compared with
-    models: Sequence[LoadedModel]  # that the client trained, one for each upload
-    view: AttackerView
-    classes: Tensor | None = None  # (m,) predicted by the client's own forward pass
-
-    @classmethod
-    def of(cls, observation: Observation, cell: Cell, model: LoadedModel) -> Scene:
-        """The observation, with the target of the cell's setting and the view of its attacker."""
-        setting, card = SETTINGS[cell.setting], model.card
-        plain, inputs = observation.plain, observation.inputs
-        target = setting.target(Truth(plain, None, inputs.image_ids), inputs)
-        pixels = Pixels(card.img_size, card.mean, card.std)
-        models, updates, labels = observation.models, observation.updates, observation.labels
-        view = AttackerView(models[0], updates, pixels, labels, setting.against)
-        return cls(
-            observation.photographs, plain, inputs, target, models, view, observation.classes
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are stored beside the reconstruction."""
-        inputs = self.inputs
-        stored = {"target": self.target, "plain": self.plain, "input": inputs.images}
-        if inputs.mask is not None and inputs.permutation is not None:
-            stored |= {"mask": inputs.mask, "permutation": inputs.permutation}
-        return stored
-
-
 def diagnose(
-    cell: Cell,
-    scene: Scene,
+    seen: Observation,
     reconstruction: Reconstruction,
     images: Tensor,
     limits: Mapping[str, Tensor],
@@ -100,40 +54,36 @@ def diagnose(
     images  (m, C, S, S), the reconstructed images as they are stored
     limits  what `bounds` returned
     """
-    inputs, target, view = scene.inputs, scene.target, scene.view
-    augments = cell.client.augment != "none"  # before the shuffle: then the photograph is another
+    inputs, client = seen.inputs, seen.cell.client
+    augments = client.augment != "none"  # before the shuffle: then the photograph is another
     return {
         **limits,
         **puzzle(inputs),
-        **unshuffled_uploads(view, cell.gamma),
+        **unshuffled_uploads(seen.view, seen.cell.gamma),
         **mask_agreement(reconstruction.mask, inputs),
-        **regions(view, images, inputs, target),
-        **jigsaw(reconstruction, images, inputs, scene.plain, view),
-        **({"original_psnr": psnr(images, scene.photographs)} if augments else {}),
+        **regions(seen.view, images, inputs, seen.target),
+        **jigsaw(reconstruction, images, inputs, seen.plain, seen.view),
+        **({"original_psnr": psnr(images, seen.photographs)} if augments else {}),
     }
 
 
-def oracle(model: LoadedModel, inputs: ClientInput) -> Tensor:
-    """The ceiling's images (m, C, S, S): what the client fed, sent through the patch embedding W
-    and its pseudo-inverse. Only the rank of W limits them."""
-    return oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
-
-
-def bounds(
-    cell: Cell, model: LoadedModel, inputs: ClientInput, target: Tensor
-) -> dict[str, Tensor]:
+def bounds(seen: Observation, model: LoadedModel) -> dict[str, Tensor]:
     """PSNR of the ceiling and of the floor. No attack enters them.
 
-    The ceiling is the oracle inverse against the image the client fed. In setting c an attack
-    reaches it only by putting the patches back in order; the same oracle, in the order that was
-    fed, is given too. A network that is no plain ViT has no such ceiling.
+    The ceiling is the oracle inverse against the image the client fed: that image, sent through the
+    patch embedding W and its pseudo-inverse, so that only the rank of W limits it. In setting c an
+    attack reaches it only by putting the patches back in order; the same oracle, in the order that
+    was fed, is given too. A network that is no plain ViT has no such ceiling.
     """
+    inputs, target = seen.inputs, seen.target
     floor = {"grey_psnr": psnr(torch.full_like(target, 0.5), target)}
     if model.family != "vit":
         return floor
-    best = oracle(model, inputs)
+    best = oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
     limits = {"ceiling_psnr": psnr(best, inputs.images), **floor}
-    return limits | ({"oracle_in_place_psnr": psnr(best, target)} if cell.setting == "c" else {})
+    return limits | (
+        {"oracle_in_place_psnr": psnr(best, target)} if seen.cell.setting == "c" else {}
+    )
 
 
 def puzzle(inputs: ClientInput) -> dict[str, Tensor]:
@@ -241,31 +191,19 @@ class GradientFit(NamedTuple):
     scaled: Tensor  # || f g(x) - g || / || g ||
 
 
-def gradient_residual(
-    view: AttackerView,
-    images: Tensor,
-    mask: Tensor | None,
-    models: Sequence[LoadedModel],
-    mode: Mode = "eval",
-) -> Tensor | None:
-    """(m,) residual of each image's step, averaged over the uploads; None as of `gradient_fit`."""
-    fit = gradient_fit(view, images, mask, models, mode)
-    return None if fit is None else fit.residual
-
-
 def gradient_fit(
     view: AttackerView,
     images: Tensor,
     mask: Tensor | None,
     models: Sequence[LoadedModel],
-    mode: Mode = "eval",
+    mode: Literal["eval", "train"] = "eval",
 ) -> GradientFit | None:
     """The fit of each image's step, averaged over the uploads.
 
     None if the labels or the gradient are not known, and for batches: the order of a batch's
     pictures means nothing, so that nobody knows which label is whose.
     images  (m, C, H, W) in [0, 1], the reconstruction
-    mask    (m, N), the attack's estimate for the first upload, or None
+    mask    (m, N), the attack's estimate for the first upload, or None: what each upload shows
     models  those that the client trained, one for each upload
     """
     if view.labels is None or not view.updates:
@@ -274,31 +212,22 @@ def gradient_fit(
         return None
     images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
-    residuals, factors, scaled = [], [], []
+    fits = []
     for model, update in zip(models, view.updates, strict=True):
-        hidden = (
-            mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
-        )
+        hidden = mask if update is view.updates[0] else None
+        if hidden is None and TABLE in update.grads:
+            hidden = located(view, update)
         client = FedSGDClient(model, ClientConfig(mode=mode, autocast=update.autocast))
         inputs = ClientInput(images, view.labels, ids, hidden)
         computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
-        size = uploaded.double().flatten(1).norm(dim=1)
-        residuals.append(difference / size)
         own, sent = computed.double().flatten(1), uploaded.double().flatten(1)
+        size = sent.norm(dim=1)
         factor = (own * sent).sum(1) / own.square().sum(1)
-        factors.append(factor)
-        scaled.append((factor.unsqueeze(1) * own - sent).norm(dim=1) / size)
-    return GradientFit(*(torch.stack(one).mean(0).cpu() for one in (residuals, factors, scaled)))
-
-
-def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
-    """(m, N) positions that an upload of single images shows to be masked; None if the position
-    table's gradient was not uploaded."""
-    if TABLE not in update.grads:
-        return None
-    return located(view, update)
+        scaled = (factor.unsqueeze(1) * own - sent).norm(dim=1)
+        fits.append((difference / size, factor, scaled / size))
+    return GradientFit(*(torch.stack(each).mean(0).cpu() for each in zip(*fits, strict=True)))
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -21,8 +22,8 @@ from mjp_privacy.core.text import counted, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
-from mjp_privacy.experiment.refusals import refused_by_network, weight_bytes
-from mjp_privacy.experiment.source import Block, Foresight, UploadSource
+from mjp_privacy.experiment.refusals import refused_by_network
+from mjp_privacy.experiment.source import Block, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
@@ -92,18 +93,15 @@ class Plan:
         if "residual" in self.experiment.diagnostics or not scored:
             return True
 
-        def meets_trained_client(peer: Cell) -> bool:
+        def met(peer: Cell) -> tuple[Any, ...] | None:
+            """The client as it trained, if the peer's attack meets that."""
             attack = self.attacks[peer]
-            altered = isinstance(attack, Control) or attack.victim == "april_block"
-            return not altered or (
-                not isinstance(attack, Control) and model.first_block == "closed_form"
+            altered = isinstance(attack, Control) or (
+                attack.victim == "april_block" and model.first_block != "closed_form"
             )
+            return None if altered else self._upload(peer)[:-1]
 
-        def target(peer: Cell) -> tuple[Any, ...]:
-            return peer.model, peer.setting, peer.gamma, peer.dtype, peer.client
-
-        rivals = [c for c in self.cells if target(c) == target(cell) and meets_trained_client(c)]
-        return len(rivals) > 1 and meets_trained_client(cell)
+        return met(cell) is not None and sum(met(peer) == met(cell) for peer in self.cells) > 1
 
 
 @dataclass
@@ -158,29 +156,20 @@ def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
     attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
     used = {cell.model for cell in cells}
     models = [name for name in experiment.models if name in used]
-    _check_steps(cells, models, source, experiment.block)
     blocks: dict[str, list[Block]] = {}
     for name in models:
         records, size = source.records(name), experiment.block
+        clients = [cell.client for cell in cells if cell.model == name]
+        if len(records) % (multiple := math.lcm(*(client.batch for client in clients))):
+            batches = ", ".join(map(str, sorted({client.batch for client in clients})))
+            raise UserError(
+                f"{len(records)} images do not fill the client steps of {name} (client.batch "
+                f"{batches}). Expected a multiple of {multiple}, such as --limit "
+                f"{_fitting(len(records), clients, size)}."
+            )
         starts = range(0, len(records), size)
         blocks[name] = [Block(n, records[at : at + size]) for n, at in enumerate(starts)]
     return Plan(experiment, cells, attacks, blocks)
-
-
-def _check_steps(
-    cells: Sequence[Cell], models: Sequence[str], source: UploadSource, block: int
-) -> None:
-    """Raise unless every model's images fill whole steps of all its clients."""
-    for name in models:
-        clients = [cell.client for cell in cells if cell.model == name]
-        multiple, images = math.lcm(*(c.batch for c in clients)), len(source.records(name))
-        if images % multiple:
-            batches = ", ".join(map(str, sorted({client.batch for client in clients})))
-            raise UserError(
-                f"{images} images do not fill the client steps of {name} (client.batch {batches}). "
-                f"Expected a multiple of {multiple}, such as --limit "
-                f"{_fitting(images, clients, block)}."
-            )
 
 
 def check_partners(plan: Plan) -> None:
@@ -228,40 +217,30 @@ class Forecast:
 def forecast(plan: Plan, source: UploadSource) -> Forecast:
     """Which attacks of the grid will not apply, whatever the images show, and which models cannot
     be opened. Only outlines of the models are read."""
-    attacks: dict[str, list[str]] = {}
-    cells: dict[str, int] = {}
+    refused: dict[str, list[str]] = {}  # the attacks of cells, by reason
     unopened: dict[str, str] = {}
     largest = 0
-    for model in plan.blocks:
+    for model, blocks in plan.blocks.items():
+        own: list[tuple[str, str]] = []
         try:
-            foresight = source.foresee(model)
-            largest = max(largest, weight_bytes(foresight.outline))
-            refused = {c: _refusals(plan, foresight, c) for c in plan.cells_of(model)}
+            parameters = source.outline(model).parameters()
+            largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
+            for cell in plan.cells_of(model):
+                names, attack = partial(plan.gradients, cell), plan.attacks[cell]
+                found = [source.foresee(cell, attack, names, block.records) for block in blocks]
+                reasons = dict.fromkeys(refusal.text for refusal in found if refusal is not None)
+                own += [(reason, cell.attack.title) for reason in reasons]
         except UserError as error:
             unopened[model] = str(error)
-            continue
         except Exception as error:  # it is opened again in the run, which tells what it is
             if interrupted() or out_of_memory(error):
                 raise
-            continue
-        for cell, reasons in refused.items():
-            for reason in reasons:
-                cells[reason] = cells.get(reason, 0) + 1
-                attacks.setdefault(reason, []).append(cell.attack.title)
+        else:
+            for reason, title in own:
+                refused.setdefault(reason, []).append(title)
     lines = (
-        f"{cells[reason]} of {counted(len(plan.cells), 'cell')}: "
-        f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
-        for reason in sorted(cells, key=lambda reason: -cells[reason])
+        f"{len(titles)} of {counted(len(plan.cells), 'cell')}: "
+        f"{', '.join(dict.fromkeys(titles))}: {reason}"
+        for reason, titles in sorted(refused.items(), key=lambda of_reason: -len(of_reason[1]))
     )
     return Forecast(tuple(lines), unopened, largest)
-
-
-def _refusals(plan: Plan, foresight: Foresight, cell: Cell) -> list[str]:
-    """The reasons why a cell's attack will not apply to some of its blocks, each once."""
-    refusals = [
-        foresight.refuses(
-            cell, plan.attacks[cell], lambda model: plan.gradients(cell, model), block.records
-        )
-        for block in plan.blocks[cell.model]
-    ]
-    return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))

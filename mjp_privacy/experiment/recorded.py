@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,64 +24,57 @@ from mjp_privacy.core.machine import clock
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.refusals import RecordedForesight, lacking
+from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lacking
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
-    Block,
     Block0,
     EachRefused,
     ImageNote,
-    Memo,
+    ModelUploads,
     ModelVariants,
     Observation,
+    UploadSource,
 )
 from mjp_privacy.experiment.store import NoRun, RunStore
-from mjp_privacy.interfaces import Attack, ClientInput, Refusal
+from mjp_privacy.interfaces import Attack, ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.folder import REFUSED, Group
-from mjp_privacy.uploads.record import (
-    UNKNOWN_LABEL,
-    RecordedTruth,
-    Upload,
-    stacked,
-)
+from mjp_privacy.uploads.record import UNKNOWN_LABEL, Upload, stacked
 
 
 def recorded_experiment(
-    experiment: Experiment, groups: Mapping[str, Group], refused: Mapping[str, str]
+    experiment: Experiment, groups: Sequence[Group], refused: Mapping[str, str]
 ) -> Experiment:
     """The experiment with its attacks, on the models, settings and clients of these uploads.
 
-    groups   by the name that tables call their model. Each becomes one entry of the grid
+    groups   each becomes one entry of the grid
     refused  uploads that cannot be attacked; where there are any they are the last entry
     """
     entries, models = [], {}
-    for name, group in groups.items():
-        header = group.header
-        client = vars(header.client_config(group.series[0].first.name))
-        models[name] = ModelConfig(checkpoint=str(group.series[0].first.weights_path))
-        shuffles = header.gamma > 0
+    for group in groups:
+        header, first = group.header, group.series[0].first
+        models[group.name] = ModelConfig(checkpoint=str(first.weights_path))
         entries.append(
             GridEntry(
-                (name,),
-                ("c" if shuffles else "a",),
+                (group.name,),
+                ("c" if header.gamma > 0 else "a",),
                 (header.gamma,),
-                client=client,
+                client=vars(header.client_config(first.name)),
                 dtypes=(header.dtype,),
             )
         )
     if refused:
         models[REFUSED] = ModelConfig()
         entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
-    batches = math.lcm(*(group.header.batch for group in groups.values()))
-    pools = [len(g.records) for g in groups.values() if g.series[0].first.shuffles_images]
+    batches = math.lcm(*(group.header.batch for group in groups))
+    pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
     block = max([experiment.block, *pools])
     return replace(
         experiment,
         models=models,
         grid=tuple(entries),
-        dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups.values())),
+        dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups)),
         block=-(-block // batches) * batches,
         images=None,
         classes=None,
@@ -89,26 +82,35 @@ def recorded_experiment(
     )
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The `UploadSource` that reads a folder of uploads; each group makes a line of the table."""
+class Recorded(UploadSource):
+    """The source that reads a folder of uploads; each group makes a line of the table.
 
-    folder: Path
-    groups: Mapping[str, Group]  # by the name that tables call their model
-    device: torch.device
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Uploads that cannot be attacked, with the reason. They make a line of failed rows."""
-    labels: str = "as recorded"
+    groups   by the name that tables call their model
+    refused  uploads that cannot be attacked, with the reason. They make a line of failed rows
+    """
 
-    @property
-    def data(self) -> str:
-        """The name of the uploads' folder."""
-        return self.folder.resolve().name
+    labels = "as recorded"
 
-    @property
-    def place(self) -> str:
-        """A digest of the folder's path: other folders are called `uploads`, too."""
-        return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:12]
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[Group],
+        device: torch.device,
+        refused: Mapping[str, str],
+    ) -> None:
+        self.groups = {group.name: group for group in groups}
+        self.device, self.refused = device, refused
+        self.data = folder.resolve().name
+        # a digest of the folder's path: other folders are called `uploads`, too
+        self.place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        self._outlines: dict[str, LoadedModel] = {}
+        self._sent: dict[str, frozenset[str]] = {}  # the names of each upload's tensors
+
+    def group(self, model: str) -> Group:
+        """The uploads of a line; raises for the line of those that were refused."""
+        if model == REFUSED:
+            raise EachRefused(self.refused)
+        return self.groups[model]
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The images of this group's uploads; for a refused upload a record that stands for it."""
@@ -123,26 +125,41 @@ class Recorded:
         header = self.groups[model].header
         return {"round": header.round, "client_label": header.label}
 
-    def open(self, model: str) -> RecordedModel:
+    def open(self, model: str) -> RecordedUploads:
         """Load the group's model. Its card also names the uploads, because notes of a card are part
         of a run_id: other uploads of the same model get rows of their own."""
-        self._refuse(model)
-        group = self.groups[model]
+        group = self.group(model)
         loaded = load_group(group)
         report = loaded.card.checkpoint
         notes = (*report.notes, _content(group))
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=notes))
-        return RecordedModel(group, ModelVariants(loaded, self.device))
+        return RecordedUploads(group, ModelVariants(loaded, self.device))
 
-    def foresee(self, model: str) -> RecordedForesight:
+    def outline(self, model: str) -> LoadedModel:
+        """What the header of the group's weights tells."""
+        if model not in self._outlines:
+            self._outlines[model] = self.group(model).series[0].first.outline()
+        return self._outlines[model]
+
+    def foresee(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Callable[[LoadedModel], Sequence[str]],
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
         """What the headers of the group's uploads and of its weights tell."""
-        self._refuse(model)
-        group = self.groups[model]
-        return RecordedForesight(group, group.series[0].first.outline())
+        group = self.group(cell.model)
+        if isinstance(attack, Control):
+            return None if group.scored else NO_TRUTH
 
-    def _refuse(self, model: str) -> None:
-        if model == REFUSED:
-            raise EachRefused(self.refused)
+        def sent_by(upload: Upload) -> frozenset[str]:
+            if upload.name not in self._sent:
+                self._sent[upload.name] = frozenset(upload.names())
+            return self._sent[upload.name]
+
+        series, outline = group.of(records), self.outline(cell.model)
+        return foreseen_of_series(series, outline, cell, attack, names, sent_by)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise where the run holds lines of another folder of this name, which these would
@@ -175,75 +192,48 @@ def load_group(group: Group) -> LoadedModel:
     return loaded
 
 
-@dataclass(frozen=True)
-class RecordedModel:
+class RecordedUploads(ModelUploads):
     """One group's uploads, and the models they were computed with."""
 
-    group: Group
-    variants: ModelVariants
-    later: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
-    """The models of later rounds that were loaded so far, by file of weights and precision."""
+    def __init__(self, group: Group, variants: ModelVariants) -> None:
+        super().__init__(variants)
+        self.group, self.scored = group, group.scored
+        self._later: dict[tuple[str, str], LoadedModel] = {}
+        """The models of later rounds that were loaded so far, by file of weights and precision."""
 
-    @property
-    def model(self) -> LoadedModel:
-        """The model of the group's first round."""
-        return self.variants.model
-
-    def block(self, block: Block) -> RecordedBlock:
-        """Read the block's private images; an image that was not recorded is NaN everywhere."""
+    def read(self, records: Sequence[ImageRecord]) -> None:
+        """Read the private images; one that was not recorded is NaN everywhere."""
         size = self.model.card.img_size
-        images, notes = {}, []
-        for series in self.group.of(block.records):
-            truth, reason = _read_truth(series.first)
+        for series in self.group.of(records):
+            truth, reason = None, ""
+            try:
+                truth = series.first.truth()
+            except UserError as error:  # its file changed since the folder was examined
+                reason = str(error)
             for place, record in enumerate(series.records):
                 blank = torch.full((3, size, size), torch.nan)
                 image = blank if truth is None else truth.images[place]
-                images[record] = image
+                self.images[record] = image
                 pixels = hashlib.sha256(image.numpy().tobytes()).hexdigest()
-                notes.append(ImageNote(record, "", pixels, reason))
-        return RecordedBlock(self, images, notes)
+                self.notes.append(ImageNote(record, "", pixels, reason))
 
     def at(self, upload: Upload, dtype: str) -> LoadedModel:
         """The model that this upload was computed with, in the given precision."""
         weights_file = upload.header.weights
         if weights_file == self.group.weights:
             return self.variants.of("intact", dtype)
-        if (weights_file, dtype) not in self.later:
-            device = self.model.like.device
-            loaded = upload.model().to(device).to(getattr(torch, dtype))
-            self.later[weights_file, dtype] = loaded
-        return self.later[weights_file, dtype]
-
-
-def _read_truth(upload: Upload) -> tuple[RecordedTruth | None, str]:
-    """The private images of an upload, if they were recorded; or what happened to their file since
-    the folder was examined."""
-    try:
-        return upload.truth(), ""
-    except UserError as error:
-        return None, str(error)
-
-
-class RecordedBlock:
-    """The uploads of one block of images."""
-
-    def __init__(
-        self,
-        opened: RecordedModel,
-        images: Mapping[ImageRecord, Tensor],
-        notes: Sequence[ImageNote],
-    ) -> None:
-        self.opened, self.images, self.notes = opened, images, notes
-        self.scored = opened.group.scored
-        self.memo = Memo()
+        if (weights_file, dtype) not in self._later:
+            loaded = upload.model().to(self.model.like.device).to(getattr(torch, dtype))
+            self._later[weights_file, dtype] = loaded
+        return self._later[weights_file, dtype]
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the recorded uploads do not suit the attack: another block 0, or too few of them."""
-        return lacking(self.opened.group.of(records), attack, self.opened.model)
+        return lacking(self.group.of(records), attack, self.model)
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
         """The float32 model; the recorded weights include the client's position table."""
-        return self.opened.variants.of(block0, "float32")
+        return self.variants.of(block0, "float32")
 
     def observe(
         self,
@@ -257,30 +247,30 @@ class RecordedBlock:
         inputs = self._inputs(records, images)
         labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
         if attack is None:
-            return Observation(images, images, inputs, [self.opened.model], [], labels)
-        device = self.opened.model.like.device
-        series = self.opened.group.of(records)
+            return Observation(cell, images, images, inputs, [self.model], [], labels)
+        device = self.model.like.device
+        series = self.group.of(records)
         rounds = series[0].uploads[: attack.uploads]
-        models = [self.opened.at(upload, cell.dtype) for upload in rounds]
+        models = [self.at(upload, cell.dtype) for upload in rounds]
         started = clock(device)
         updates = []
         for round, model in enumerate(models):
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(images, images, inputs, models, updates, labels, seconds=seconds)
+        return Observation(cell, images, images, inputs, models, updates, labels, seconds=seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
         """What the client fed in its first step. Inputs of later steps are not recorded, and
         nothing here needs them."""
-        uploads = [series.first for series in self.opened.group.of(records)]
+        uploads = [series.first for series in self.group.of(records)]
         ids = tuple(record.image_id for record in records)
-        labels = torch.cat([u.labels(self.opened.at(u, "float32")) for u in uploads])
+        labels = torch.cat([u.labels(self.at(u, "float32")) for u in uploads])
         truths = [upload.truth() for upload in uploads]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]
         orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
         if not self.scored or len(masks) < len(uploads) or len(orders) < len(uploads):
             return ClientInput(images, labels, ids)
         mask, permutation = torch.cat(masks), torch.cat(orders)
-        shuffled = shuffle_patches(images, permutation, self.opened.model.patch_size)
+        shuffled = shuffle_patches(images, permutation, self.model.patch_size)
         return ClientInput(shuffled, labels, ids, mask, permutation)

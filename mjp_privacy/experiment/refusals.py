@@ -1,15 +1,15 @@
 """Why there is nothing to attack or to score, before an attack is asked; and what each attack of a
 run will answer, before there are uploads.
 
-For the latter (`Foresight`) an attack is asked by its own `unsupported`, with the view that it will
+For the latter (`foreseen`) an attack is asked by its own `unsupported`, with the view that it will
 get in the run, but of tensors on torch's meta device: what is said before a run is what its rows
 say after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from attacks import lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
-from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import (
@@ -30,7 +29,7 @@ from mjp_privacy.interfaces import (
     Refusal,
 )
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
-from mjp_privacy.uploads.folder import Group, Series
+from mjp_privacy.uploads.folder import Series
 from mjp_privacy.uploads.record import Upload, stacked
 
 NO_ONE_INPUT = Refusal(
@@ -93,128 +92,79 @@ META = torch.device("meta")
 Names = Callable[[LoadedModel], Sequence[str]]
 
 
-@dataclass(frozen=True)
-class SimulatedForesight:
-    """The simulated clients of one model: SimulatedForesight.of(outline_model("cifar_vit"))."""
-
-    variants: ModelVariants
-    answers: dict[Cell, Refusal | None] = field(default_factory=dict)
-    """What was answered for each cell so far: images make no difference."""
-
-    @classmethod
-    def of(cls, outline: LoadedModel) -> SimulatedForesight:
-        """The foresight of a model without weights."""
-        return cls(ModelVariants(outline, META))
-
-    def refuses(
-        self,
-        cell: Cell,
-        attack: Attack | Control,
-        names: Names,
-        records: Sequence[ImageRecord] = (),
-    ) -> Refusal | None:
-        """Why the attack does not apply to this cell's clients, or None."""
-        if cell not in self.answers:
-            self.answers[cell] = self._answer(cell, attack, names)
-        return self.answers[cell]
-
-    @property
-    def outline(self) -> LoadedModel:
-        """The model without weights."""
-        return self.variants.model
-
-    def _answer(self, cell: Cell, attack: Attack | Control, names: Names) -> Refusal | None:
-        if (refusal := refused_by_network(cell, self.variants.model, attack)) is not None:
-            return refusal
-        if isinstance(attack, Control):
-            return None
-        if (refusal := refused_by_setting(cell, attack)) is not None:
-            return refusal
-        client = cell.client
-        model = self.variants.of(attack.victim, cell.dtype, client.positions, client.adapters)
-        trainer = FedSGDClient(model, client)
-        known = dict(model.named_parameters())
-        if (needed := _needed(names, model)) is None:
-            return None
-        sent = trainer.wanted([name for name in needed if name in known])
-        differs = client.upload == "weight_difference"
-        update = ClientUpdate(
-            _empty(known, sent),
-            kind=client.upload,
-            dtype=model.like.dtype,
-            batch=client.batch,
-            partners=client.partners,
-            optimizer=client.optimizer,
-            lr=client.lr if differs else None,
-            steps=client.steps,
-            weight_decay=client.weight_decay if differs else 0.0,
-            dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
-            momentum=client.momentum,
-            autocast=client.autocast,
-            position_noise=client.position_noise,
-            clipped=client.clips,
-        )
-        return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
-
-
-@dataclass(frozen=True)
-class RecordedForesight:
-    """The recorded uploads of one group, by their headers and the names of their tensors."""
-
-    group: Group
-    outline: LoadedModel
-    sent: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The names of each upload's tensors that were read so far, by the upload's name."""
-
-    def refuses(
-        self,
-        cell: Cell,
-        attack: Attack | Control,
-        names: Names,
-        records: Sequence[ImageRecord],
-    ) -> Refusal | None:
-        """Why the attack does not apply to the uploads of these images, or None."""
-        if isinstance(attack, Control):
-            return None if self.group.scored else NO_TRUTH
-        series = self.group.of(records)
-        refusal = lacking(series, attack, self.outline) or refused_by_setting(cell, attack)
-        if refusal is not None:
-            return refusal
-        known = dict(self.outline.named_parameters())
-        if (needed := _needed(names, self.outline)) is None:
-            return None
-        updates = []
-        for number in range(attack.uploads):
-            uploads = [each.uploads[number] for each in series]
-            present = frozenset.intersection(*map(self._names, uploads))
-            sent = [name for name in needed if name in present and name in known]
-            updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
-        first = [each.first for each in series]
-        readable = [
-            upload.header.batch == 1 and not self._names(upload).isdisjoint((HEAD, HEAD_BIAS))
-            for upload in first
-        ]  # off the classifier's gradient
-        known_labels = [upload.header.labels is not None for upload in first]
-        labelled = all(map(any, zip(known_labels, readable, strict=True)))
-        return _asked(attack, self.outline, updates, cell, labelled=labelled)
-
-    def _names(self, upload: Upload) -> frozenset[str]:
-        if upload.name not in self.sent:
-            self.sent[upload.name] = frozenset(upload.names())
-        return self.sent[upload.name]
-
-
-def weight_bytes(model: LoadedModel) -> int:
-    """The bytes of a model's parameters."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def _needed(names: Names, model: LoadedModel) -> Sequence[str] | None:
-    """The parameters that the attack reads; None where its own code fails, which the run tells."""
-    try:
-        return names(model)
-    except Exception:  # an attack of anybody's
+def foreseen(
+    variants: ModelVariants, cell: Cell, attack: Attack | Control, names: Names
+) -> Refusal | None:
+    """Why the attack does not apply to simulated clients of a cell, or None:
+    foreseen(ModelVariants(outline_model("cifar_vit"), META), cell, attack, attack.needs)."""
+    if (refusal := refused_by_network(cell, variants.model, attack)) is not None:
+        return refusal
+    if isinstance(attack, Control):
         return None
+    if (refusal := refused_by_setting(cell, attack)) is not None:
+        return refusal
+    client = cell.client
+    model = variants.of(attack.victim, cell.dtype, client.positions, client.adapters)
+    trainer = FedSGDClient(model, client)
+    known = dict(model.named_parameters())
+    try:
+        needed = names(model)
+    except Exception:  # an attack of anybody's, whose own code fails; the run tells it
+        return None
+    sent = trainer.wanted([name for name in needed if name in known])
+    differs = client.upload == "weight_difference"
+    update = ClientUpdate(
+        _empty(known, sent),
+        kind=client.upload,
+        dtype=model.like.dtype,
+        batch=client.batch,
+        partners=client.partners,
+        optimizer=client.optimizer,
+        lr=client.lr if differs else None,
+        steps=client.steps,
+        weight_decay=client.weight_decay if differs else 0.0,
+        dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
+        momentum=client.momentum,
+        autocast=client.autocast,
+        position_noise=client.position_noise,
+        clipped=client.clips,
+    )
+    return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
+
+
+def foreseen_of_series(
+    series: Sequence[Series],
+    outline: LoadedModel,
+    cell: Cell,
+    attack: Attack,
+    names: Names,
+    sent_by: Callable[[Upload], Set[str]],
+) -> Refusal | None:
+    """Why the attack does not apply to recorded uploads, or None.
+
+    sent_by: the names of an upload's tensors
+    """
+    refusal = lacking(series, attack, outline) or refused_by_setting(cell, attack)
+    if refusal is not None:
+        return refusal
+    known = dict(outline.named_parameters())
+    try:
+        needed = names(outline)
+    except Exception:  # an attack of anybody's, whose own code fails; the run tells it
+        return None
+    updates = []
+    for number in range(attack.uploads):
+        uploads = [each.uploads[number] for each in series]
+        present = frozenset.intersection(*(frozenset(sent_by(upload)) for upload in uploads))
+        sent = [name for name in needed if name in present and name in known]
+        updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
+    labelled = all(
+        first.header.labels is not None
+        # or readable off the classifier's gradient
+        or (first.header.batch == 1 and not sent_by(first).isdisjoint((HEAD, HEAD_BIAS)))
+        for first in (each.first for each in series)
+    )
+    return _asked(attack, outline, updates, cell, labelled=labelled)
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:

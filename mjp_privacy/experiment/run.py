@@ -10,17 +10,16 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.files import lock
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
@@ -34,7 +33,6 @@ from mjp_privacy.experiment.code import (
     check_stale,
     code_of_cells,
     of_other_code,
-    provenance,
     refuse_other_code,
 )
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
@@ -51,7 +49,7 @@ from mjp_privacy.experiment.plan import (
     make_plan,
 )
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
-from mjp_privacy.experiment.run_folder import check_free, file_of, write_experiment
+from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
@@ -128,15 +126,13 @@ def run_experiment(
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
     chosen, passed_over = chosen_images(opened, experiment, limit)
-    workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
+    workers = engine_config(engine, {})
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, chosen, here)
     source.check_models()
     keep_apart(out, {"--images": path, "--labels": labels})
-    if not into:
-        check_free(Path(out))
-    root = output_folder(Path(out))
-    job = _job(
+    root = run_root(Path(out), into)
+    job = Job.of(
         experiment,
         root,
         there,
@@ -145,9 +141,7 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    run = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over)
-    run.altered, run.add = opened.altered, add
-    summary = run.run()
+    summary = Run(root, job, source, workers, add, remarks, passed_over, opened.altered).run()
     if opened.altered.remark:
         print(opened.altered.remark, file=sys.stderr)
     return summary
@@ -182,28 +176,16 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    found = group_uploads(examined.known, limit, examined.refused)
-    groups = {group.name: group for group in found}
-    images = len({record.image_id for group in groups.values() for record in group.records})
-    if not into:
-        check_free(Path(out))
-    root = output_folder(Path(out))
-    workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
+    refused = examined.reasons
+    groups = group_uploads(examined.known, limit, examined.refused)
+    root = run_root(Path(out), into)
+    workers = engine_config(engine, {})
     here, there = devices(device, workers)
-    source = Recorded(Path(folder), groups, here, examined.reasons)
-    named = recorded_experiment(experiment, groups, examined.reasons)
-    paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": examined.reasons}
-    job = _job(named, root, there, stale, **paths)
-    return Run(root, job, source, workers, stale, images, examined.remarks, add=add).run()
-
-
-def _job(
-    experiment: Experiment, root: Path, device: torch.device, stale: Stale, **paths: Any
-) -> Job:
-    """The run as its workers know it; paths: the fields of `Job` that say where the images are."""
-    made_with = provenance(device)
-    again, folder = stale == "fresh", str(Path.cwd())
-    return Job(str(root.resolve()), experiment, str(device), again, folder, made_with, **paths)
+    source = Recorded(Path(folder), groups, here, refused)
+    named = recorded_experiment(experiment, groups, refused)
+    paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": refused}
+    job = Job.of(named, root, there, stale, **paths)
+    return Run(root, job, source, workers, add, examined.remarks).run()
 
 
 @dataclass
@@ -215,20 +197,19 @@ class Run:
     job: Job
     source: UploadSource
     engine: EngineConfig
-    stale: Stale
-    images: int  # number of images, as it is shown
+    add: bool  # whether the folder may hold another experiment
     remarks: Sequence[str] = ()  # what is said at the start about the experiment
     passed_over: Sequence[ImageNote] = ()
     """Files that are no images and are left out of the plan: failures without rows."""
     altered: Altered = field(default_factory=Altered)
     """Files whose pictures were turned, or are the first of several, as far as they were opened."""
-    add: bool = False  # whether the folder may hold another experiment
     facts: dict[Cell, CellFacts] = field(default_factory=dict, init=False)
     not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Blocks that no worker finished, by reason."""
 
     def run(self) -> RunSummary:
         """Plan and work; a lock keeps other commands out of the folder."""
+        job, recorded = self.job, self.job.uploads is not None
         with lock(self.root):
             self.store = RunStore(self.root)
             self.store.check_format()
@@ -238,54 +219,47 @@ class Run:
                 stored = whole.read_cells()
             except NoRun:
                 stored = []
-            file = file_of(
-                self.root,
-                self.job.experiment,
-                {str(columns.get("cell_key")) for columns in stored},
-                uploads=self.job.uploads is not None,
-                add=self.add,
-            )
-            self.plan = make_plan(self.job.experiment, self.source)
-            if self.job.uploads is None:  # recorded clients are as they were
+            keys = {str(columns.get("cell_key")) for columns in stored}
+            file = file_of(self.root, job.experiment, keys, uploads=recorded, add=self.add)
+            self.plan = make_plan(job.experiment, self.source)
+            if not recorded:  # recorded clients are as they were
                 check_partners(self.plan)
             absent = self.source.check(whole)
-            finished = Finished(whole, again=self.stale == "fresh")
-            self.codes = code_of_cells(self.plan, with_defenses=self.job.uploads is None)
-            if self.stale == "ask":
+            finished = Finished(whole, again=job.stale == "fresh")
+            codes = code_of_cells(self.plan, with_defenses=not recorded)
+            self.worker = Worker(self.plan, self.source, codes, finished, job.made_with)
+            if job.stale == "ask":
                 self._refuse_other_code(finished)
             self.store.set_aside(damaged)
             finished.store = self.store
-            write_experiment(self.root, file, self.job.experiment, self.job.made_with)
+            write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
             foreseen = forecast(self.plan, self.source)
-            engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
+            engine, remark = settled(self.engine, self.plan, foreseen, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as progress:
                 self.progress = progress
                 self._say_start(damaged, absent, foreseen, engine, remark)
                 with one_thread():
-                    done = self._here if engine.kind == "here" else self._elsewhere
-                    for news in done(finished, engine, foreseen):
-                        self._note(news)
-                self._check_rows()
+                    if engine.kind == "here":
+                        self._here(foreseen)
+                    else:
+                        self._elsewhere(engine, foreseen)
+                rows = self._rows()
                 self._compact()
-                return self._summary(finished)
+                return self._summary(rows, finished)
 
-    def _here(
-        self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[CellDone]:
+    def _here(self, foreseen: Forecast) -> None:
         """Do everything that is not finished in this process."""
         shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
-        made_with = self.job.made_with
-        worker = Worker(self.plan, self.source, self.codes, finished, made_with)
         for model, blocks in self.plan.blocks.items():
-            self._note_model(worker.open(model), foreseen)
+            self._note_model(self.worker.open(model), foreseen)
             for block in blocks:
-                yield from worker.work_block(worker.open(model), block, self.plan.cells_of(model))
+                opened, cells = self.worker.open(model), self.plan.cells_of(model)
+                for done in self.worker.work_block(opened, block, cells):
+                    self._note(done)
 
-    def _elsewhere(
-        self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[News]:
+    def _elsewhere(self, engine: EngineConfig, foreseen: Forecast) -> None:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
         on_gpu = torch.device(self.job.device).type == "cuda"
@@ -297,38 +271,32 @@ class Run:
                 tasks = []
                 for block in blocks:
                     for group, cells in enumerate(self.plan.groups(model)):
-                        left = [
-                            finished.left(
-                                opened.facts[cell].run_id,
-                                block,
-                                self.codes[cell].digest,
-                                cell.attack.seconds,
-                            )
-                            for cell in cells
-                        ]
-                        if any(left):
+                        if any(self.worker.left(opened, block, cells).values()):
                             tasks.append(Task(number, block.index, group))
                         else:
-                            yield CellDone(0, model, len(block.records) * len(cells))
+                            self._note(CellDone(0, model, len(block.records) * len(cells)))
                 del opened
                 coordinator.submit(tasks)
-                yield from coordinator.news()
-            yield from coordinator.wait()
+                for news in coordinator.news():
+                    self._note(news)
+            for news in coordinator.wait():
+                self._note(news)
 
     # before the work ----------------------------------------------------------------------------
 
     def _refuse_other_code(self, finished: Finished) -> None:
         """Raise if other code made finished units of this plan. Only weights tell which rows belong
         to a cell, so models are opened, but only in a folder that holds results of other code."""
+        codes = self.worker.codes
         made_by = {u.code for r in finished.store.stored_cells() for u in finished.of(r).values()}
-        if not made_by - {code.digest for code in self.codes.values()}:
+        if not made_by - {code.digest for code in codes.values()}:
             return
         run_ids: dict[Cell, str] = {}
         for model in self.plan.blocks:
             opened = OpenModel.of(self.plan, self.source, model)
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
-        refuse_other_code(self.plan, run_ids, self.codes, finished)
+        refuse_other_code(self.plan, run_ids, codes, finished)
 
     def _listed(self, stored: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.
@@ -344,23 +312,16 @@ class Run:
         ]
         listed = {str(columns["cell_key"]): dict(columns) for columns in planned}
         for columns in stored:
-            key = str(columns.get("cell_key"))
-            if self.job.uploads and columns.get("model") == REFUSED:  # its rows go too
-                for file in self.store.files(str(columns.get("run_id"))):
-                    file.path.unlink(missing_ok=True)
-            gone = (
-                self.job.uploads is not None
-                and key not in listed
-                and (
-                    columns.get("model") == REFUSED
-                    or (
-                        columns.get("data") == self.source.data
-                        and columns.get("model") not in experiment.models
-                    )
-                )
-            )
-            if not gone:
-                listed[key] = {**listed.get(key, {}), **columns}
+            key, model = str(columns.get("cell_key")), columns.get("model")
+            if self.job.uploads is not None:
+                if model == REFUSED:  # its rows go too
+                    for file in self.store.files(str(columns.get("run_id"))):
+                        file.path.unlink(missing_ok=True)
+                    continue
+                of_folder = columns.get("data") == self.source.data
+                if key not in listed and of_folder and model not in experiment.models:
+                    continue
+            listed[key] = {**listed.get(key, {}), **columns}
         return listed
 
     def _say_start(
@@ -380,6 +341,8 @@ class Run:
             )
         for path in damaged[:NAMED]:
             progress.say(f"  damaged: {shown(path.relative_to(self.store.root))}")
+        records = {m: of for m, of in self.plan.blocks.items() if m != REFUSED}.values()
+        self.images = len({r.image_id for of in records for block in of for r in block.records})
         where = "this process, one thread" if engine.kind == "here" else f"engine {engine.kind}"
         workers = f", {engine.workers} worker(s) of one thread" if engine.workers else ""
         progress.say(
@@ -487,18 +450,26 @@ class Run:
 
     # after the work -----------------------------------------------------------------------------
 
-    def _check_rows(self) -> None:
-        """Raise where there are fewer rows than were written: somebody has taken them away."""
+    def _rows(self) -> pd.DataFrame:
+        """A row for each planned image in each cell: its status, the reason, and that of its model.
+        StorageError where there are fewer than were written: somebody has taken them away."""
+        names = ["image_id", "status", "reason"]
+        found = [pd.DataFrame(columns=[*names, *PLACE, "of_model"], dtype=object)]
         for cell, facts in self.facts.items():
-            present = set(self.store.read(facts.run_id, ["image_id"])["image_id"])
-            records = [r for block in self.plan.blocks[cell.model] for r in block.records]
-            lost = [r.image_id for r in records if r.image_id not in present]
+            planned = [r.image_id for block in self.plan.blocks[cell.model] for r in block.records]
+            rows = self.store.read(facts.run_id, names)
+            present = set(rows["image_id"])
+            lost = [image_id for image_id in planned if image_id not in present]
             if lost and not self.not_done:
                 raise StorageError(
                     f"rows of {len(lost)} image(s) in {shown(self.store.folder(facts.run_id))} "
                     f"({first_of(lost, 1)}) were deleted while the command worked",
                     errno.ENOENT,
                 )
+            place = dict(zip(PLACE, (facts.model.label, facts.setting, facts.run_id), strict=True))
+            rows = rows[rows["image_id"].isin(planned)]
+            found.append(rows.assign(**place, of_model=facts.outcome.reason))
+        return pd.concat(found, ignore_index=True)
 
     def _compact(self) -> None:
         """Put the files of cells with very many blocks into few."""
@@ -508,63 +479,55 @@ class Run:
             except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's
                 self.progress.say(f"{run_id}: rows were left in the files of their blocks: {error}")
 
-    def _summary(self, finished: Finished) -> RunSummary:
+    def _summary(self, rows: pd.DataFrame, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""
-        if not self.progress.fresh and self.progress.done == self.plan.units:
-            self.progress.say(f"all {self.plan.units} units are finished already; nothing to do")
-        failed, refused = self._without_result()
+        progress, plan = self.progress, self.plan
+        if not progress.fresh and progress.done == plan.units:
+            progress.say(f"all {plan.units} units are finished already; nothing to do")
+        failed = self._failed(rows)
         told = failed[["model", "setting", "image_id", "reason"]].itertuples(index=False)
-        failures = [f"{_joined(place)}: {why}" for *place, why in told]
+        failures = [f"{', '.join(filter(None, place))}: {why}" for *place, why in told]
         reasons = failed["reason"].where(failed["image_id"] != "", NOT_LOADED)
-        by_reason = failed.groupby(reasons, sort=False)
-        ranked = refused.groupby(level=0).agg(["sum", "size"]).sort_values("sum", ascending=False)
+        refused = rows[rows["status"] == "unsupported"].groupby("reason")["run_id"]
+        ranked = refused.agg(["size", "nunique"]).sort_values("size", ascending=False)
         kept = 0
         if not finished.again:
             run_ids = {cell: facts.run_id for cell, facts in self.facts.items()}
-            kept = len(cells_of_other_code(self.plan, run_ids, self.codes, finished))
+            kept = len(cells_of_other_code(plan, run_ids, self.worker.codes, finished))
         if kept:
-            self.progress.say(
-                f"{of_other_code(kept, self.plan)} made by other code, which were kept; --fresh "
+            progress.say(
+                f"{of_other_code(kept, plan)} made by other code, which were kept; --fresh "
                 "makes them again"
             )
         return RunSummary(
             self.store.root,
-            len(self.plan.cells),
+            len(plan.cells),
             self.images,
             tuple(dict.fromkeys(failures)),
             tuple(
                 f"{counted(number, 'row')} in {counted(cells, 'cell')}: {why}"
                 for why, number, cells in ranked.itertuples()
             ),
-            tuple(f"{_named(members)}: {why}" for why, members in by_reason),
+            tuple(f"{_named(of)}: {why}" for why, of in failed.groupby(reasons, sort=False)),
             kept,
             tuple(f"{'; '.join(blocks)}: {why}" for why, blocks in self.not_done.items()),
         )
 
-    def _without_result(self) -> tuple[pd.DataFrame, pd.Series[int]]:
-        """What failed, a row each: a model that could not be loaded, an image that is no image, or
-        an image in a cell; and for each cell how many rows did not apply, by reason."""
-        columns = ["image_id", "status", "reason"]
-        of_run = [{"image_id": n.record.image_id, "reason": n.reason} for n in self.passed_over]
-        failed = [pd.DataFrame(columns=[*PLACE, *columns], dtype=object)]
-        failed.append(pd.DataFrame(of_run, columns=columns).assign(status="unreadable"))
-        refused = [pd.Series(dtype="int64")]
-        for cell, facts in self.facts.items():
-            lost, model = facts.outcome, facts.model.label
-            if lost.status == "failed":
-                failed.append(pd.DataFrame({"model": [model], "reason": lost.reason}))
-            planned = {r.image_id for block in self.plan.blocks[cell.model] for r in block.records}
-            rows = self.store.read(facts.run_id, columns)
-            rows = rows[rows["image_id"].isin(planned)]
-            refused.append(rows.loc[rows["status"] == "unsupported", "reason"].value_counts())
-            rows = rows[rows["status"].isin(NOT_DONE) & (rows["reason"] != lost.reason)]
-            known = rows["status"] != "unreadable"  # which has nothing to do with the cell
-            own = {"model": model, "setting": facts.setting, "run_id": facts.run_id}
-            failed.append(
-                rows.assign(**{n: np.where(known, value, "") for n, value in own.items()})
-            )
-        whole = pd.concat(failed, ignore_index=True).fillna("").drop_duplicates()
-        return whole, pd.concat(refused)
+    def _failed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """What failed, a row each: an image that is no image, a model that could not be loaded, or
+        an image in a cell."""
+        no_images = [{"image_id": n.record.image_id, "reason": n.reason} for n in self.passed_over]
+        models = [
+            {"model": facts.model.label, "reason": facts.outcome.reason}
+            for facts in self.facts.values()
+            if facts.outcome.status == "failed"
+        ]
+        own = rows[rows["status"].isin(NOT_DONE) & (rows["reason"] != rows["of_model"])]
+        of_cell = own["status"] != "unreadable"  # which has nothing to do with the cell
+        own = own.assign(**{name: own[name].where(of_cell, "") for name in PLACE})
+        columns = [*PLACE, "image_id", "reason"]
+        every = pd.concat([pd.DataFrame(no_images), pd.DataFrame(models), own])
+        return every.reindex(columns=columns).fillna("").drop_duplicates()
 
 
 # how a run ended ----------------------------------------------------------------------------------
@@ -592,11 +555,6 @@ class RunSummary:
         return 3 if self.failures or self.not_done else 0
 
 
-def _joined(place: Iterable[str]) -> str:
-    """Model, setting and image, as far as they matter."""
-    return ", ".join(filter(None, place))
-
-
 def _named(failed: pd.DataFrame) -> str:
     """What failed for one reason: "1.png", "ViT, a, 2.png", "40 images in 2 cells (0.png, …)"; of
     models that could not be loaded their names."""
@@ -605,6 +563,6 @@ def _named(failed: pd.DataFrame) -> str:
     if not images:
         return ", ".join(failed["model"].unique())
     if len(images) == 1 and cells < 2:
-        return _joined(failed[["model", "setting", "image_id"]].iloc[0])
+        return ", ".join(filter(None, failed[["model", "setting", "image_id"]].iloc[0]))
     within = f" in {counted(cells, 'cell')}" if cells else ""
     return f"{counted(len(images), 'image')}{within} ({first_of(images, IMAGES_NAMED)})"

@@ -8,8 +8,8 @@ folder was made with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,73 +23,74 @@ from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.refusals import SimulatedForesight
+from mjp_privacy.experiment.refusals import META, foreseen
 from mjp_privacy.experiment.source import (
-    Block,
     Block0,
     ImageNote,
-    Memo,
+    ModelUploads,
     ModelVariants,
     Observation,
+    UploadSource,
     moved,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
+from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import check_values, outline_model
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """The `UploadSource` that simulates every client from its private images."""
+class Simulated(UploadSource):
+    """The source that simulates every client from its private images."""
 
-    experiment: Experiment
-    images: ImageSource
-    chosen: Sequence[ImageRecord]  # those of `images` that are attacked
-    device: torch.device
-    _foreseen: dict[str, SimulatedForesight] = field(default_factory=dict, compare=False)
-
-    @property
-    def data(self) -> str:
-        """The name of the images' folder or zip."""
-        return self.images.path.resolve().name
-
-    @property
-    def place(self) -> None:
-        """Of no use here: lines are known by what the config says."""
-        return None
-
-    @property
-    def labels(self) -> str:
-        """Where the images' labels come from, in words."""
-        return self.images.labels_described
+    def __init__(
+        self,
+        experiment: Experiment,
+        images: ImageSource,
+        chosen: Sequence[ImageRecord],
+        device: torch.device,
+    ) -> None:
+        self.experiment, self.images, self.device = experiment, images, device
+        self.chosen = chosen  # those of `images` that are attacked
+        self.data, self.labels = images.path.resolve().name, images.labels_described
+        self._outlines: dict[str, ModelVariants] = {}
+        self._foreseen: dict[Cell, Refusal | None] = {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The chosen images, the same for every model."""
         return self.chosen
 
-    def columns(self, model: str) -> Mapping[str, Any]:
-        """No columns beyond those of every cell."""
-        return {}
-
-    def open(self, model: str) -> SimulatedModel:
+    def open(self, model: str) -> SimulatedUploads:
         """Load a model of the config, and check that it can take the images and their labels."""
         config = self.experiment.models[model]
         loaded = load_model(config.model, **config.loading())
         preprocessing(loaded)  # raises if no image can be brought to the model's size
         check_labels(self.chosen, loaded)
-        return SimulatedModel(self, ModelVariants(loaded, self.device, self.experiment.seed))
+        variants = ModelVariants(loaded, self.device, self.experiment.seed)
+        return SimulatedUploads(variants, self.images, self.experiment.seed)
 
-    def foresee(self, model: str) -> SimulatedForesight:
-        """What the header of the model's weights and its clients' config tell."""
-        if model not in self._foreseen:
+    def outline(self, model: str) -> LoadedModel:
+        """What the header of the model's weights tells."""
+        if model not in self._outlines:
             config = self.experiment.models[model]
             outline = outline_model(config.model, whole=True, **config.loading())
-            self._foreseen[model] = SimulatedForesight.of(outline)
-        return self._foreseen[model]
+            self._outlines[model] = ModelVariants(outline, META)
+        return self._outlines[model].model
+
+    def foresee(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Callable[[LoadedModel], Sequence[str]],
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
+        """What the model's outline and the client's config tell; images make no difference."""
+        if cell not in self._foreseen:
+            self.outline(cell.model)
+            self._foreseen[cell] = foreseen(self._outlines[cell.model], cell, attack, names)
+        return self._foreseen[cell]
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -99,7 +100,7 @@ class Simulated:
         for label in (name for name in self.experiment.models if name in used):
             config = self.experiment.models[label]
             try:
-                self.foresee(label)
+                self.outline(label)
                 check_values(config.model, config.checkpoint)
                 return
             except UserError as error:
@@ -115,52 +116,26 @@ class Simulated:
         return check_same_images(store, self.images, self.chosen)
 
 
-@dataclass(frozen=True)
-class SimulatedModel:
-    """One model of the config, loaded."""
+class SimulatedUploads(ModelUploads):
+    """The clients of one model, on one block of images at a time."""
 
-    source: Simulated
-    variants: ModelVariants
+    def __init__(self, variants: ModelVariants, source: ImageSource, seed: int) -> None:
+        super().__init__(variants)
+        self.source, self.seed = source, seed
+        self._gradient_seconds = 0.0
 
-    @property
-    def model(self) -> LoadedModel:
-        """The model as it was loaded."""
-        return self.variants.model
-
-    def block(self, block: Block) -> SimulatedBlock:
-        """Decode the block's images at the model's input size."""
-        images, notes = {}, []
-        prepare, source = preprocessing(self.model), self.source.images
-        for record in block.records:
+    def read(self, records: Sequence[ImageRecord]) -> None:
+        """Decode the images at the model's input size."""
+        prepare, source = preprocessing(self.model), self.source
+        for record in records:
+            sha256 = file_sha256(source, record)
             try:
                 picture = source.decode(record, min_side=self.model.patch_size)
             except ImageError as error:
-                notes.append(ImageNote(record, file_sha256(source, record), "", error.reason))
+                self.notes.append(ImageNote(record, sha256, "", error.reason))
                 continue
-            images[record] = prepare(picture)
-            notes.append(ImageNote(record, file_sha256(source, record), pixel_sha256(picture)))
-        return SimulatedBlock(self.variants, self.source.experiment.seed, images, notes)
-
-
-class SimulatedBlock:
-    """The clients of one block of images."""
-
-    scored = True
-
-    def __init__(
-        self,
-        variants: ModelVariants,
-        seed: int,
-        images: Mapping[ImageRecord, Tensor],
-        notes: Sequence[ImageNote],
-    ) -> None:
-        self.variants, self.seed, self.images, self.notes = variants, seed, images, notes
-        self.memo = Memo()
-        self._gradient_seconds = 0.0
-
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
-        """None: whatever uploads an attack needs can be simulated."""
-        return None
+            self.images[record] = prepare(picture)
+            self.notes.append(ImageNote(record, sha256, pixel_sha256(picture)))
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
         """The float32 model with the position table and the adapters of the cell's client."""
@@ -175,31 +150,29 @@ class SimulatedBlock:
         records: Sequence[ImageRecord],
     ) -> Observation:
         """Feed the images to the cell's client and compute its uploads, one for each round."""
-        patch = self.variants.model.patch_size
+        patch = self.model.patch_size
         feeding = Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
         photographs = torch.stack([self.images[record] for record in records])
-        labels = self.memo.once(
-            ("labels", tuple(record.image_id for record in records)),
-            lambda: self._labels(records, photographs),
-        )
-        batch = _Batch(tuple(record.image_id for record in records), photographs, labels)
+        ids = tuple(record.image_id for record in records)
+        labels = self.memo.once(("labels", ids), lambda: self._labels(records, photographs))
+        batch = _Batch(ids, photographs, labels)
         rounds = []  # of each round the inputs of its local steps
         for number in range(1 if attack is None else attack.uploads):
-            ordered = batch.ordered(feeding.order(batch.ids, number))
+            ordered = batch.ordered(feeding.order(ids, number))
             steps = feeding.rounds_of_steps(number)
             rounds.append([self._input(feeding, ordered, step) for step in steps])
         first = [steps[0] for steps in rounds]
         plain = self._photographs(feeding, batch, 0)
+        labels = first[0].labels
         if attack is None:
-            return Observation(
-                photographs, plain, first[0], [self.variants.model], [], first[0].labels
-            )
+            return Observation(cell, photographs, plain, first[0], [self.model], [], labels)
         self._gradient_seconds = 0.0
         models = self._models(cell, attack, first)
         updates, classes = self._updates(cell, attack, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
-        labels = first[0].labels
-        return Observation(photographs, plain, first[0], models, updates, labels, classes, seconds)
+        return Observation(
+            cell, photographs, plain, first[0], models, updates, labels, classes, seconds
+        )
 
     # inputs -----------------------------------------------------------------------------------
 
@@ -223,7 +196,7 @@ class SimulatedBlock:
         """True labels; for an image without one, the intact model's prediction on that image."""
         labels = torch.tensor([-1 if r.label is None else r.label for r in records])
         if (labels < 0).any():
-            labels = torch.where(labels < 0, predict(self.variants.model, images, None), labels)
+            labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
 
     # uploads ----------------------------------------------------------------------------------
@@ -276,7 +249,7 @@ class SimulatedBlock:
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
-        device = self.variants.model.like.device
+        device = self.model.like.device
 
         def timed() -> Any:
             started = clock(device)
@@ -378,7 +351,14 @@ def check_same_images(
         and int(before["label"]) != record.label
     ]
     _refuse(store, relabelled, "had another label", "the labels it was made with")
-    changed = [record.image_id for record, before in again if _changed(before, record, source)]
+    changed = []
+    for record, before in again:
+        try:
+            same = file_sha256(source, record) == before["sha256"]
+            same = same or pixel_sha256(source.decode(record)) == before["pixel_sha256"]
+        except ImageError:
+            same = False
+        changed += [] if same else [record.image_id]
     _refuse(store, changed, "had other pixels", "the same pixels under the same name")
     return absent
 
@@ -401,21 +381,12 @@ def _known_images(store: RunStore) -> dict[str, dict[str, Any]]:
     return known
 
 
-def _changed(known: Mapping[str, Any], record: ImageRecord, source: ImageSource) -> bool:
-    try:
-        if file_sha256(source, record) == known["sha256"]:
-            return False
-        return pixel_sha256(source.decode(record)) != known["pixel_sha256"]
-    except ImageError:
-        return True
-
-
 def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:
+    """Raise if there are any such images."""
     if image_ids:
         raise UserError(
             f"{len(image_ids)} image(s) of the run folder {store.root} {fault}: "
-            f"{', '.join(image_ids[:3])}{', …' if len(image_ids) > 3 else ''}. Expected "
-            f"{expected}. Give these, or another --out."
+            f"{first_of(image_ids, 3)}. Expected {expected}. Give these, or another --out."
         )
 
 

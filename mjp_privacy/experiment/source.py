@@ -1,32 +1,43 @@
 """The contract for where a run's uploads come from.
 
 `simulated` computes them from private images, `recorded` reads them from files. `plan`, `work` and
-`cell` use one of the two by these protocols and do not know which.
+`cell` use one of the two by these classes and do not know which.
 
-    UploadSource --open(model)--> ModelUploads --block(images)--> BlockUploads
-                                                                      | observe(cell, attack)
-                                                                      v
-                                                                  Observation
+    UploadSource --open(model)--> ModelUploads --observe(cell, attack)--> Observation
+                                    read(block): the images that are at hand
 """
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import clock
 from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
+from mjp_privacy.interfaces import (
+    Attack,
+    AttackerView,
+    ClientInput,
+    ClientUpdate,
+    Control,
+    Pixels,
+    Refusal,
+    Truth,
+)
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.mjp_vit import with_closed_form_block
@@ -45,15 +56,12 @@ class Block:
     index: int
     records: Sequence[ImageRecord]
 
-    def steps(self, batch: int) -> list[Sequence[ImageRecord]]:
-        """The client steps of the block, `batch` images each."""
-        starts = range(0, len(self.records), batch)
-        return [self.records[start : start + batch] for start in starts]
-
     def broken(self, lost: Mapping[ImageRecord, str], batch: int) -> dict[ImageRecord, str]:
-        """Readable images that have no upload, with the reason: their step holds a lost image."""
+        """Readable images that have no upload, with the reason: their client step, of `batch`
+        images, holds a lost one."""
         reasons: dict[ImageRecord, str] = {}
-        for step in self.steps(batch):
+        for start in range(0, len(self.records), batch):
+            step = self.records[start : start + batch]
             bad = [record.image_id for record in step if record in lost]
             reason = f"{IN_STEP_OF} {', '.join(bad)}, which cannot be used"
             reasons |= {record: reason for record in step if bad and record not in lost}
@@ -122,15 +130,16 @@ class Memo:
         self._contents.clear()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observation:
-    """Images of one block as their client has them, and what the client uploaded."""
+    """Images of one block as their client, the attacker and the scorer of a cell have them."""
 
+    cell: Cell
     photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
     plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
     inputs: ClientInput  # of round 0
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
-    updates: Sequence[ClientUpdate]  # none for a control
+    updates: Sequence[ClientUpdate]  # what it uploaded; none for a control
     labels: Tensor | None  # (m,) as the attacker knows them; None: it does not
     classes: Tensor | None = None
     """(m,) what the client's model took the inputs for, where its own pass showed it."""
@@ -138,17 +147,63 @@ class Observation:
     """Time spent on the uploads, by stage. An upload that several cells share is counted for the
     first cell that needs it."""
 
+    @cached_property
+    def target(self) -> Tensor:
+        """(m, C, S, S), what a reconstruction is compared with."""
+        truth = Truth(self.plain, None, self.inputs.image_ids)
+        return SETTINGS[self.cell.setting].target(truth, self.inputs)
 
-class BlockUploads(Protocol):
-    """The uploads of one block of images for one model."""
+    @cached_property
+    def view(self) -> AttackerView:
+        """All that an attack is given."""
+        card, against = self.models[0].card, SETTINGS[self.cell.setting].against
+        pixels = Pixels(card.img_size, card.mean, card.std)
+        return AttackerView(self.models[0], self.updates, pixels, self.labels, against)
 
-    notes: Sequence[ImageNote]  # for every image of the block, in order
-    memo: Memo  # values that several cells of this block share
-    scored: bool  # whether the private images are known, so that reconstructions can be scored
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are stored beside the reconstruction."""
+        inputs = self.inputs
+        stored = {"target": self.target, "plain": self.plain, "input": inputs.images}
+        if inputs.mask is not None and inputs.permutation is not None:
+            stored |= {"mask": inputs.mask, "permutation": inputs.permutation}
+        return stored
 
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why this source has no uploads of these images as the attack needs them, or None."""
 
+class ModelUploads(ABC):
+    """One loaded model and the uploads of its clients, of one block of images at a time."""
+
+    scored = True  # whether the private images are known, so that reconstructions can be scored
+
+    def __init__(self, variants: ModelVariants) -> None:
+        self.variants = variants
+        self.memo = Memo()  # values that several cells of a block share
+        self.block: Block | None = None
+        self.images: dict[ImageRecord, Tensor] = {}
+        self.notes: list[ImageNote] = []  # for every image of the block, in order
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model, in float32."""
+        return self.variants.model
+
+    def open(self, block: Block) -> float:
+        """Read the images of a block, unless it is the one that was read last; the seconds that it
+        took."""
+        if block == self.block:
+            return 0.0
+        device, self.block = self.model.like.device, None
+        self.memo.clear()
+        started = clock(device)
+        self.images, self.notes = {}, []
+        self.read(block.records)
+        self.block = block
+        return clock(device) - started
+
+    @abstractmethod
+    def read(self, records: Sequence[ImageRecord]) -> None:
+        """Fill `images` and `notes`."""
+
+    @abstractmethod
     def observe(
         self,
         cell: Cell,
@@ -163,40 +218,13 @@ class BlockUploads(Protocol):
         records  images of the block in order, whole client steps
         """
 
+    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+        """Why this source has no uploads of these images as the attack needs them, or None."""
+        return None
+
+    @abstractmethod
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
         """The float32 model whose accuracy is reported beside the cell's scores."""
-
-
-class ModelUploads(Protocol):
-    """One loaded model and the uploads of its clients."""
-
-    @property
-    def model(self) -> LoadedModel:
-        """The loaded model, in float32."""
-
-    def block(self, block: Block) -> BlockUploads:
-        """Read the images of a block."""
-
-
-class Foresight(Protocol):
-    """What is known of a model's uploads before its weights or any upload are read."""
-
-    @property
-    def outline(self) -> LoadedModel:
-        """The model without weights."""
-
-    def refuses(
-        self,
-        cell: Cell,
-        attack: Attack | Control,
-        names: Callable[[LoadedModel], Sequence[str]],
-        records: Sequence[ImageRecord],
-    ) -> Refusal | None:
-        """Why the cell's attack will not apply to these images, or None.
-
-        names    the parameters that the cell's clients upload, of a model without weights
-        records  images of one block in order, whole client steps
-        """
 
 
 class EachRefused(UserError):
@@ -208,33 +236,46 @@ class EachRefused(UserError):
         super().__init__(f"{len(reasons)} refused: {named}. Their rows say why")
 
 
-class UploadSource(Protocol):
+class UploadSource(ABC):
     """All uploads of a run, for each of its models."""
 
-    @property
-    def data(self) -> str:
-        """The name of the images in a table's notes, such as their folder's."""
+    data: str  # the name of the images in a table's notes, such as their folder's
+    labels: str  # where the images' labels come from, in words
+    place: str | None = None
+    """What tells folders of recorded uploads of one name apart; None of images."""
 
-    @property
-    def place(self) -> str | None:
-        """What tells folders of recorded uploads of one name apart; None of images."""
-
-    @property
-    def labels(self) -> str:
-        """Where the images' labels come from, in words."""
-
+    @abstractmethod
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The images of this model's cells, whole client steps in order."""
 
     def columns(self, model: str) -> Mapping[str, Any]:
         """Columns of a model's cells that only this kind of source has."""
+        return {}
 
+    @abstractmethod
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
 
-    def foresee(self, model: str) -> Foresight:
-        """What the model's outline tells. A UserError is one that `open` would raise."""
+    @abstractmethod
+    def outline(self, model: str) -> LoadedModel:
+        """The model without weights. A UserError is one that `open` would raise."""
 
+    @abstractmethod
+    def foresee(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Callable[[LoadedModel], Sequence[str]],
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
+        """Why the cell's attack will not apply to these images, as far as that is known before
+        weights or uploads are read; or None.
+
+        names    the parameters that the cell's clients upload, of a model without weights
+        records  images of one block in order, whole client steps
+        """
+
+    @abstractmethod
     def check(self, store: RunStore) -> list[str]:
         """Raise if the run folder holds other images under the same names.
 

@@ -31,12 +31,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -82,7 +84,7 @@ FACTS = "facts"  # column of the list of cells: all facts of a cell, as JSON
 ASIDE = "damaged"
 FEWEST_FILES = 50  # a cell with fewer files is not compacted
 FULL = 256 << 20  # bytes of a file that compaction adds nothing to: damage costs no more than that
-READ_PICTURES = 256 << 20  # bytes of pictures that a reader keeps
+GROUPS = 4  # row groups of pictures that a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
 OLD_FILE = re.compile(r"([0-9]{5,}|part-[0-9]{5,})\.parquet")  # of versions with reconstructions/
@@ -150,10 +152,10 @@ class RunStore:
     left_out: frozenset[Path] = frozenset()
     """Damaged files, which do not count."""
     _cells: dict[str, CellRows] = field(default_factory=dict, compare=False, repr=False)
-    _pictures: OrderedDict[tuple[Path, int], pa.Table] = field(
-        default_factory=OrderedDict, compare=False, repr=False
+    _picture_group: Callable[[Path, int], pa.Table] = field(
+        default_factory=lambda: lru_cache(GROUPS)(read_pictures), compare=False, repr=False
     )
-    """The row groups of pictures that were read last, by their files and first rows."""
+    """Reads a row group of pictures, and keeps the last ones: a file never changes."""
 
     def __post_init__(self) -> None:
         if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
@@ -183,38 +185,26 @@ class RunStore:
         run_id: str,
         block: int,
         rows: pd.DataFrame,
-        pictures: Sequence[Pictures] = (),
+        pictures: Pictures = MappingProxyType({}),
         about: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write images of a block; from now on they count in place of earlier ones.
 
-        pictures: ids of images and their tensors (m, ...), in one or several groups; about: the
-        cell's facts, the code's files and the machine, which stand in the file's metadata
+        about: the cell's facts, the code's files and the machine, which stand in the file's
+        metadata
         """
         import pyarrow as pa
 
         if rows["image_id"].duplicated().any():
             raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
-        for name, (values, metadata) in packed(rows["image_id"], pictures).items():
+        for name, (values, metadata) in packed(list(rows["image_id"]), pictures).items():
             table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
-        before = stored_files(self.folder(run_id))
-        written = write_pieces(self.folder(run_id), f"{block:05d}", before, table.schema, [table])
-        fresh = set(rows["image_id"])
-        for file in before:  # what is wholly replaced goes, but for what rotted meanwhile
-            if file.block == f"{block:05d}":
-                try:
-                    if fresh.issuperset(
-                        read_table(file.path, ["image_id"])["image_id"].to_pylist()
-                    ):
-                        file.path.unlink(missing_ok=True)
-                except BadFile:
-                    continue
-        return written
+        return write_pieces(self.folder(run_id), f"{block:05d}", table.schema, [table])
 
     def compact(self, run_id: str, fewest_files: int = FEWEST_FILES) -> int:
-        """Tidy a cell after a run; how many files were put into others.
+        """Tidy a cell after a run; how many files went.
 
         Very many small files become few, with row groups of about MOST_BYTES; rows that later ones
         replaced go. No other process may write rows of the cell meanwhile; whoever reads them reads
@@ -237,7 +227,7 @@ class RunStore:
         for (name, *_), places in groups.items():
             schema = joined_schema([rows.files[at].path for at in places])
             pieces = (rows.piece(at) for at in places)
-            write_pieces(folder, name, stored_files(folder), schema, pieces)
+            write_pieces(folder, name, schema, pieces)
         for at in small | partly:
             rows.files[at].path.unlink(missing_ok=True)
         if groups:
@@ -287,9 +277,10 @@ class RunStore:
     # pictures -----------------------------------------------------------------------------------
 
     def pictured(self, run_id: str) -> list[str]:
-        """The ids of the images whose reconstructions are stored, in stored order."""
+        """The ids of the images whose reconstructions are stored."""
         rows = self.cell(run_id)
-        return [name for at in range(len(rows.files)) for name in rows.pictured(at)]
+        has = [content.has_picture for content in rows.contents]
+        return [name for name, (at, row) in rows.place.items() if has[at][row]]
 
     def pictures(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image in one cell, without the leading axis; None where there
@@ -299,29 +290,18 @@ class RunStore:
             at, row = rows.place.get(image_id, (-1, 0))
             if at < 0 or not rows.contents[at].has_picture[row]:
                 return None
-            return unpacked(*self._picture_table(rows.files[at].path, row))
+            ends = [*accumulate(rows.contents[at].groups)]
+            group = bisect_right(ends, row)
+            first = ends[group - 1] if group else 0
+            return unpacked(self._picture_group(rows.files[at].path, group), row - first)
 
         return self.settled(run_id, find)
 
-    def _picture_table(self, path: Path, row: int) -> tuple[pa.Table, int]:
-        """The pictures of the row group that holds a row, and the row's place in it; those that
-        were read last are kept, for a file never changes."""
-        for (held, first), table in list(self._pictures.items()):
-            if held == path and first <= row < first + len(table):
-                self._pictures[held, first] = self._pictures.pop((held, first), table)
-                return table, row - first
-        first, table = read_pictures(path, row)
-        self._pictures[path, first] = table
-        while sum(t.nbytes for t in self._pictures.values()) > READ_PICTURES > table.nbytes:
-            self._pictures.popitem(last=False)
-        return table, row - first
-
     # damage -------------------------------------------------------------------------------------
 
-    def damaged(self, run_ids: Iterable[str] | None = None) -> list[Path]:
-        """Files of these cells, or of all, that are not as they were written; it reads all."""
-        cells = self.stored_cells() if run_ids is None else run_ids
-        folders = [self.root, *(self.folder(run_id) for run_id in cells)]
+    def damaged(self) -> list[Path]:
+        """Files that are not as they were written; it reads all."""
+        folders = [self.root, *map(self.folder, self.stored_cells())]
         files = [file for folder in folders for file in stored_files(folder)]
         with (
             ThreadPoolExecutor(4) as pool,
@@ -349,10 +329,20 @@ class RunStore:
     # cells --------------------------------------------------------------------------------------
 
     def write_cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
-        """Write the list of cells: the columns of every cell's facts."""
-        before = [file for file in stored_files(self.root) if file.block == "cells"]
-        table = _as_table(cells)
-        write_pieces(self.root, "cells", before, table.schema, [table])
+        """Write the list of cells: a row for each, its facts as columns, and all of them as JSON,
+        which is what is read."""
+        import pyarrow as pa
+
+        columns = {}
+        for name in dict.fromkeys(name for cell in cells for name in cell):
+            values = [cell.get(name) for cell in cells]
+            try:
+                columns[name] = pa.array(values)
+            except (pa.ArrowInvalid, pa.ArrowTypeError):  # words and numbers
+                columns[name] = pa.array([json.dumps(value) for value in values])
+        table = pa.table({**columns, FACTS: [json.dumps(dict(cell)) for cell in cells]})
+        before = stored_files(self.root)
+        write_pieces(self.root, "cells", table.schema, [table])
         for file in before:
             file.path.unlink(missing_ok=True)
 
@@ -439,20 +429,6 @@ class CellRows:
         ids = enumerate(self.ids)
         return {name: (at, row) for at, names in ids for row, name in enumerate(names)}
 
-    @cached_property
-    def order(self) -> NDArray[np.int64] | None:
-        """The order of the rows by block; None where they stand in it."""
-        blocks: list[NDArray[np.int64]] = []
-        for at, (file, kept) in enumerate(zip(self.files, self.kept, strict=True)):
-            if file.block.isdigit():
-                count = len(self.contents[at].ids) if kept is None else int(kept.sum())
-                blocks.append(np.full(count, int(file.block), dtype=np.int64))
-            else:  # a file that others were put into
-                own = self.piece(at, ["block"])["block"]
-                blocks.append(np.asarray(own.to_numpy(), dtype=np.int64))
-        order = np.argsort(np.concatenate(blocks), kind="stable")
-        return None if (np.diff(order) == 1).all() else order
-
     @property
     def ids(self) -> list[list[str]]:
         """The images of each file, all of them."""
@@ -462,13 +438,6 @@ class CellRows:
     def columns(self) -> list[str]:
         """The names of all columns but pictures, as the files have them."""
         return list(dict.fromkeys(name for content in self.contents for name in content.columns))
-
-    def pictured(self, at: int) -> list[str]:
-        """The images of a file that count and have pictures."""
-        if True not in self.contents[at].has_picture:
-            return []
-        names = zip(self.contents[at].ids, self.contents[at].has_picture, strict=True)
-        return [name for name, has in names if has and self.place[name][0] == at]
 
     def piece(self, at: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a file that count, with pictures unless columns are named."""
@@ -487,54 +456,32 @@ class CellRows:
         tables = []
         for at, (file, content) in enumerate(zip(self.files, self.contents, strict=True)):
             names = [n for n in columns or content.columns if n in content.columns]
-            table = self.piece(at, list(dict.fromkeys(names or ["block"])))
+            table = self.piece(at, list(dict.fromkeys([*names, "block"])))
             words = table["status"].unique().to_pylist() if "status" in names else []
             if strange := [word for word in words if word not in STATUSES]:
                 raise ROWS.refusal(file.path, shown(strange[0], 40), "status")
             tables.append(table.replace_schema_metadata(None))
         with ROWS.reading(self.files[0].path.parent):
             whole = pa.concat_tables(tables, promote_options="permissive")
-        whole = whole if self.order is None else whole.take(self.order)
-        wanted = columns is None or "block" in columns or "block" not in whole.column_names
-        return whole if wanted else whole.drop_columns(["block"])
+        order = np.argsort(whole["block"].to_numpy(), kind="stable")
+        whole = whole if (np.diff(order) == 1).all() else whole.take(order)
+        return whole if "block" in (columns or OF_IMAGE) else whole.drop_columns(["block"])
 
 
 # files ------------------------------------------------------------------------------------------
 
 
-def write_pieces(
-    folder: Path,
-    name: str,
-    before: Sequence[StoredFile],
-    schema: pa.Schema,
-    pieces: Iterable[pa.Table],
-) -> Path:
+def write_pieces(folder: Path, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Path:
     """Write a table into a file NAME.TRY.DIGEST.parquet of this folder, whose try is the next one
-    after those of the files before."""
-    start = f"{name}.{1 + max((file.attempt for file in before), default=0):04d}"
+    after those that are there."""
+    before = [file.attempt for file in stored_files(folder)]
+    start = f"{name}.{1 + max(before, default=0):04d}"
     return write_named(
         folder / f"{start}.parquet",
         lambda path: write_file(path, schema, pieces),
         lambda path: f"{start}.{digest_of(path)}.parquet",
         durable=True,
     )
-
-
-# cells as a table ---------------------------------------------------------------------------------
-
-
-def _as_table(cells: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """A row for each cell: its facts as columns, and all of them as JSON, which is what is read."""
-    import pyarrow as pa
-
-    columns = {}
-    for name in dict.fromkeys(name for cell in cells for name in cell):
-        values = [cell.get(name) for cell in cells]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # words and numbers
-            columns[name] = pa.array([json.dumps(value) for value in values])
-    return pa.table({**columns, FACTS: [json.dumps(dict(cell)) for cell in cells]})
 
 
 def _cells_in(path: Path) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
 from attacks.budget import OVER
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
-from mjp_privacy.core.machine import clock, out_of_memory
+from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell import (
@@ -32,14 +32,7 @@ from mjp_privacy.experiment.code import SourceCode
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.plan import Finished, Plan
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.source import (
-    Block,
-    BlockUploads,
-    EachRefused,
-    ImageNote,
-    ModelUploads,
-    UploadSource,
-)
+from mjp_privacy.experiment.source import Block, EachRefused, ModelUploads, UploadSource
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
 
@@ -59,8 +52,7 @@ class CellDone:
 
 @dataclass
 class OpenModel:
-    """A model of the plan, loaded or not, the facts of its cells, and its block that was read
-    last."""
+    """A model of the plan, loaded or not, and the facts of its cells."""
 
     name: str
     uploads: ModelUploads | None  # None: it could not be loaded
@@ -72,7 +64,6 @@ class OpenModel:
     together: dict[str, int] = field(default_factory=dict)
     """How many images of a cell are computed together where memory does not hold a block, by
     run_id; learnt while the run goes on."""
-    _read: tuple[Block, BlockUploads] | None = None
 
     @classmethod
     def of(cls, plan: Plan, source: UploadSource, name: str) -> OpenModel:
@@ -97,18 +88,6 @@ class OpenModel:
         }
         return cls(name, uploads, facts, reason, traceback, reasons)
 
-    def block(self, block: Block) -> tuple[BlockUploads, float]:
-        """The block's uploads, and the seconds that reading it took; the last one is kept."""
-        assert self.uploads is not None
-        if self._read is not None and self._read[0] == block:
-            return self._read[1], 0.0
-        self._read = None
-        device = self.uploads.model.like.device
-        started = clock(device)
-        uploads = self.uploads.block(block)
-        self._read = block, uploads
-        return uploads, clock(device) - started
-
 
 @dataclass
 class Worker:
@@ -129,45 +108,45 @@ class Worker:
             self.opened = OpenModel.of(self.plan, self.source, name)
         return self.opened
 
-    def work_block(
-        self, opened: OpenModel, block: Block, cells: Sequence[Cell]
-    ) -> Iterator[CellDone]:
-        """Do what is not finished of one block in these cells of a model."""
-        left = {
+    def left(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
+        """The images of a block that are to be done in each of these cells of a model."""
+        return {
             cell: self.finished.left(
                 opened.facts[cell].run_id, block, self.codes[cell].digest, cell.attack.seconds
             )
             for cell in cells
         }
-        count = len(block.records)
+
+    def work_block(
+        self, opened: OpenModel, block: Block, cells: Sequence[Cell]
+    ) -> Iterator[CellDone]:
+        """Do what is not finished of one block in these cells of a model."""
+        left, count = self.left(opened, block, cells), len(block.records)
         if done := sum(count - len(ids) for ids in left.values()):
             yield CellDone(0, opened.name, done)
-        pending = [cell for cell in cells if left[cell]]
-        uploads: BlockUploads | None = None
+        pending, uploads = [cell for cell in cells if left[cell]], opened.uploads
         error: Exception | None = None
         seconds = 0.0
-        if pending and opened.uploads is not None:
+        if pending and uploads is not None:
             try:
-                uploads, seconds = opened.block(block)
+                seconds = uploads.open(block)
             except Exception as caught:  # other blocks still run
                 if interrupted() or out_of_memory(caught):
                     raise
                 error = caught
         for cell in pending:
-            if uploads is not None:
-                result, notes = self._work_cell(opened, uploads, block, cell), uploads.notes
+            if error is not None:
+                result = failed(block.records, error)
+            elif uploads is not None:
+                result = self._work_cell(opened, uploads, block, cell)
                 if seconds:
                     result.rows["stage_seconds.decode"] = seconds / count
                     seconds = 0.0
-            elif error is not None:
-                result, notes = failed(block.records, error), ()
             else:
-                own = opened.reasons
-                result, notes = without_scores(block.records, "failed", opened.reason), ()
-                result.rows["reason"] = [
-                    own.get(record.image_id, opened.reason) for record in block.records
-                ]
-            self._write(opened.facts[cell], cell, block, notes, result, left[cell])
+                own = [opened.reasons.get(r.image_id, opened.reason) for r in block.records]
+                result = without_scores(block.records, "failed", "")
+                result.rows["reason"] = own
+            self._write(opened, cell, block, result, left[cell])
             where = f"{opened.name} {cell.setting} {cell.dtype}"
             messages = [(result.remark, "")] if result.remark else []
             for reason, text in result.traces.items():
@@ -175,7 +154,7 @@ class Worker:
             yield CellDone(len(left[cell]), where, messages=messages)
 
     def _work_cell(
-        self, opened: OpenModel, uploads: BlockUploads, block: Block, cell: Cell
+        self, opened: OpenModel, uploads: ModelUploads, block: Block, cell: Cell
     ) -> CellResult:
         """One cell on a block: rows of the images that cannot be used, and of those attacked."""
         unusable = {note.record: note.reason for note in uploads.notes if note.reason}
@@ -187,44 +166,39 @@ class Worker:
         if not usable:
             return CellResult(rows)
         try:
-            task = self._task(opened, uploads, cell)
+            model, attack = uploads.model, self.plan.attacks[cell]
+            gradients: Sequence[str] = ()
+            if refused_by_network(cell, model, attack) is None:
+                gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
+            residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
         except Exception as error:  # of the attack's own `needs`, or of a copy of the model
             if interrupted():
                 raise
             result = failed(usable, error)
         else:
+            facts = opened.facts[cell]
+            task = CellTask(uploads, cell, attack, gradients, facts, residual)
             result = attack_cell(task, usable, opened.together)
         if not lost:
             return result
         places = [at for at, record in enumerate(block.records) if record not in lost]
         attacked = result.rows.set_axis(places)
         whole = pd.concat([rows.drop(index=places), attacked]).sort_index()
-        return CellResult(whole, result.pictures, result.traces, result.remark)
-
-    def _task(self, opened: OpenModel, uploads: BlockUploads, cell: Cell) -> CellTask:
-        """The cell on the block, with the parameters whose gradients its clients upload."""
-        assert opened.uploads is not None
-        model, attack = opened.uploads.model, self.plan.attacks[cell]
-        gradients: Sequence[str] = ()
-        if refused_by_network(cell, model, attack) is None:
-            gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
-        residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
-        return CellTask(uploads, model, cell, attack, gradients, opened.facts[cell], residual)
+        return replace(result, rows=whole)
 
     def _write(
         self,
-        facts: CellFacts,
+        opened: OpenModel,
         cell: Cell,
         block: Block,
-        notes: Sequence[ImageNote],
         result: CellResult,
         left: Sequence[str],
     ) -> None:
         """Write the rows and pictures of the images that were left to be done, and of those that
         were made again beside them."""
-        by_record = {note.record: note for note in notes}
-        known = [by_record.get(record) for record in block.records]
-        records = block.records
+        records, facts, code = block.records, opened.facts[cell], self.codes[cell]
+        notes = {note.record: note for note in opened.uploads.notes} if opened.uploads else {}
+        known = [notes.get(record) for record in records]
         of_image = pd.DataFrame(
             {
                 "image_id": [record.image_id for record in records],
@@ -235,23 +209,19 @@ class Worker:
                 "group": [record.group for record in records],
                 "sha256": ["" if note is None else note.sha256 for note in known],
                 "pixel_sha256": ["" if note is None else note.pixel_sha256 for note in known],
-                "code": self.codes[cell].digest,
+                "code": code.digest,
             }
         )
         rows = pd.concat([of_image, result.rows.reset_index(drop=True)], axis=1)
         wanted = {*left, *self._renewed(facts.run_id, cell, block, result.rows)}
+        rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
+        pictures = {name: of for name, of in result.pictures.items() if name in wanted}
         about = {
             "cell": facts.columns,
-            "code": {self.codes[cell].digest: dict(self.codes[cell].files)},
+            "code": {code.digest: dict(code.files)},
             "made_with": dict(self.made_with),
             "written": time.time(),
         }
-        rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
-        pictures = [
-            ([ids[at] for at in kept], {name: tensor[kept] for name, tensor in tensors.items()})
-            for ids, tensors in result.pictures
-            if (kept := [at for at, image_id in enumerate(ids) if image_id in wanted])
-        ]
         self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
 
     def _renewed(self, run_id: str, cell: Cell, block: Block, rows: pd.DataFrame) -> Iterator[str]:

@@ -17,8 +17,9 @@ from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment, check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
-from mjp_privacy.experiment.refusals import SimulatedForesight
+from mjp_privacy.experiment.refusals import META, foreseen
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS
@@ -119,14 +120,14 @@ def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
     """
     if not (config.attacks and config.record.rounds):
         return ()
-    outlook = SimulatedForesight.of(outline_model(whole=True, **network(config)))
+    outline = ModelVariants(outline_model(whole=True, **network(config)), META)
     lines: dict[str, None] = {}  # an ordered set
     for probe in config.record.probes:
         for named in config.attacks:
             attack = find_attack(named.name, named.options)
             if isinstance(attack, Control):
                 continue
-            if reason := _reason(config, probe, named, attack, outlook):
+            if reason := _reason(config, probe, named, attack, outline):
                 lines[f"{named.title}: {reason}"] = None
     return tuple(lines)
 
@@ -136,7 +137,7 @@ def _reason(
     probe: Probe,
     named: AttackConfig,
     attack: Attack,
-    outlook: SimulatedForesight,
+    outline: ModelVariants,
 ) -> str:
     """Why the attack does not apply to the uploads of this probe; empty if nothing says so."""
     if attack.uploads > probe.uploads:
@@ -149,5 +150,5 @@ def _reason(
         kept = kept_names(config, model)
         return [name for name in attack.needs(model) if name in kept]
 
-    refusal = outlook.refuses(cell, attack, recorded)
+    refusal = foreseen(outline, cell, attack, recorded)
     return "" if refusal is None else refusal.text

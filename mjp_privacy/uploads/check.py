@@ -26,7 +26,8 @@ from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.config import AttackConfig, Cell
 from mjp_privacy.experiment.diagnostics import shows_no_mask
 from mjp_privacy.experiment.recorded import load_group
-from mjp_privacy.experiment.refusals import SimulatedForesight, lacking
+from mjp_privacy.experiment.refusals import META, foreseen, lacking
+from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import (
@@ -438,8 +439,7 @@ def _values(model: LoadedModel) -> int:
 
 def _answers(question: ModelQuestion, model: LoadedModel) -> dict[str, str]:
     """By attack: "yes", with what it takes, or "no" and the reason."""
-    foresight = SimulatedForesight.of(model)
-    answers = {}
+    variants, answers = ModelVariants(model, META), {}
     for name in ATTACKS:
         attack = find_attack(name)
         assert not isinstance(attack, Control)
@@ -453,7 +453,7 @@ def _answers(question: ModelQuestion, model: LoadedModel) -> dict[str, str]:
             note=None,
             client=question.client,
         )
-        refusal = foresight.refuses(cell, attack, attack.needs)
+        refusal = foreseen(variants, cell, attack, attack.needs)
         takes = []
         if attack.victim == "april_block" and model.first_block == "intact":
             takes.append("of a client that trains a block 0 without norm1 and residuals")

@@ -121,7 +121,7 @@ class Run(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.TemporaryDirectory()
-        self.job = Unwritten(self.root.name, EXPERIMENT, "cpu", False, self.root.name, {})
+        self.job = Unwritten(self.root.name, EXPERIMENT, "cpu", "ask", self.root.name, {})
         self.engine = Played(self.job.path.parent)
         self.coordinator = Coordinator(self.job, MODELS, self.engine)
         self.coordinator.__enter__()
@@ -216,7 +216,7 @@ TestRun.settings = settings(max_examples=20, stateful_step_count=25, deadline=No
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(str(tmp_path), EXPERIMENT, "cpu", False, str(tmp_path), {})
+    return Job(str(tmp_path), EXPERIMENT, "cpu", "ask", str(tmp_path), {})
 
 
 def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[CellDone | TaskLost]:

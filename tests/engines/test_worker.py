@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import worker as worker_module
 from mjp_privacy.experiment.engines.worker import (
@@ -21,8 +22,7 @@ from mjp_privacy.experiment.engines.worker import (
     do_task,
     serve,
 )
-from mjp_privacy.experiment.simulated import SimulatedModel
-from mjp_privacy.experiment.source import Block
+from mjp_privacy.experiment.simulated import SimulatedUploads
 from mjp_privacy.experiment.work import OpenModel
 from tests.helpers.runs import photographs, tiny
 
@@ -37,7 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     (tmp_path / "run").mkdir()
     chosen = tuple(f"{number}.png" for number in range(6))
     made = Job(
-        *(str(tmp_path / "run"), load_experiment(CONFIG), "cpu", False, str(tmp_path), {}),
+        *(str(tmp_path / "run"), load_experiment(CONFIG), "cpu", "ask", str(tmp_path), {}),
         images=str(images),
         chosen=chosen,
     )
@@ -52,18 +52,18 @@ def told(job: Job, task: Task) -> TaskReport:
 
 
 def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, read, of, block_of = [], [], OpenModel.of, SimulatedModel.block
+    opened, read, of, block_of = [], [], OpenModel.of, SimulatedUploads.read
 
     def of_name(plan: Any, source: Any, name: str) -> OpenModel:
         opened.append(name)
         return of(plan, source, name)
 
-    def of_block(self: SimulatedModel, block: Block) -> Any:
-        read.append(block.index)
-        return block_of(self, block)
+    def of_block(self: SimulatedUploads, records: Sequence[ImageRecord]) -> None:
+        read.append(len(read))
+        block_of(self, records)
 
     monkeypatch.setattr(OpenModel, "of", of_name)
-    monkeypatch.setattr(SimulatedModel, "block", of_block)
+    monkeypatch.setattr(SimulatedUploads, "read", of_block)
     for task in [Task(0, 0, 0), Task(0, 0, 1), Task(0, 1, 0), Task(1, 0, 0)]:
         do_task(str(job.path), *task.key)
         report = told(job, task)
@@ -71,7 +71,7 @@ def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.Mon
         assert not report.error
         assert report.units == 3
     assert opened == ["ViT", "MJP"]
-    assert read == [0, 1, 0]
+    assert len(read) == 3
 
 
 def test_a_task_that_is_given_again_finds_what_is_there(job: Job) -> None:

@@ -118,7 +118,7 @@ def test_a_block_that_raises_is_not_done_again_in_parts(
         made.append(len(records))
         raise RuntimeError("the client broke")
 
-    monkeypatch.setattr("mjp_privacy.experiment.simulated.SimulatedBlock.observe", fail)
+    monkeypatch.setattr("mjp_privacy.experiment.simulated.SimulatedUploads.observe", fail)
     attack(eight, tmp_path / "fresh", config("fresh"))
     assert made == [8]
     assert {status for status, _ in outcome(tmp_path / "fresh").values()} == {"failed"}

@@ -15,7 +15,7 @@ from attacks.controls import mean_image
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
-from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_residual
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_fit
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.matching import (
     matched_patches,
@@ -117,32 +117,32 @@ def test_the_oracle_order_is_the_best_of_the_same_patches() -> None:
 def test_the_residual_is_zero_for_the_truth_and_large_for_another_image() -> None:
     _, inputs = puzzle(4)
     view = view_of(inputs)
-    right = gradient_residual(view, inputs.images, inputs.mask, [view.model])
-    other = gradient_residual(view, inputs.images.flip(0), inputs.mask, [view.model])
+    right = gradient_fit(view, inputs.images, inputs.mask, [view.model])
+    other = gradient_fit(view, inputs.images.flip(0), inputs.mask, [view.model])
     assert right is not None
     assert other is not None
-    assert right.shape == (4,)
-    assert (right < 1e-9).all()
-    assert (other > 0.1).all()
+    assert right.residual.shape == (4,)
+    assert (right.residual < 1e-9).all()
+    assert (other.residual > 0.1).all()
 
 
 def test_without_an_estimate_the_zero_rows_are_the_mask_and_the_order_does_not_matter() -> None:
     plain, inputs = puzzle()
     view = view_of(inputs)
     for images in (inputs.images, plain):
-        found = gradient_residual(view, images, None, [view.model])
+        found = gradient_fit(view, images, None, [view.model])
         assert found is not None
-        assert (found < 1e-6).all()
-    wrong = gradient_residual(view, inputs.images, some_masks(3), [view.model])
+        assert (found.residual < 1e-6).all()
+    wrong = gradient_fit(view, inputs.images, some_masks(3), [view.model])
     assert wrong is not None
-    assert (wrong > 1e-3).all()
+    assert (wrong.residual > 1e-3).all()
 
 
 def test_a_batch_has_no_residual_because_its_order_means_nothing() -> None:
     _, inputs = puzzle(4)
     view = view_of(inputs, batch=2)
     for images in (inputs.images, inputs.images.flip(0)):
-        assert gradient_residual(view, images, inputs.mask, [view.model]) is None
+        assert gradient_fit(view, images, inputs.mask, [view.model]) is None
 
 
 def test_no_residual_without_the_gradient_or_the_labels() -> None:
@@ -152,7 +152,7 @@ def test_no_residual_without_the_gradient_or_the_labels() -> None:
     grads = {"pos_embed": view.updates[0].grads["pos_embed"]}
     bare = replace(view, updates=[replace(view.updates[0], grads=grads)])
     for less in (blind, bare):
-        assert gradient_residual(less, inputs.images, None, [view.model]) is None
+        assert gradient_fit(less, inputs.images, None, [view.model]) is None
 
 
 SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}

@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.figures import VARIANTS, Table, build_tables
 from mjp_privacy.report.lines import Line
@@ -127,7 +128,7 @@ def add_pictures(
     rows = store.read(run_id).drop(columns="has_picture", errors="ignore")
     about = store.about(run_id)[-1]
     for block, part in rows.groupby("block"):
-        store.write(run_id, int(str(block)), part, [(list(ids), tensors)], about)
+        store.write(run_id, int(str(block)), part, by_image(ids, tensors), about)
 
 
 def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:

@@ -116,8 +116,7 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
     shutil.copytree(out.parent / "run", moved)
     store = RunStore(moved)
     rows = store.read("plain").drop(columns="has_picture")
-    pictures = {image: store.pictures("plain", image) for image in store.pictured("plain")}
-    kept = [([i], {n: t[None] for n, t in (of or {}).items()}) for i, of in pictures.items()]
+    kept = {image: store.pictures("plain", image) or {} for image in store.pictured("plain")}
     shutil.rmtree(moved / "rows" / "plain")
     about = {"made_with": {"device": "cpu"}}
     store.write("plain", 0, rows.iloc[::-1].reset_index(drop=True), kept, about)

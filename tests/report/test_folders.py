@@ -60,9 +60,8 @@ def without_a_column(run: Path) -> None:
 
 def an_image_twice(run: Path) -> None:
     store = RunStore(small_run(run))
-    files = store.files("small")
-    table = pq.read_table(files[0].path)
-    write_pieces(store.folder("small"), "00000", files, table.schema, [table, table.slice(0, 1)])
+    table = pq.read_table(store.files("small")[0].path)
+    write_pieces(store.folder("small"), "00000", table.schema, [table, table.slice(0, 1)])
 
 
 def an_unknown_status(run: Path) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore, StoredFile, stored_files
 
 CELL = {"run_id": "c1", "model": "ViT", "setting": "a", "gamma": 0.0, "attack": "april"}
@@ -58,7 +59,8 @@ def write(
 ) -> StoredFile:
     """Write images of a block by their numbers, with pictures where they were attacked."""
     about = {"cell": {**CELL, "run_id": cell}, "code": {"c0ffee": {"april.py": "1f"}}}
-    pictures = [(list(images), tensors_of(list(images.values())))] if status == "ok" else []
+    done = images if status == "ok" else {}
+    pictures = by_image(list(done), tensors_of(list(done.values())))
     path = store.write(cell, block, rows_of(images, status).assign(run_id=cell), pictures, about)
     return next(file for file in stored_files(path.parent) if file.path == path)
 

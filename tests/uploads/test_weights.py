@@ -103,7 +103,7 @@ def test_two_callers_of_a_federation_have_two_models(tmp_path: Path) -> None:
 def test_recorded_models_in_two_precisions_are_two(tmp_path: Path) -> None:
     recorded = run(tmp_path) / "uploads"
     (group,) = group_uploads(UploadFolder(recorded).entries())
-    opened = Recorded(recorded, {group.name: group}, torch.device("cpu")).open(group.name)
+    opened = Recorded(recorded, [group], torch.device("cpu"), {}).open(group.name)
     series = group.series[0].uploads
     assert series[0].header.weights != series[1].header.weights
     models = [opened.at(upload, dtype) for upload in series for dtype in ("float32", "float64")]

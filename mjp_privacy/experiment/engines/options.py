@@ -114,12 +114,14 @@ OF_KIND: Mapping[Kind, Sequence[str]] = {
 """The options that each engine knows."""
 
 
-def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
+def engine_config(engine: EngineConfig | str | None, options: Mapping[str, Any]) -> EngineConfig:
     """The engine of a command line: --engine, a kind or a YAML file, and the options given beside.
 
     engine_config("local", {"workers": 2}); options that are None were not given, and those that the
     engine does not know are refused
     """
+    if isinstance(engine, EngineConfig):
+        return engine
     given = {name: value for name, value in options.items() if value is not None}
     where = "the command line"
     if engine is None or engine in KINDS:

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -38,7 +39,7 @@ from mjp_privacy.core.read import FileKind, read_json
 from mjp_privacy.core.text import first_of
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import Altered
-from mjp_privacy.experiment.code import code_of_cells
+from mjp_privacy.experiment.code import Stale, code_of_cells, provenance
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.recorded import Recorded
@@ -63,7 +64,7 @@ class Job:
     root: str  # the run folder
     experiment: Experiment
     device: str
-    again: bool  # whether units that other code finished are done again
+    stale: Stale  # whether units that other code finished are done again
     folder: str  # where the command was given; relative paths start there
     made_with: Mapping[str, str | int]
     images: str | None = None  # simulated clients: the path of the images ...
@@ -73,6 +74,14 @@ class Job:
     limit: int | None = None  # ... the number of images for each line ...
     refused: Mapping[str, str] = field(default_factory=dict)
     """... and the uploads that cannot be attacked, with the reason."""
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, root: Path, device: torch.device, stale: Stale, **paths: Any
+    ) -> Job:
+        """The job of a command; paths: the fields that say where the images are."""
+        here, made_with = str(Path.cwd()), provenance(device)
+        return cls(str(root.resolve()), experiment, str(device), stale, here, made_with, **paths)
 
     @property
     def path(self) -> Path:
@@ -95,7 +104,7 @@ class Job:
             folder = Path(self.uploads)
             known = known_uploads(UploadFolder(folder), self.refused)
             groups = group_uploads(known, self.limit, self.refused)
-            return Recorded(folder, {group.name: group for group in groups}, device, self.refused)
+            return Recorded(folder, groups, device, self.refused)
         opened = open_images(str(self.images), self.labels)
         by_name = {record.image_id: record for record in opened.records}
         if lost := [name for name in self.chosen if name not in by_name]:
@@ -237,5 +246,5 @@ def _worker(job_file: str, written_at: int) -> Worker:
     source = job.source()
     plan = make_plan(job.experiment, source)
     codes = code_of_cells(plan, with_defenses=job.uploads is None)
-    finished = Finished(RunStore(Path(job.root)), job.again)
+    finished = Finished(RunStore(Path(job.root)), again=job.stale == "fresh")
     return Worker(plan, source, codes, finished, job.made_with)
