@@ -36,7 +36,6 @@ from mjp_privacy.interfaces import (
     AttackerView,
     ClientUpdate,
     Control,
-    Reconstruction,
     Refusal,
 )
 from mjp_privacy.metrics.pictures import psnr
@@ -110,28 +109,28 @@ def attack_gradients(
         raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
     view = uploads.view()
-    size, several = view.updates[0].batch, len(view.updates)
     private = None
     if images is not None:
         private = read_images(images, _pictures(uploads, images), view.pixels.size)
-    chosen, refused, skipped = _chosen(attacks, several, exhaustive=exhaustive)
+    size, several = view.updates[0].batch, len(view.updates)
+    may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
+    chosen, refused, skipped = _chosen(attacks, several, may_skip=may_skip)
     results: dict[str, Reconstructed] = {}
     doubts = normalisation_doubts(view)
     wrongly = dict.fromkeys(doubts.values())
-    may_skip = attacks == "all" and not exhaustive
-    noisy = any(map(is_disturbed, view.updates))
     with _progress() as tell:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
-            if isinstance(seen := _asked(name, attack, view), str):
-                refused[name] = seen
-                continue
-            certain = any(made.is_certain for made in results.values())
-            if may_skip and certain and not _may_improve(name, noisy=noisy):
-                skipped[name] = NOT_NEEDED
-                continue
-            tell(f"attack {number} of {len(chosen)}: {name}")
-            outcome = _run(name, attack, uploads, seen, seed)
+            seen = _asked(name, attack, view)
+            if isinstance(seen, AttackerView):
+                certain = any(made.is_certain for made in results.values())
+                if may_skip and certain and not _may_improve(name, view):
+                    skipped[name] = NOT_NEEDED
+                    continue
+                tell(f"attack {number} of {len(chosen)}: {name}")
+                outcome = _run(name, attack, uploads, seen, seed)
+            else:
+                outcome = seen
             if isinstance(outcome, str):
                 refused[name] = outcome
                 continue
@@ -145,8 +144,8 @@ def attack_gradients(
         grey = mean_image(view).double().cpu().expand_as(private)
         floor = float(psnr(grey, private).mean())
     return Leak(
-        _in_order(results),
-        _in_order(refused),
+        {name: results[name] for name in ATTACKS if name in results},
+        {name: refused[name] for name in ATTACKS if name in refused},
         view.labels,
         uploads.label_source,
         private,
@@ -155,15 +154,10 @@ def attack_gradients(
         size,
         "; ".join(wrongly),
         declared_residual(view),
-        _in_order(skipped),
+        skipped,
         time.perf_counter() - started,
         _moved(results, view),
     )
-
-
-def _in_order(by_attack: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the registry's order, in which the simplest stand first."""
-    return {name: by_attack[name] for name in ATTACKS if name in by_attack}
 
 
 @contextmanager
@@ -177,11 +171,11 @@ def _progress() -> Iterator[Any]:
         yield status.update
 
 
-def _may_improve(attack: str, *, noisy: bool) -> bool:
+def _may_improve(attack: str, view: AttackerView) -> bool:
     """Whether the attack is run though every picture is certain already: it costs next to nothing,
     or it weighs the errors that the upload is known to hold."""
     weighs = "noise" in traits_of(attack) and "batches" not in traits_of(attack)
-    return attack in CHEAP or (noisy and weighs)
+    return attack in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
 
 
 def _pictures(uploads: OwnUploads, images: Images) -> int:
@@ -222,38 +216,31 @@ def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
 
 
 def _chosen(
-    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
-    uploads: int,
-    *,
-    exhaustive: bool,
+    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]], uploads: int, *, may_skip: bool
 ) -> tuple[dict[str, Attack], dict[str, str], dict[str, str]]:
     """The attacks to run, built, the cheapest first; why others are refused; why they are left
     out."""
-    everything = isinstance(attacks, str) and attacks == "all"
-    options = _options(list(ATTACKS) if everything else attacks)
+    options = _options(attacks)
     chosen: dict[str, Attack] = {}
     refused: dict[str, str] = {}
     skipped: dict[str, str] = {}
     for name, given in options.items():
         if name not in ATTACKS:
             raise unknown_name("attack", shown(name, 60), list(ATTACKS))
-        if everything and not exhaustive and "steps" in traits_of(name):
+        if may_skip and "steps" in traits_of(name):
             skipped[name] = OPTIMISES
             continue
         attack = find_attack(name, dict(given))
         assert not isinstance(attack, Control)
         if attack.uploads > 1 and uploads < 2:
-            refused[name] = (
-                "it needs two uploads or more of batches that share pictures, and one was given"
-                if "shared pictures" in traits_of(name)
-                else "it reads several uploads of the same images, and one was given"
-            )
-        elif attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
-            built = find_attack(name, {**given, "uploads": uploads})
-            assert not isinstance(built, Control)
-            chosen[name] = built
-        else:
-            chosen[name] = attack
+            shares = "shared pictures" in traits_of(name)
+            of = "batches that share pictures" if shares else "the same images"
+            refused[name] = f"it reads several uploads of {of}, and one was given"
+            continue
+        if attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
+            attack = find_attack(name, {**given, "uploads": uploads})
+            assert not isinstance(attack, Control)
+        chosen[name] = attack
     cost = {name: place for place, name in enumerate(BY_COST)}
 
     def dear(name: str) -> tuple[bool, int]:
@@ -266,11 +253,12 @@ def _options(
     attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, Any]]:
     """Options by attack; none for attacks that were only named."""
+    named: Any = attacks
     if isinstance(attacks, str):
-        return {attacks: {}}
-    options = attacks if isinstance(attacks, Mapping) else {}
-    if isinstance(attacks, list | tuple | set) and all(isinstance(n, str) for n in attacks):
-        options = {name: {} for name in attacks}
+        named = list(ATTACKS) if attacks == "all" else [attacks]
+    options = named if isinstance(named, Mapping) else {}
+    if isinstance(named, list | tuple | set) and all(isinstance(name, str) for name in named):
+        options = {name: {} for name in named}
     if not options or not all(
         isinstance(name, str) and isinstance(given, Mapping) for name, given in options.items()
     ):
@@ -281,14 +269,13 @@ def _options(
     return options
 
 
-OF_ATTACKS = {
-    "shared_picture": "shared_picture finds the pictures that uploads share",
-    "layer_span": "layer_span searches one upload for its pictures, and marks those that are "
-    "certain",
-    "batch_lattice": "batch_lattice finds 8-bit pictures by the lattice of their differences, and "
-    "marks those that are certain",
-    "batch_span": "batch_span returns two guesses for the pictures of a step, from what the upload "
-    "says of all of them alike",
+OF_BATCHES = {
+    "shared_picture": "finds the pictures that uploads share",
+    "layer_span": "searches one upload for its pictures, and marks those that are certain",
+    "batch_lattice": "finds 8-bit pictures by the lattice of their differences, and marks those "
+    "that are certain",
+    "batch_span": "returns two guesses for the pictures of a step, from what the upload says of "
+    "all of them alike",
 }
 
 
@@ -297,14 +284,13 @@ def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ..
 
     batch_notes(4, 1, ["patch_gradient"])   # "batch 4: closed forms return mixtures of ..."
     """
-    said = [text for name, text in OF_ATTACKS.items() if name in ran]
-    optimised = any("steps" in traits_of(name) for name in ran)
-    if any(name not in OF_ATTACKS and "steps" not in traits_of(name) for name in ran):
-        said.append(
-            f"{'other ' if said else ''}closed forms return mixtures of the "
-            f"{'step' if uploads == 1 else 'first step'}'s pictures, so their low scores are no "
-            "evidence of safety"
-        )
+    said = [f"{name} {text}" for name, text in OF_BATCHES.items() if name in ran]
+    optimised = {name for name in ran if "steps" in traits_of(name)}
+    if set(ran) - OF_BATCHES.keys() - optimised:
+        others = "other closed forms" if said else "closed forms"
+        step = "step" if uploads == 1 else "first step"
+        mixtures = f"return mixtures of the {step}'s pictures, so their low scores are no evidence"
+        said.append(f"{others} {mixtures} of safety")
     if uploads == 1 and not optimised:
         said.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
     return (f"batch {batch}: {'; '.join(said)}",) if batch > 1 and said else ()
@@ -364,7 +350,7 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
 def _run(
     name: str, attack: Attack, uploads: OwnUploads, seen: AttackerView, seed: int
 ) -> Reconstructed | str:
-    """What one attack gives, or the reason why it gives nothing."""
+    """What one attack gives, with the checks that need no truth, or why it gives nothing."""
     count = seen.updates[0].steps_in_all * seen.updates[0].batch
     done = run_steps(
         attack, seen, count, lambda step: torch_generator("own gradients", seed, name, step)
@@ -375,23 +361,12 @@ def _run(
         return next(iter(reasons.values()))
     if made.images is None and made.mask is None:
         return next(iter(reasons.values()), "it returned no reconstruction")
-    return _measured(name, made, uploads, seen, reasons)
-
-
-def _measured(
-    name: str,
-    made: Reconstruction,
-    uploads: OwnUploads,
-    view: AttackerView,
-    reasons: Mapping[int, str],
-) -> Reconstructed:
-    """The reconstruction with the checks that need no truth."""
-    images = None if made.images is None else made.images.float().cpu()
-    fit = check = None
-    if images is not None:
+    images = fit = check = None
+    if made.images is not None:
+        images = made.images.float().cpu()
         images[list(reasons)] = torch.nan
-        fit = gradient_fit(view, images, made.mask, uploads.models[: len(view.updates)])
-        check = check_patches(view, images)
+        fit = gradient_fit(seen, images, made.mask, uploads.models[: len(seen.updates)])
+        check = check_patches(seen, images)
     residual, factor, scaled = fit or (None, None, None)
     for values in fit or ():
         values[list(reasons)] = torch.nan
@@ -408,5 +383,5 @@ def _measured(
         None if verified is None else verified.cpu().bool(),
         mask=None if made.mask is None else made.mask.cpu(),
         diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},
-        reasons=dict(reasons),
+        reasons=reasons,
     )

@@ -30,20 +30,9 @@ class CheckArguments:
     """Parameters whose gradient the client keeps, such as pos_embed."""
     mjp: bool = False
     """Ask about an MJP client, also of a model that has no unknown embedding."""
-    num_heads: int | None = None
-    """Taken as `mjp attack own` takes it, and without effect: what applies does not depend on it,
-    nor on --mean and --std."""
-    mean: tuple[float, ...] = ()
-    """Without effect, as --num-heads."""
-    std: tuple[float, ...] = ()
-    """Without effect, as --num-heads."""
 
     json: bool = False
     """Print the answer as JSON for programs (docs/json.md)."""
-
-
-IDLE = ("num_heads", "mean", "std")
-"""Options that are taken so that a command line of `mjp attack own` can be asked about."""
 
 
 def check(argv: list[str], usage: Usage) -> int:
@@ -55,24 +44,21 @@ def check(argv: list[str], usage: Usage) -> int:
             "mjp check: expected a folder of recorded uploads or --model NAME|FILE, got "
             f"{'none of them' if folder is None else 'both'}. Give one of the two."
         )
+    asked = {n: getattr(arguments, n) for n in ("img_size", "batch", "withhold", "mjp")}
     if model is not None:
-        from mjp_privacy.uploads.check import ModelQuestion, check_model
+        from mjp_privacy.uploads.check import check_model
 
-        asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
-        answer = check_model(ModelQuestion(**asked))
+        answer = check_model(model, **asked)
         if arguments.json:
             print_json("check-model", answer)
-            return DONE
-        print(answer.text())
-        if idle := [f"--{n.replace('_', '-')}" for n in IDLE if getattr(arguments, n)]:
-            print(f"{', '.join(idle)}: of no effect here, what applies does not depend on it")
+        else:
+            print(answer.text())
         return DONE
     from mjp_privacy.uploads.check import check_uploads
 
     assert folder is not None
-    blank = CheckArguments()
-    for name in ("img_size", "batch", "withhold", "mjp", *IDLE):  # which say nothing of uploads
-        if getattr(arguments, name) != getattr(blank, name):
+    for name, value in asked.items():  # which say nothing of uploads
+        if value != getattr(CheckArguments, name):
             raise UserError(
                 f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "
                 "folder of uploads, whose headers state it. Leave it out."

@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mjp_privacy.core.errors import BadFile, UserError, format_error
@@ -28,7 +28,7 @@ from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.files import is_usable
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import TensorFile, check_digest
+from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.uploads.folder import CHANGES, Series, UploadFolder, lines_of, series_of
 from mjp_privacy.uploads.header import (
     HEADER,
@@ -40,8 +40,8 @@ from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 NAMED = 10
 """Uploads that a message lists."""
-
 FLIPPED = "one of which a bit flipped after it was recorded; where you changed it, take `seal` out"
+NO_HEADER = "no header beside it: it was lost, or the recorder was stopped. Record it again"
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Examined:
         if self.changed:
             lines.append(
                 f"{len(self.changed)} header(s) changed after they were recorded "
-                f"({first_of([*map(shown, self.changed)], NAMED)}): their seals are of another "
-                "content. They are read as they are; where you did not change them, record or copy "
-                "these uploads again. A header without its field `seal` is not compared."
+                f"({first_of([*map(shown, self.changed)], NAMED)}), as their seals say, and are "
+                "read as they are; where you did not change them, record or copy these uploads "
+                "again. A header without its field `seal` is not compared."
             )
         if any(upload.name in self.refused for upload in self.known):
             lines.append(
@@ -84,13 +84,41 @@ class Examined:
         return lines
 
 
-NO_HEADER = "no header beside it: it was lost, or the recorder was stopped. Record it again"
+@dataclass(frozen=True)
+class Opened:
+    """An upload by its header. Where a single bit of that flipped, the upload is known by what it
+    said before; a person's changes are read as they are."""
+
+    upload: Upload | None
+    error: UserError | None  # what is wrong with the header
+    changed: bool = False
+
+    @classmethod
+    def of(cls, folder: UploadFolder, name: str) -> Opened:
+        """The upload of this name."""
+        opened, path = cls(None, None), folder.root / f"{name}.json"
+        try:
+            opened = cls(folder.upload(name), None, header_changed(path))
+            if not opened.changed:
+                return opened
+        except UserError as error:
+            opened = cls(None, error)
+        with suppress(UserError):
+            if is_usable(name) and (header := header_before_a_flip(path)) is not None:
+                return cls(Upload(folder.root, name, header), HEADER.refusal(path, FLIPPED))
+        return opened
+
+    @property
+    def stands(self) -> bool:
+        """Whether a refused upload's header tells where it stood: a person did not change it."""
+        return self.upload is not None and not self.changed
 
 
 def examine(folder: UploadFolder) -> Examined:
     """Examine every upload of a folder. All of its files are read, one tensor at a time."""
     examiner = Examiner()
     known: list[Upload] = []
+    changed: list[str] = []
     refused: dict[str, tuple[str, ...]] = {
         shown(name.removesuffix(".safetensors")): (f"{shown(name)}: {NO_HEADER}",)
         for name in folder.unfinished()
@@ -99,42 +127,44 @@ def examine(folder: UploadFolder) -> Examined:
     with Progress("reading uploads", lambda: len(names)) as bar:
         for name in names:
             bar.advance()
-            upload, error = _opened(folder, name)
-            if upload is None or error is not None:
-                refused[shown(name)] = (one_line(error, folder.root),)
-            elif faults := examiner.faults(upload):
+            opened = Opened.of(folder, name)
+            if opened.upload is None or opened.error is not None:
+                refused[shown(name)] = (one_line(opened.error, folder.root),)
+            elif faults := examiner.faults(opened.upload):
                 refused[name] = tuple(faults)
-            if upload is not None and (name not in refused or _is_as_recorded(upload, error)):
-                known.append(upload)
+            if opened.upload is not None and (name not in refused or opened.stands):
+                known.append(opened.upload)
+            changed += [name] if opened.changed else []
     sound = [upload for upload in known if upload.name not in refused]
     refused |= {name: (reason,) for name, reason in contradictions(sound).items()}
     refused |= _with_their_series(known, refused)
-    examined = Examined(known, dict(sorted(refused.items())))
-    changed = [upload.name for upload in examined.sound if header_changed(upload.header_path)]
-    return replace(examined, changed=changed)
+    told = [name for name in changed if name not in refused]
+    return Examined(known, dict(sorted(refused.items())), told)
 
 
-def _opened(folder: UploadFolder, name: str) -> tuple[Upload | None, UserError | None]:
-    """An upload by its header, and what is wrong with that one. Where a single bit of the header
-    flipped, the upload is known by what it said; a person's changes are read as they are."""
-    upload, error = None, None
-    path = folder.root / f"{name}.json"
-    try:
-        upload = folder.upload(name)
-        if not header_changed(path):
-            return upload, None
-    except UserError as caught:
-        error = caught
-    with suppress(UserError):
-        if is_usable(name) and (header := header_before_a_flip(path)) is not None:
-            return Upload(folder.root, name, header), HEADER.refusal(path, FLIPPED)
-    return upload, error
+def known_uploads(folder: UploadFolder, refused: Mapping[str, str]) -> list[Upload]:
+    """`examine(folder).known` of a folder that was examined before; of its refused uploads the
+    headers alone are read."""
+    known = []
+    for name in folder.names():
+        if shown(name) not in refused:
+            known.append(folder.upload(name))
+            continue
+        opened = Opened.of(folder, name)
+        known += [opened.upload] if opened.upload is not None and opened.stands else []
+    return known
 
 
-def _is_as_recorded(upload: Upload, error: UserError | None) -> bool:
-    """Whether a refused upload's header tells where the upload stood: it did not change, or only by
-    the bit that `error` is about."""
-    return error is not None or not header_changed(upload.header_path)
+def check_some(examined: Examined, folder: UploadFolder) -> None:
+    """Raise, with the reasons, if no upload can be attacked."""
+    if examined.sound:
+        return
+    lines = [f"  {name}: {reason}" for name, reason in examined.reasons.items()]
+    more = [f"  ... and {len(lines) - NAMED} more"] if len(lines) > NAMED else []
+    raise UserError(
+        f"{shown(folder.root)}: expected at least one sound upload, got {len(examined.refused)} "
+        "that cannot be attacked:\n" + "\n".join([*lines[:NAMED], *more])
+    )
 
 
 def _with_their_series(
@@ -153,39 +183,16 @@ def _with_their_series(
     return reasons
 
 
-def check_some(examined: Examined, folder: UploadFolder) -> None:
-    """Raise, with the reasons, if no upload can be attacked."""
-    if examined.sound:
-        return
-    lines = [f"  {name}: {reason}" for name, reason in examined.reasons.items()]
-    if len(lines) > NAMED:
-        lines = [*lines[:NAMED], f"  ... and {len(lines) - NAMED} more"]
-    raise UserError(
-        f"{shown(folder.root)}: expected at least one sound upload, got {len(examined.refused)} "
-        "that cannot be attacked:\n" + "\n".join(lines)
-    )
-
-
-def known_uploads(folder: UploadFolder, refused: Mapping[str, str]) -> list[Upload]:
-    """`examine(folder).known` of a folder that was examined before; of its refused uploads the
-    headers alone are read."""
-    known = []
-    for name in folder.names():
-        if shown(name) not in refused:
-            known.append(folder.upload(name))
-            continue
-        upload, error = _opened(folder, name)
-        known += [upload] if upload is not None and _is_as_recorded(upload, error) else []
-    return known
+def one_line(reason: object, folder: Path) -> str:
+    """A reason as a row holds it: without breaks of lines, and with paths inside the folder."""
+    return " ".join(str(reason).replace(f"{shown(folder)}{os.sep}", "").split())
 
 
 # faults of one upload ----------------------------------------------------------------------------
 
 SENT_AS = {"float32": ("F32", "F16", "BF16"), "float64": ("F64",)}
 """Types of an upload's tensors, by the precision in which the header says the client computed."""
-
 COPIED = WEIGHTS_FILE.advising("Record or copy it again.")
-
 ROOM = 16
 """How many times the size of its weights file a model may have in memory. Half precision takes 2,
 tables for more patches than the file's a few more."""
@@ -204,11 +211,15 @@ class Examiner:
         """The reasons why this upload cannot be attacked, each one sentence; none if it can."""
         model = self._outline(upload)
         reasons = [model] if isinstance(model, str) else []
-        outline = None if isinstance(model, str) else model
-        parts = (_of_seals, self._of_weights, _of_header, _of_tensors, _of_truth)
-        for part in parts:
+        checks = [_of_seals(upload), _of_tensors(upload, None)]
+        if not isinstance(model, str):
+            checks = [
+                *(_of_seals(upload), self._of_weights(upload), _of_header(upload, model)),
+                *(_of_tensors(upload, model), _of_truth(upload, model)),
+            ]
+        for check in checks:
             try:
-                reasons += part(upload, outline)  # as many as it yields before it raises
+                reasons += check  # as many as it yields before it raises
             except Exception as error:
                 reasons.append(_said(error))
         return [one_line(reason, upload.folder) for reason in dict.fromkeys(reasons)]
@@ -231,18 +242,14 @@ class Examiner:
         is_reason = isinstance(outline, str)
         return f"{upload.header_path.name}, weights: {outline}" if is_reason else outline
 
-    def _of_weights(self, upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+    def _of_weights(self, upload: Upload) -> Iterator[str]:
         expected, name = upload.header.weights_sha256, upload.header.weights
-        if model is None:
-            return
         if upload.weights_path.suffix.lower() == ".safetensors":
             check_digest(upload.weights_path, COPIED)
-        if expected is None:
-            return
-        if name not in self.digests:
+        if expected is not None and name not in self.digests:
             with WEIGHTS_FILE.reading(upload.weights_path):
                 self.digests[name] = file_sha256(upload.weights_path)
-        if self.digests[name] != expected:
+        if expected is not None and self.digests[name] != expected:
             yield (
                 f"{shown(name)} is not the file whose weights the client had: sha256 "
                 f"{self.digests[name][:12]}, expected {expected[:12]}"
@@ -254,16 +261,8 @@ def _said(error: Exception) -> str:
     examined all the same."""
     if interrupted():
         raise error
-    return (
-        str(error)
-        if isinstance(error, UserError)
-        else f"what nobody expected: {format_error(error)}"
-    )
-
-
-def one_line(reason: object, folder: Path) -> str:
-    """A reason as a row holds it: without breaks of lines, and with paths inside the folder."""
-    return " ".join(str(reason).replace(f"{shown(folder)}{os.sep}", "").split())
+    known = isinstance(error, UserError)
+    return str(error) if known else f"what nobody expected: {format_error(error)}"
 
 
 def _checked_outline(upload: Upload) -> LoadedModel:
@@ -279,68 +278,56 @@ def _checked_outline(upload: Upload) -> LoadedModel:
     return model
 
 
-def _of_seals(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+def _of_seals(upload: Upload) -> Iterator[str]:
     upload.check_seals()
     yield from ()
 
 
-def _of_header(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+def _of_header(upload: Upload, model: LoadedModel) -> Iterator[str]:
     """Labels and names of errors that the model does not have: what they say would be lost."""
-    if model is None:
-        return
     names = {name for name, _ in model.named_parameters()}
     header, classes = upload.header, model.card.num_classes
     for field_name, expected, strange in (
         ("labels", f"0 to {classes - 1}", [n for n in header.labels or () if n >= classes]),
-        ("noise", "names of its parameters", [n for n in header.noise if n not in names]),
-        ("rounding", "names of its parameters", [n for n in header.rounding if n not in names]),
+        ("noise", "names of its parameters", header.noise.keys() - names),
+        ("rounding", "names of its parameters", header.rounding.keys() - names),
     ):
         if strange:
-            said = f"what the model has: {expected}", shown(str(strange[0]))
+            said = f"what the model has: {expected}", shown(str(min(strange)))
             yield str(header_refusal(upload.header_path, field_name, *said))
 
 
 def _of_tensors(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    file = upload.tensor_file()
-    types = set(file.dtypes.values())
-    allowed = SENT_AS[upload.header.dtype]
-    if len(types) > 1:
-        raise file.kind.refusal(upload.path, f"a mixture of {', '.join(sorted(types))}")
-    if not types <= set(allowed):
+    """Of their types, their names, their shapes and, where these are sound, their numbers."""
+    file, dtype = upload.tensor_file(), upload.header.dtype
+    types, allowed = set(file.dtypes.values()), SENT_AS[dtype]
+    if len(types) != 1 or not types <= set(allowed):
+        got = ", ".join(sorted(types)) or "no tensors"
         raise file.kind.refusal(
             upload.path,
-            f"{types.pop()}, and the header's dtype is {upload.header.dtype}, which is sent as "
-            f"{' or '.join(allowed)}",
+            f"{got}, and the header's dtype is {dtype}, which is sent as one of "
+            f"{', '.join(allowed)}",
         )
-    if not types:
-        raise file.kind.refusal(upload.path, "no tensors")
     if model is None:
         return
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if unknown := [name for name in file.names if name not in shapes]:
-        names = ", ".join(shown(name, 60) for name in unknown[:3])
         yield (
-            f"it holds {names}, which the model of {shown(upload.header.weights)} does not have: "
-            "expected an upload of that model"
+            f"it holds {first_of([shown(name, 60) for name in unknown], 3)}, which the model of "
+            f"{shown(upload.header.weights)} does not have: expected an upload of that model"
         )
-    known = [name for name in file.names if name in shapes]
-    if others := [name for name in known if file.shapes[name] != shapes[name]]:
-        name = others[0]
+    for name in (n for n in file.names if n in shapes and file.shapes[n] != shapes[n]):
         yield (
-            f"{name} has the shape {file.shapes[name]}, and the model's {shapes[name]}: "
-            "expected an upload of that model, without a leading axis"
+            f"{name} has the shape {file.shapes[name]}, and the model's {shapes[name]}: expected "
+            "an upload of that model, without a leading axis"
         )
-    elif not unknown:
-        yield from _of_values(file)
-
-
-def _of_values(file: TensorFile) -> Iterator[str]:
-    """One tensor at a time, so that memory holds the largest alone."""
+        return
+    if unknown:
+        return
     broken, empty = [], True
-    for name in file.names:
+    for name in file.names:  # one tensor at a time, so that memory holds the largest alone
         tensor = file.tensors([name])[name]
-        if not bool(tensor.isfinite().all()):
-            broken.append(name)
+        broken += [] if bool(tensor.isfinite().all()) else [name]
         empty = empty and not bool(tensor.any())
     if broken:
         yield f"NaN or infinity in {', '.join(broken[:3])}: the client's step broke down"
@@ -348,9 +335,9 @@ def _of_values(file: TensorFile) -> Iterator[str]:
         yield "every number in it is zero: nothing was trained in this round"
 
 
-def _of_truth(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+def _of_truth(upload: Upload, model: LoadedModel) -> Iterator[str]:
     file = upload.truth_file()
-    if file is not None and model is not None:
+    if file is not None:
         file.check_shapes(upload.header.batch, model.card.img_size, model.patch_embed.num_patches)
         file.read()
     yield from ()
@@ -365,11 +352,9 @@ MOST_TOGETHER = 100_000
 def contradictions(uploads: Sequence[Upload]) -> dict[str, str]:
     """Why uploads cannot be attacked together, by name; what they contradict is named too."""
     too_many = _of_batches(uploads)
-    uploads = [upload for upload in uploads if upload.name not in too_many]
-    series = series_of(uploads)
+    series = series_of([upload for upload in uploads if upload.name not in too_many])
     reasons = {each: _within(each) for each in series}
-    agreeing = [each for each, reason in reasons.items() if not reason]
-    for line in lines_of(agreeing):
+    for line in lines_of([each for each, reason in reasons.items() if not reason]):
         reasons |= _of_one_image(line)
     refused = {u.name: reason for each, reason in reasons.items() if reason for u in each.uploads}
     return too_many | refused
@@ -382,44 +367,38 @@ def _of_batches(uploads: Sequence[Upload]) -> dict[str, str]:
         if (together := math.lcm(block, batch)) <= MOST_TOGETHER:
             block = together
             continue
-        reasons |= {
-            upload.name: (
-                f"{upload.name}.json, batch: expected one of which a block of {MOST_TOGETHER} "
-                f"images holds whole steps, as of this folder's other uploads; got {batch}. Put "
-                "it into a folder of its own."
-            )
-            for upload in uploads
-            if upload.header.batch == batch
-        }
+        expected = (
+            f"batch: expected one of which a block of {MOST_TOGETHER} images holds whole steps, as "
+            f"of this folder's other uploads; got {batch}. Put it into a folder of its own."
+        )
+        own = [upload.name for upload in uploads if upload.header.batch == batch]
+        reasons |= {name: f"{name}.json, {expected}" for name in own}
     return reasons
 
 
 def _within(series: Series) -> str:
-    """What the headers of a series disagree in; empty if they agree."""
-    first = series.first
+    """What the uploads of a series disagree in; empty if they agree."""
+    first, shuffles = series.first, series.first.shuffles_images
     for other in series.uploads[1:]:
-        for each in dataclasses.fields(first.header):
-            ours, theirs = (getattr(u.header, each.name) for u in (first, other))
-            known = each.name != "labels" or (
-                ours is not None and theirs is not None and not series.first.shuffles_images
-            )
-            if each.name not in CHANGES and known and ours != theirs:
-                return _of_series(series, other, each.name, ours, theirs)
-        if series.first.shuffles_images:
-            continue
-        files = (upload.truth_file() for upload in (first, other))
-        ours, theirs = (None if file is None else file.image_ids for file in files)
-        if ours is not None and theirs is not None and ours != theirs:
-            return _of_series(series, other, "image_ids", ours, theirs)
+        for name, ours, theirs in _shared_facts(first, other):
+            may_differ = name in ("labels", "image_ids") and (shuffles or None in (ours, theirs))
+            if ours != theirs and not may_differ:
+                return (
+                    f"series {first.header.series}: {name} is {shown(ours, 60)} in {first.name} "
+                    f"and {shown(theirs, 60)} in {other.name}. Expected the same in all uploads of "
+                    "a series: mend the headers, or give them series of their own."
+                )
     return ""
 
 
-def _of_series(series: Series, other: Upload, field: str, ours: object, theirs: object) -> str:
-    return (
-        f"series {series.first.header.series}: {field} is {shown(ours, 60)} in "
-        f"{series.first.name} and {shown(theirs, 60)} in {other.name}. Expected the same in all "
-        "uploads of a series: mend the headers, or give them series of their own."
-    )
+def _shared_facts(one: Upload, other: Upload) -> Iterator[tuple[str, object, object]]:
+    """What uploads of a series have in common, by name: fields of the header, names of images."""
+    for each in dataclasses.fields(one.header):
+        if each.name not in CHANGES:
+            yield each.name, getattr(one.header, each.name), getattr(other.header, each.name)
+    files = one.truth_file(), other.truth_file()
+    ours, theirs = (None if file is None else file.image_ids for file in files)
+    yield "image_ids", ours, theirs
 
 
 def _of_one_image(line: Sequence[Series]) -> dict[Series, str]:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import MIB, FileKind
 from mjp_privacy.core.text import cut, shown
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.uploads.header import UploadHeader
 from mjp_privacy.uploads.record import Upload
 
@@ -145,29 +144,18 @@ class Group:
         for upload in (upload for series in self.series for upload in series.uploads):
             digest.update(upload.name.encode())
             for path in upload.files():
-                _add(digest, path)
+                if not path.is_file():
+                    digest.update(b"none")
+                    continue
+                PART.check(path)
+                with PART.reading(path), path.open("rb") as file:
+                    while chunk := file.read(MIB):
+                        digest.update(chunk)
         return digest.hexdigest()
 
     def of(self, records: Sequence[ImageRecord]) -> list[Series]:
         """The series that hold these images, each once; the images must fill whole steps."""
         return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
-
-
-def _add(digest: hashlib._Hash, path: Path) -> None:
-    """Add a file's bytes to a digest; a word if there is none, or if it is no safetensors file
-    though it is called one: such a file is refused, and may be as long as a disk."""
-    if not path.is_file():
-        digest.update(b"none")
-        return
-    if path.suffix == ".safetensors":
-        try:
-            TensorFile(path, PART)
-        except BadFile as error:
-            digest.update(f"refused: {path.stat().st_size} {error.got}".encode())
-            return
-    with PART.reading(path), path.open("rb") as file:
-        while chunk := file.read(MIB):
-            digest.update(chunk)
 
 
 def group_uploads(
@@ -184,16 +172,13 @@ def group_uploads(
     lost = set(refused) - {upload.name for upload in uploads}
     lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
     names = _names([members[0].first.header for members in lines])
-    sound = [
-        [each for each in members if not any(u.name in refused for u in each.uploads)]
-        for members in lines
-    ]
     groups = []
-    for name, members in zip(names, sound, strict=True):
-        if members:
-            header = members[0].first.header
-            most = len(members) if limit is None else max(limit // header.batch, 1)
-            chosen = tuple(members[:most])
+    for name, members in zip(names, lines, strict=True):
+        sound = [each for each in members if not any(u.name in refused for u in each.uploads)]
+        if sound:
+            header = sound[0].first.header
+            most = len(sound) if limit is None else max(limit // header.batch, 1)
+            chosen = tuple(sound[:most])
             by_image = {record.image_id: series for series in chosen for record in series.records}
             scored = all(series.first.has_truth for series in chosen)
             groups.append(Group(name, header, chosen, scored, header.weights, by_image))

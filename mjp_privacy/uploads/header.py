@@ -217,16 +217,13 @@ def header_before_a_flip(path: Path) -> UploadHeader | None:
 
 def check_header(header: UploadHeader, path: Path) -> None:
     """Raise for fields that do not fit each other, and for weights outside of the folder."""
-    for place in (PurePosixPath(header.weights), PureWindowsPath(header.weights)):
-        if place.is_absolute() or place.drive or ".." in place.parts:
-            inside = "a file inside the uploads' folder"
-            raise header_refusal(path, "weights", inside, repr(shown(header.weights)))
+    places = PurePosixPath(header.weights), PureWindowsPath(header.weights)
+    if any(place.is_absolute() or place.drive or ".." in place.parts for place in places):
+        got = repr(shown(header.weights))
+        raise header_refusal(path, "weights", "a file inside the uploads' folder", got)
     if header.kind == "weight_difference" and header.lr is None:
-        difference = (
-            "a number above 0, because a weight difference is a gradient times the client's "
-            "learning rate"
-        )
-        raise header_refusal(path, "lr", difference, "none")
+        rate = "the learning rate, which a weight difference is a gradient times of"
+        raise header_refusal(path, "lr", rate, "none")
     if header.labels is not None and len(header.labels) != header.batch:
         each = f"one for each of {header.batch} image(s) of the batch"
         raise header_refusal(path, "labels", each, str(len(header.labels)))
@@ -246,12 +243,9 @@ def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
 def write_header(path: Path, header: UploadHeader) -> None:
     """Write the header as JSON with its digest; most fields are left out where they have their
     default."""
-    content: dict[str, Any] = {"seal": BLANK_DIGEST}
-    for field in dataclasses.fields(header):
-        value = getattr(header, field.name)
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        if field.name in ALWAYS or value != default:
-            content[field.name] = value
+    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
+    fields = {field.name: getattr(header, field.name) for field in dataclasses.fields(header)}
+    told = {n: v for n, v in fields.items() if n in ALWAYS or v != getattr(blank, n)}
+    content = {"seal": BLANK_DIGEST, **told}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_with_digest(path, lambda file: file.write_bytes(text.encode()))

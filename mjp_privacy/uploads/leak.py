@@ -338,44 +338,36 @@ class Leak:
 
 def _of_one(best: Reconstructed, declared: float) -> str:
     """What the checks without truth say of an attack's pictures of single images."""
-    fits, misfit = _gradient(best, declared), best.misfit
-    known = not math.isnan(best.residual)
+    fits, known = _gradient(best, declared), not math.isnan(best.residual)
+    solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.1e})"
     noise = (
         f"The declared noise makes {declared:.2g} of it for the client's own picture, and up to "
-        "cond(A) times as much for one that was solved from noisy equations; more says that"
+        "cond(A) times as much for one that was solved from noisy equations; more says that "
     )
     if best.is_certain:
-        solved = "" if math.isnan(misfit) else f" (misfit {misfit:.1e})"
         said = (
             f"{best.attack}'s picture is certain: it alone solves the equations of the patch "
             f"embedding{solved}, {AS_DECLARED}."
         )
-        if fits:
-            return f"{said} It {fits}."
-        return said + known * (
+        rest = (
             f" Of the whole gradient it leaves a part ({_left(best)}), on which that does not "
-            f"depend. {noise if declared else 'It says that'} {UNLIKE}, weights or noise are not "
+            f"depend. {noise if declared else 'It says that '}{UNLIKE}, weights or noise are not "
             f"as assumed ({DECLARE})."
         )
+        return f"{said} It {fits}." if fits else f"{said}{rest * known}"
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
-    if not known and not misfit >= EXPLAINED:
-        solved = "" if math.isnan(misfit) else f" (misfit {misfit:.1e})"
+    if not known and not best.misfit >= EXPLAINED:
         return (
             f"Without labels nothing here tells whether {best.attack}'s picture is the client's"
             f"{solved}: give labels=… if you know them."
         )
-    check = _left(best) if known else f"misfit {misfit:.2g}"
-    if declared and known:
-        return (
-            f"{best.attack}'s picture comes nearest to the uploaded gradient ({check}). {noise} "
-            f"the attacks did not reach it, or {UNLIKE}, batch, mean and std are not as assumed. "
-            "None of it is evidence of safety."
-        )
+    check = _left(best) if known else f"misfit {best.misfit:.2g}"
+    why = noise if declared and known else "That is no evidence of safety: "
     return (
-        f"None of these pictures explains the whole gradient: the nearest is {best.attack}'s "
-        f"({check}). That is no evidence of safety: the attacks may not reach it, or {UNLIKE}, "
-        f"batch, mean and std, or a defence's error are not as assumed ({DECLARE})."
+        f"No picture has the whole uploaded gradient; {best.attack}'s comes nearest ({check}). "
+        f"{why}the attacks do not reach it, or {UNLIKE}, batch, mean and std, or a defence's error "
+        f"are not as assumed ({DECLARE})."
     )
 
 
@@ -422,15 +414,13 @@ def _times(factor: float) -> str:
 def _of_batch(best: Reconstructed) -> str:
     """What is certain of pictures of batches, or of the places for those that uploads share."""
     assert best.images is not None
-    shares = SHARING in best.diagnostics
+    shares, left = SHARING in best.diagnostics, len(best.images) - best.verified
     if best.verified:
-        left = len(best.images) - best.verified
+        of = "places for pictures that uploads share" if shares else "pictures"
         guesses = f"; the other {left} are guesses" if left else ""
-        of = "places" if shares else "pictures"
-        what = ": pictures that uploads share," if shares else ","
         return (
-            f"{best.verified} of {len(best.images)} {of} of {best.attack} are certain{what} as "
-            f"`.certain` marks them, {AS_DECLARED}{guesses}."
+            f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
+            f"marks them, {AS_DECLARED}{guesses}."
         )
     if shares:
         return (
@@ -490,23 +480,24 @@ def leak_figure(
 
     shown = ranked[:COLUMNS]
     orders = [_order(result, private is not None, batch) for result in shown]
-    rows = max(map(len, orders)) if private is None else len(private)
-    count = min(rows, ROWS)
+    rows = min(max(map(len, orders)) if private is None else len(private), ROWS)
     columns = len(shown) + (private is not None)
-    figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * count + 0.4), dpi=150)
-    grid = figure.subplots(count, columns, squeeze=False)
-    for row in range(count):
-        axes = list(grid[row])
+    figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * rows + 0.4), dpi=150)
+    for row, places in enumerate(figure.subplots(rows, columns, squeeze=False)):
+        axes = list(places)
         if private is not None:
             _panel(axes.pop(0), private[row], "original")
         for place, result, order in zip(axes, shown, orders, strict=True):
-            if row < len(order):
-                assert result.images is not None
+            place.set_axis_off()
+            if row < len(order) and result.images is not None:
                 _panel(place, result.images[order[row]], _title(result, row, order[row]))
-            else:
-                place.set_axis_off()
-    title = "\n".join([title, *_left_out(ranked, orders, count)])
-    figure.suptitle(title, fontsize=8, wrap=True)
+    parts = []
+    for result, order in zip(shown, orders, strict=True):
+        drawn, there = min(len(order), rows), 0 if result.images is None else len(result.images)
+        parts += [f"{drawn} of {there} pictures of {result.attack}"] if drawn < there else []
+    parts += [f"{len(shown)} of {len(ranked)} attacks"] if len(shown) < len(ranked) else []
+    left_out = [f"Drawn: {', '.join(parts)}."] if parts else []
+    figure.suptitle("\n".join([title, *left_out]), fontsize=8, wrap=True)
     figure.tight_layout()
     return figure
 
@@ -523,25 +514,9 @@ def _order(result: Reconstructed, originals: bool, batch: int) -> Sequence[int]:
     return sorted(places, key=lambda place: not certain[place])
 
 
-def _left_out(
-    ranked: Sequence[Reconstructed], orders: Sequence[Sequence[int]], rows: int
-) -> list[str]:
-    """How much of what there is was drawn, where that is not all."""
-    numbers = [
-        (min(len(order), rows), 0 if result.images is None else len(result.images), result.attack)
-        for result, order in zip(ranked, orders, strict=False)
-    ]
-    parts = [f"{drawn} of {there} pictures of {name}" for drawn, there, name in numbers]
-    said = [part for part, (drawn, there, _) in zip(parts, numbers, strict=True) if drawn < there]
-    if len(orders) < len(ranked):
-        said.append(f"{len(orders)} of {len(ranked)} attacks")
-    return [f"Drawn: {', '.join(said)}."] if said else []
-
-
 def _panel(place: Axes, image: Tensor, title: str) -> None:
-    place.imshow(
-        image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest"
-    )
+    pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
+    place.imshow(pixels, interpolation="nearest")
     place.set_title(title, fontsize=7)
     place.set_axis_off()
 
@@ -551,10 +526,9 @@ def _title(result: Reconstructed, row: int, place: int) -> str:
     known, its score for the image of a row."""
     if place in result.reasons:
         return f"{result.attack}\n{result.reasons[place][:40]}"
-    parts: list[str] = []
-    for name, checks in (("residual", result.residuals), ("misfit", result.misfits)):
-        if checks is not None and not parts and not math.isnan(float(checks[place])):
-            parts.append(f"{name} {float(checks[place]):.0e}")
+    checks = {"residual": result.residuals, "misfit": result.misfits}
+    told = {name: float(of[place]) for name, of in checks.items() if of is not None}
+    parts = [f"{name} {value:.0e}" for name, value in told.items() if not math.isnan(value)][:1]
     if result.certain is not None and bool(result.certain[place]):
         parts.append("certain")
     if result.scores is not None:

@@ -7,26 +7,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict, Unpack
 
 from attacks.equations import TABLE
-from attacks.equations.sent_gradients import INVERTED, rounding_error
+from attacks.equations.sent_gradients import rounding_error
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import DefenseText
-from mjp_privacy.client.defenses.disturbance import Deviations, Disturbed, Draws, added
+from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
 from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
 from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
-from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.schema import STRICT, NotNegative, Positive, Share, parse
-from mjp_privacy.core.text import shown
-from mjp_privacy.interfaces import AttackerView, Pixels
+from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, parse
+from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.modules import Channels, load_module
 from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
@@ -35,7 +32,7 @@ from mjp_privacy.uploads.reading import (
     Labels,
     Models,
     checked_labels,
-    images_given,
+    images_in_a_step,
     modules_of,
     read_gradients,
     read_images,
@@ -43,11 +40,10 @@ from mjp_privacy.uploads.reading import (
     separate_uploads,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
-from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, RecordedTruth, Upload, stacked
+from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, RecordedTruth, Upload, view_of
 
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-CPU = torch.device("cpu")
 
 # what is known of the client ----------------------------------------------------------------------
 
@@ -65,12 +61,14 @@ class ClientStep(TypedDict, total=False):
     lr: Positive | None
     """Of the client's training, for weight differences; and the next four."""
     steps: Steps
-    optimizer: Any
+    optimizer: Literal["sgd", "adamw"]
+    """Adam without weight decay moves weights as adamw does. No attack here reads the weight
+    difference of another one, which is no evidence of safety."""
     momentum: Share
     weight_decay: NotNegative
     dal_lambda: NotNegative
     """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
-    defenses: Sequence[DefenseText]
+    defenses: Annotated[Sequence[DefenseText], Many]
     """What the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]."""
     noise: NotNegative
     """Standard deviation, in the gradient's units, of what a defence added to every entry."""
@@ -82,56 +80,39 @@ class ClientStep(TypedDict, total=False):
     rounded so shows it, and need not say it."""
 
 
-OF_TRAINING: ClientStep = {
+OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
+"""Facts that matter for weight differences alone."""
+AS_USUAL: ClientStep = {
+    "kind": "gradient",
+    "batch": None,
     "lr": None,
     "steps": 1,
     "optimizer": "sgd",
     "momentum": 0.0,
     "weight_decay": 0.0,
-}
-"""Facts that matter for weight differences alone, as they are where nobody gives them."""
-AS_USUAL: ClientStep = {
-    "kind": "gradient",
-    "batch": None,
     "dal_lambda": 0.0,
     "defenses": (),
     "noise": 0.0,
     "rounding": 0.0,
     "autocast": "none",
-    **OF_TRAINING,
 }
 
 
 def client_step(facts: Mapping[str, Any]) -> ClientStep:
     """The facts as a user gave them, checked; what is not given is as usual."""
-    given = {**AS_USUAL, **facts}
-    if not isinstance(given["defenses"], list | tuple):
-        got = said(given["defenses"])
+    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step", {})
+    training = {name: value for name, value in client.items() if name in OF_TRAINING}
+    changed = [f"{n}={said(v)}" for n, v in training.items() if v != dict(AS_USUAL)[n]]
+    if client["kind"] == "gradient" and changed:
         raise UserError(
-            f"defenses: expected a list such as [{{'dp_sgd': 0.5}}, 'int8'], got {got}."
+            f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
+            "weights, give kind='weight_difference' and the weights after the step minus those "
+            "before; else leave them out."
         )
-    client: ClientStep = parse(ClientStep, given, "The client's step", {})
-    if client["kind"] == "gradient":
-        changed = [f"{n}={said(given[n])}" for n, usual in OF_TRAINING.items() if given[n] != usual]
-        if changed:
-            raise UserError(
-                f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
-                "weights, give kind='weight_difference' and the weights after the step minus those "
-                "before; else leave them out."
-            )
-        return client
-    if client["lr"] is None:
+    if client["kind"] == "weight_difference" and client["lr"] is None:
         raise UserError(
             "kind='weight_difference': a weight difference is a gradient times the client's "
             "learning rate; expected lr above 0, got None. Give lr=… and steps=…."
-        )
-    optimizer = client["optimizer"]
-    if not isinstance(optimizer, str) or optimizer not in INVERTED:
-        raise UserError(
-            f"optimizer: expected {' or '.join(INVERTED)}, got {said(optimizer)}."
-            f"{did_you_mean(shown(optimizer, 60).lower(), INVERTED)} No attack here reads "
-            "the weight difference of another one, which is no evidence of safety. Adam without "
-            "weight decay moves weights as optimizer='adamw' does."
         )
     return client
 
@@ -146,11 +127,10 @@ def declared_errors(
     changes nothing more where it is applied to its own result. Of two defences that change a whole
     upload nobody sees what lay between them, so one is taken.
     """
-    steps = len(next(iter(sent.values())))
+    steps, texts = len(next(iter(sent.values()))), client["defenses"]
     noise: Deviations = {}
     rounding: Deviations = {}
     unknown = False
-    texts = client["defenses"]
     check_order(texts, "")
     defenses = [defense_of(text) for text in texts]
     whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
@@ -167,7 +147,7 @@ def declared_errors(
         elif isinstance(defense, GaussianNoise):
             noise = added(noise, dict.fromkeys(sent, defense.public_deviation(sent)))
         else:
-            made: Disturbed = defense.apply(sent, Draws(0, [""] * steps, 0))
+            made = defense.apply(sent, Draws(0, [""] * steps, 0))
             noise, rounding = added(noise, made.noise), added(rounding, made.rounding)
             unknown |= any(bool(silent.any()) for silent in made.unknown.values())
     return _nonzero(noise), _nonzero(rounding), unknown
@@ -177,23 +157,30 @@ def _nonzero(levels: Deviations) -> dict[str, Tensor]:
     return {name: level for name, level in levels.items() if bool(level.any())}
 
 
+def half_precision_error(sent: Tensor) -> Tensor:
+    """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; 0 where
+    it is so small that exact equations serve better (float16, but not bfloat16)."""
+    kind = torch.finfo(sent.dtype)
+    if kind.bits >= 32:
+        return torch.zeros(len(sent), dtype=torch.float64)
+    error = rounding_error(sent, sent.dtype, kind.tiny)
+    size = sent.double().flatten(1).square().mean(1).sqrt()
+    return torch.where(error < WEIGHED * size, 0.0, error)
+
+
 # uploads in memory --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OwnUploads:
     """What a user gave: the uploads of each round, one for every independent step, and the model
-    of the round."""
+    of each round."""
 
     rounds: Sequence[Sequence[Upload]]
+    models: Sequence[LoadedModel]
     labels: Tensor | None  # (m,)
     label_source: Literal["given", "read off the gradient", "unknown"]
     notes: tuple[str, ...]  # what may be mistaken in what was given
-
-    @property
-    def models(self) -> list[LoadedModel]:
-        """The model of each round."""
-        return [steps[0].model() for steps in self.rounds]
 
     @property
     def images(self) -> int:
@@ -202,15 +189,7 @@ class OwnUploads:
 
     def view(self) -> AttackerView:
         """Everything that an attacker may use."""
-        models = self.models
-        updates = []
-        for round, (steps, model) in enumerate(zip(self.rounds, models, strict=True)):
-            update = stacked(steps, steps[0].names(), CPU)
-            before = weights_of(model) if round else None
-            updates.append(replace(update, round=round, weights_before=before))
-        card = models[0].card
-        pixels = Pixels(card.img_size, card.mean, card.std)
-        return AttackerView(models[0], updates, pixels, self.labels, "plain")
+        return view_of(self.rounds, self.models, self.rounds[0][0].names(), self.labels)
 
 
 def own_uploads(
@@ -234,35 +213,30 @@ def own_uploads(
     loaded = {id(module): _on_cpu(load_module(module, mean=mean, std=std)) for module in modules}
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
-    steps = {len(next(iter(one.values()))) for one in sent}
+    steps = sorted({len(next(iter(one.values()))) for one in sent})
     if len(steps) > 1:
         raise UserError(
-            f"gradients: the uploads hold {', '.join(map(str, sorted(steps)))} independent steps; "
+            f"gradients: the uploads hold {', '.join(map(str, steps))} independent steps; "
             "expected the same number in each, because they are of the same images."
         )
-    count, number = images_given(labels, images), steps.pop()
-    if client["batch"] is None and count is not None:
-        if not count or count % number:
-            raise UserError(
-                f"labels, images: expected as many for each of {number} independent step(s), got "
-                f"{count} in all. Their first axis counts the images of all steps, in order."
-            )
-        client["batch"] = count // number
-    client["batch"] = client["batch"] or 1
-    rounds = [_steps_of(*one, client) for one in zip(sent, models, strict=True)]
+    client["batch"] = client["batch"] or images_in_a_step(labels, images, steps[0])
+    rounds = [
+        _steps_of(one, its_model, client, number)
+        for number, (one, its_model) in enumerate(zip(sent, models, strict=True))
+    ]
     notes = []
     if TABLE not in rounds[0][0].names():
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
             "taken as withheld"
         )
-    if client["optimizer"] == "adamw" and client["kind"] == "weight_difference":
+    if client["optimizer"] == "adamw":
         notes.append(
             "an AdamW step sends most entries of the gradient by their sign alone (of their size "
             "it holds what the weights' precision resolves): that attacks fail on it is no "
             "evidence of safety"
         )
-    return _labelled(OwnUploads(rounds, None, "unknown", tuple(notes)), labels, models[0])
+    return _labelled(OwnUploads(rounds, models, None, "unknown", tuple(notes)), labels)
 
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
@@ -271,66 +245,53 @@ def _on_cpu(model: LoadedModel) -> LoadedModel:
     return model if on_cpu else copy.deepcopy(model).to("cpu")
 
 
-def _steps_of(sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep) -> list[Upload]:
+def _steps_of(
+    sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep, round: int
+) -> list[Upload]:
     """The upload of each independent step; numbers of less than 32 bits become float32, with their
     rounding declared where it is large enough to be weighed."""
     if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
         sent = {name: tensor for name, tensor in sent.items() if name != TABLE}
     double = any(tensor.dtype == torch.float64 for tensor in sent.values())
-    dtype = torch.float64 if double else torch.float32
-    wide = {name: tensor.to(dtype) for name, tensor in sent.items()}
+    wide = {n: tensor.to(torch.float64 if double else torch.float32) for n, tensor in sent.items()}
     noise, rounding, unknown = declared_errors(client, wide)
     steps = len(next(iter(sent.values())))
-    said = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
+    told = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
     errors = {
         name: (half_precision_error(tensor).square() + client["rounding"] ** 2).sqrt()
         for name, tensor in sent.items()
     }
-    noise, rounding = _nonzero(added(noise, said)), _nonzero(added(rounding, errors))
+    noise, rounding = _nonzero(added(noise, told)), _nonzero(added(rounding, errors))
     shows = client["autocast"] == "none" and client["kind"] == "gradient"
-    card = model.card
     recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
     if client["dal_lambda"]:
         recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
     header = UploadHeader(
         label="own",
         weights=NOT_STORED,
-        mean=tuple(card.mean),  # type: ignore[arg-type]
-        std=tuple(card.std),  # type: ignore[arg-type]
+        mean=tuple(model.card.mean),  # type: ignore[arg-type]
+        std=tuple(model.card.std),  # type: ignore[arg-type]
         dtype="float64" if double else "float32",
+        round=round,
         recipe=recipe,
         undeclared=unknown,
         autocast=shown_autocast(wide) if shows else client["autocast"],
         **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
     )
-    return [
-        Upload.from_memory(
-            replace(
-                header,
-                noise={name: float(level[step]) for name, level in noise.items()},
-                rounding={name: float(level[step]) for name, level in rounding.items()},
-            ),
-            model,
-            {name: tensor[step] for name, tensor in wide.items()},
-        )
-        for step in range(steps)
-    ]
+    uploads = []
+    for step in range(steps):
+        errors_of = [
+            {name: float(level[step]) for name, level in of.items()} for of in (noise, rounding)
+        ]
+        own = replace(header, noise=errors_of[0], rounding=errors_of[1])
+        tensors = {name: tensor[step] for name, tensor in wide.items()}
+        uploads.append(Upload.from_memory(own, model, tensors))
+    return uploads
 
 
-def half_precision_error(sent: Tensor) -> Tensor:
-    """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; 0 where
-    it is so small that exact equations serve better (float16, but not bfloat16)."""
-    kind = torch.finfo(sent.dtype)
-    if kind.bits >= 32:
-        return torch.zeros(len(sent), dtype=torch.float64)
-    error = rounding_error(sent, sent.dtype, kind.tiny)
-    size = sent.double().flatten(1).square().mean(1).sqrt()
-    return torch.where(error < WEIGHED * size, 0.0, error)
-
-
-def _labelled(own: OwnUploads, labels: Labels | None, model: LoadedModel) -> OwnUploads:
+def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
     """The uploads with the labels that were given, or that the classifier's gradient tells."""
-    first, notes = own.rounds[0], own.notes
+    first, notes, model = own.rounds[0], own.notes, own.models[0]
     read = torch.cat([step.labels(model) for step in first])
     told = None if (read == UNKNOWN_LABEL).any() else read
     if told is not None and (several := max(_classes_of(step, model) for step in first)) > 1:
@@ -349,15 +310,15 @@ def _labelled(own: OwnUploads, labels: Labels | None, model: LoadedModel) -> Own
             f"labels {given.tolist()} were given, and the classifier's gradient says "
             f"{told.tolist()}: residuals are wrong if the given ones are",
         )
-    batch = first[0].header.batch
-    known = [
+    parts = given.split(first[0].header.batch)
+    rounds = [
         [
             replace(step, header=replace(step.header, labels=tuple(part.tolist())))
-            for step, part in zip(steps, given.split(batch), strict=True)
+            for step, part in zip(steps, parts, strict=True)
         ]
         for steps in own.rounds
     ]
-    return OwnUploads(known, given, "given", notes)
+    return replace(own, rounds=rounds, labels=given, label_source="given", notes=notes)
 
 
 def _classes_of(upload: Upload, model: LoadedModel) -> int:
@@ -408,10 +369,7 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     if recipe is not None and not isinstance(recipe, Mapping):
-        raise UserError(
-            "recipe: expected a dictionary of a client's fields, such as {'dal': True}, got "
-            f"{said(recipe)}."
-        )
+        raise UserError(f"recipe: expected a client's fields by name, got {said(recipe)}.")
     own = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
     if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
         raise UserError(
@@ -419,8 +377,8 @@ def save_upload(
             f"{len(own.rounds[0])} independent step(s). Save each under a name of its own; those "
             "of the same images get the same series=…."
         )
-    upload = own.rounds[0][0]
-    loaded, batch = upload.model(), upload.header.batch
+    upload, loaded = own.rounds[0][0], own.models[0]
+    batch = upload.header.batch
     if not loaded.card.num_classes:
         raise UserError(
             "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
@@ -441,8 +399,7 @@ def save_upload(
         recipe={**upload.header.recipe, **(recipe or {})},
     )
     check_header(header, root / f"{name}.json")  # as whoever reads it will
-    kept = Upload.from_memory(header, loaded, upload.tensors(), truth, name)
-    return kept.save(root)
+    return Upload.from_memory(header, loaded, upload.tensors(), truth, name).save(root)
 
 
 def _free_folder(folder: object, name: object) -> Path:
@@ -458,8 +415,5 @@ def _free_folder(folder: object, name: object) -> Path:
     if root.exists() and not root.is_dir():
         raise UserError(f"{root}: expected a folder or a name for one, got a file.")
     if (root / f"{name}.json").exists():
-        raise UserError(
-            f"{root / name}.json exists already, and nothing is overwritten. Give another name=…, "
-            "or remove the upload's files."
-        )
+        raise UserError(f"{root / name}.json exists already. Give another name=…, or remove it.")
     return root

@@ -5,7 +5,7 @@ under this package's names. What cannot be read is said with what to give.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attacks.equations import PATCH
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
 
@@ -34,6 +34,9 @@ Models = nn.Module | Sequence[nn.Module]
 Labels = int | Sequence[int] | Tensor
 Images = Tensor | npt.NDArray[Any]
 
+BY_NAME = "{name: p.grad for name, p in model.named_parameters()}"
+"""What to give, in a user's words."""
+
 # gradients ----------------------------------------------------------------------------------------
 
 
@@ -44,26 +47,19 @@ def separate_uploads(gradients: Held) -> list[Held]:
     """
     if gradients is None or isinstance(gradients, Mapping | nn.Module):
         return [gradients]
-    if isinstance(gradients, Tensor | np.ndarray | str) or not isinstance(gradients, Iterable):
+    is_one = isinstance(gradients, Tensor | np.ndarray | str)
+    entries = list(gradients) if isinstance(gradients, Iterable) and not is_one else []
+    pairs = [isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str) for e in entries]
+    if entries and all(pairs):  # as named_parameters() gives them
+        return [dict(entries)]
+    several = [isinstance(entry, Mapping | nn.Module | list | tuple) for entry in entries]
+    if not entries or (any(several) and not all(several)):
         raise UserError(
             "gradients: expected a dictionary by parameter name, a list in parameter order, a "
-            f"model with .grad, or a list of several of these; got {type(gradients).__name__}. "
-            "Give {name: p.grad for name, p in model.named_parameters()}."
+            "model with .grad, or a list of several of these; got "
+            f"{'a mixture of both' if entries else said(gradients)}. Give {BY_NAME}."
         )
-    entries = list(gradients)
-    pairs = [e for e in entries if isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str)]
-    if entries and len(pairs) == len(entries):  # as named_parameters() gives them
-        return [dict(entries)]
-    if not entries:
-        raise UserError("gradients: expected at least one tensor, got an empty list.")
-    if any(isinstance(entry, Mapping | nn.Module | list | tuple) for entry in entries):
-        if wrong := [e for e in entries if not isinstance(e, Mapping | nn.Module | list | tuple)]:
-            raise UserError(
-                "gradients: expected a list of uploads (dictionaries or lists), or one list of "
-                f"tensors in parameter order; got a mixture with {type(wrong[0]).__name__}."
-            )
-        return entries
-    return [entries]
+    return entries if all(several) else [entries]
 
 
 def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[str, Tensor]:
@@ -73,7 +69,7 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     module  the model as the user has it, whose parameters give names, order and shapes
     model   the same as loaded here
     """
-    sent = {name: _tensor(name, value) for name, value in _by_name(held, module)}
+    sent = {name: _tensor(name, value) for name, value in _by_name(held, module).items()}
     if not sent:
         raise UserError(
             "gradients: expected tensors, and every entry is None. Call loss.backward() first, or "
@@ -88,26 +84,24 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         for name, g in sent.items()
     ):
         raise UserError(
-            "gradients: these are the model's weights. Expected their gradients: "
-            "{name: p.grad for name, p in model.named_parameters()}."
+            f"gradients: these are the model's weights. Expected their gradients: {BY_NAME}."
         )
-    if sent.keys() <= own.keys():
-        shaped = _with_step_axis(sent, {name: own[name] for name in sent}, "the model's")
-        timms = model.family == "timm"  # under its own names already
-        named = shaped if timms else recognised(own).to_own(shaped, axes=1)
-    else:
-        named = _of_another_layout(sent, own, model)
     parameters = dict(model.named_parameters())
+    if sent.keys() <= own.keys():
+        named = _with_step_axis(sent, own, "the model's")
+        if model.family != "timm":  # which is under its own names already
+            named = recognised(own).to_own(named, axes=1)
+    else:
+        named = _of_another_layout(sent, own, parameters)
     named = {name: tensor for name, tensor in named.items() if name in parameters}
     _check_numbers(named)
     return named
 
 
 def _of_another_layout(
-    sent: Mapping[str, Tensor], own: Mapping[str, Tensor], model: LoadedModel
+    sent: Mapping[str, Tensor], own: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients under names that the model does not have, such as timm's of a torchvision model."""
-    parameters = dict(model.named_parameters())
     own_axes = [not name.endswith("bias") or g.ndim == 1 for name, g in sent.items()]
     axes = 0 if all(own_axes) else 1  # a bias of two axes has one for independent steps
     try:
@@ -115,42 +109,32 @@ def _of_another_layout(
     except UserError:
         named = dict(sent)
     if unknown := [name for name in named if name not in parameters]:
-        listed = ", ".join(unknown[:NAMED])
         raise UserError(
             f"gradients: {len(unknown)} of {len(sent)} names are not parameters of the model: "
-            f"{listed}{', …' if len(unknown) > NAMED else ''}."
-            f"{did_you_mean(unknown[0], [*own, *parameters])} Expected names as "
-            f"model.named_parameters() has them, such as {next(iter(own))}."
+            f"{first_of(unknown, NAMED)}.{did_you_mean(unknown[0], [*own, *parameters])} Expected "
+            f"names as model.named_parameters() has them, such as {next(iter(own))}."
         )
-    expected = {name: parameters[name] for name in named}
-    return _with_step_axis(named, expected, f"that of {model.card.architecture}")
+    return _with_step_axis(named, parameters, "this package's")
 
 
-def _by_name(held: Held, module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and value of every entry that is not None; wrappers' prefixes are taken off names."""
-    if held is None:
-        held = module
+def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
+    """Every entry that is not None by its name, without the prefixes of wrappers; a list is as
+    torch.autograd.grad(loss, model.parameters()) returns it."""
+    held = module if held is None else held
     if isinstance(held, nn.Module):
         held = {name: p.grad for name, p in held.named_parameters()}
-    if isinstance(held, Mapping):
-        pairs = [(_bare(str(name)), value) for name, value in held.items()]
-    else:
-        pairs = _in_parameter_order(list(held), module)
-    yield from ((name, value) for name, value in pairs if value is not None)
-
-
-def _in_parameter_order(values: Sequence[Any], module: nn.Module) -> list[tuple[str, Any]]:
-    """A list as torch.autograd.grad(loss, model.parameters()) returns it, with names."""
-    everything = [(_bare(name), p) for name, p in module.named_parameters()]
-    trained = [(name, p) for name, p in everything if p.requires_grad]
-    for parameters in (everything, trained):
-        if len(parameters) == len(values):
-            return [(name, value) for (name, _), value in zip(parameters, values, strict=True)]
-    raise UserError(
-        f"gradients: expected a list with one entry for each of the model's {len(everything)} "
-        f"parameters in the order of model.parameters(), got {len(values)}. Keep None for "
-        "parameters without a gradient, or give a dictionary by name."
-    )
+    if not isinstance(held, Mapping):
+        values, every = list(held), list(module.named_parameters())
+        trained = [(name, p) for name, p in every if p.requires_grad]
+        fits = [known for known in (every, trained) if len(known) == len(values)]
+        if not fits:
+            raise UserError(
+                "gradients: expected a list with one entry for each of the model's "
+                f"{len(every)} parameters in the order of model.parameters(), got {len(values)}. "
+                "Keep None for parameters without a gradient, or give a dictionary by name."
+            )
+        held = dict(zip((name for name, _ in fits[0]), values, strict=True))
+    return {_bare(str(name)): value for name, value in held.items() if value is not None}
 
 
 def _bare(name: str) -> str:
@@ -160,18 +144,13 @@ def _bare(name: str) -> str:
 
 def _tensor(name: str, value: Any) -> Tensor:
     tensor = as_tensor(value)
-    if tensor is None:
-        meta = isinstance(value, Tensor) and value.device.type == "meta"
-        where = " on the meta device, where it has no values" if meta else ""
+    if tensor is None or tensor.dtype not in FLOATS:
+        of = "" if tensor is None else f" of {str(tensor.dtype).removeprefix('torch.')}"
+        device = f" on the device {value.device}" if isinstance(value, Tensor) else ""
         raise UserError(
-            f"gradients: {name} is a {type(value).__name__}{where}; expected a tensor of "
-            "floating-point numbers. Give {name: p.grad for name, p in model.named_parameters()}."
-        )
-    if tensor.dtype not in FLOATS:
-        raise UserError(
-            f"gradients: {name} holds {str(tensor.dtype).removeprefix('torch.')}; expected "
-            "floating-point numbers of 16 to 64 bits. Undo the client's quantisation first (times "
-            "its scale), and give its error as rounding=…."
+            f"gradients: {name} is a {type(value).__name__}{of}{device}; expected a tensor of "
+            f"floating-point numbers of 16 to 64 bits. Give {BY_NAME}; undo a quantisation first "
+            "(times its scale), and give its error as rounding=…."
         )
     return tensor
 
@@ -183,15 +162,13 @@ def _with_step_axis(
     shaped = {}
     for name, tensor in sent.items():
         shape = tuple(parameters[name].shape)
-        if tuple(tensor.shape) == shape:
-            tensor = tensor.unsqueeze(0)
-        elif tuple(tensor.shape[1:]) != shape:
+        shaped[name] = tensor.unsqueeze(0) if tuple(tensor.shape) == shape else tensor
+        if tuple(shaped[name].shape[1:]) != shape:
             raise UserError(
                 f"gradients: {name} has shape {tuple(tensor.shape)}, {whose} parameter {shape}. "
                 "Expected the gradient of the model that was given, with or without one leading "
                 "axis for independent steps; check that both are of the same architecture."
             )
-        shaped[name] = tensor
     steps = {name: len(tensor) for name, tensor in shaped.items()}
     if len(set(steps.values())) > 1:
         few, many = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
@@ -205,8 +182,7 @@ def _with_step_axis(
 def _check_numbers(sent: Mapping[str, Tensor]) -> None:
     """Raise for numbers that no step can have made."""
     for name, tensor in sent.items():
-        if not bool(tensor.isfinite().all()):
-            count = int((~tensor.isfinite()).sum())
+        if count := int((~tensor.isfinite()).sum()):
             raise UserError(
                 f"gradients: {name} holds {count} NaN or infinite number(s) of {tensor.numel()}; "
                 "expected finite ones. The client's step broke down, or its loss scale was not "
@@ -265,34 +241,27 @@ def checked_labels(labels: Labels, images: int, classes: int) -> Tensor:
     """The labels (m,) that a user gave for m images, or a UserError."""
     given = read_labels(labels)
     if len(given) != images or int(given.min()) < 0 or int(given.max()) >= max(classes, 1):
-        example = list(range(min(images, 4)))
         raise UserError(
             f"labels: expected a class index from 0 to {classes - 1} for each of {images} "
-            f"image(s), got {said(labels)}. Give labels={example}; batch=… says how many images a "
-            "step has."
+            f"image(s), got {said(labels)}; batch=… says how many images a step has."
         )
     return given.long()
 
 
 def read_images(images: Any, count: int, size: int) -> Tensor:
     """(m, 3, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
-    tensor = as_tensor(images)
-    if tensor is None or tensor.dtype not in (*FLOATS, torch.uint8):
-        kind = type(images).__name__ if tensor is None else f"one of {tensor.dtype}"
+    tensor, expected = as_tensor(images), (count, 3, size, size)
+    if tensor is not None and tensor.ndim == 3:
+        tensor = tensor.unsqueeze(0)
+    readable = tensor is not None and tensor.dtype in (*FLOATS, torch.uint8)
+    if tensor is None or not readable or tuple(tensor.shape) != expected:
+        of = "" if tensor is None else f" of {tensor.dtype}, {tuple(tensor.shape)}"
         raise UserError(
-            "images: expected a tensor or array (B, 3, S, S) with values in [0, 1], got "
-            f"{kind}. torchvision.transforms.functional.to_tensor(picture) makes one of a picture."
+            f"images: expected a tensor or array {expected} with values in [0, 1], got a "
+            f"{type(images).__name__}{of}. Give the pixels of every image of the step as the "
+            "client fed them: cropped and resized, not normalised."
         )
     pixels = tensor.double() / 255 if tensor.dtype == torch.uint8 else tensor.double()
-    if pixels.ndim == 3:
-        pixels = pixels.unsqueeze(0)
-    expected = (count, 3, size, size)
-    if tuple(pixels.shape) != expected:
-        raise UserError(
-            f"images: expected the shape {expected}, as many as the step had, got "
-            f"{tuple(pixels.shape)}. Give the pixels as the client fed them: cropped and resized, "
-            "not normalised."
-        )
     low, high = (float(bound) for bound in pixels.aminmax())
     if not (low >= -1e-6 and high <= 1 + 1e-6):
         raise UserError(
@@ -302,11 +271,19 @@ def read_images(images: Any, count: int, size: int) -> Tensor:
     return pixels.clamp(0, 1)
 
 
-def images_given(labels: Labels | None, images: Images | None) -> int | None:
-    """How many images a call is about, as far as what was given says it."""
+def images_in_a_step(labels: Labels | None, images: Images | None, steps: int) -> int:
+    """How many images each of the steps has, as far as labels and images say it; else 1."""
+    count = steps
     if images is not None and getattr(images, "ndim", 0) == 4:
-        return len(images)
-    return None if labels is None else len(read_labels(labels))
+        count = len(images)
+    elif labels is not None:
+        count = len(read_labels(labels))
+    if not count or count % steps:
+        raise UserError(
+            f"labels, images: expected as many for each of {steps} independent step(s), got "
+            f"{count} in all. Their first axis counts the images of all steps, in order."
+        )
+    return count // steps
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -315,23 +292,16 @@ def as_tensor(value: Any) -> Tensor | None:
     as_tensor(np.ones(2, ">f4")) is a tensor of float32.
     """
     if isinstance(value, np.ndarray):
-        return _of_array(value)
+        if np.issubdtype(value.dtype, np.floating) and value.itemsize > 8:
+            value = value.astype(np.float64)
+        try:  # a copy, without negative strides and in the machine's order of bytes
+            return torch.from_numpy(np.asarray(value.astype(value.dtype.newbyteorder("="))))
+        except TypeError:  # what torch has not, such as texts
+            return None
     if not isinstance(value, Tensor) or value.device.type == "meta" or value.is_quantized:
         return None
     dense = value if value.layout == torch.strided else value.to_dense()
     return dense.detach().cpu()
-
-
-def _of_array(array: np.ndarray[Any, Any]) -> Tensor | None:
-    if not np.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
-        return None
-    if np.issubdtype(array.dtype, np.floating) and array.itemsize > 8:
-        array = array.astype(np.float64)
-    native = array.astype(array.dtype.newbyteorder("="))  # a copy, without negative strides
-    try:
-        return torch.from_numpy(np.asarray(native))
-    except TypeError:  # numbers that torch has not
-        return None
 
 
 def said(value: object) -> str:

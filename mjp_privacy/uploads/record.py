@@ -18,20 +18,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS, label_in_gradient, shown_autocast
+from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.files import LONGEST, is_usable
-from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.loading import outline_model
@@ -136,13 +137,12 @@ class Upload:
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that it holds."""
-        file = self.tensor_file() if self.held is None else None
-        there = self.names() if file is None else file.names
-        wanted = [name for name in there if names is None or name in names]
-        if file is None:
-            assert self.held is not None
-            return {name: self.held.tensors[name] for name in wanted}
-        return file.tensors(wanted, finite=True) if wanted else {}
+        if self.held is not None:
+            chosen = [name for name in self.names() if names is None or name in names]
+            return {name: self.held.tensors[name] for name in chosen}
+        file = self.tensor_file()
+        chosen = [name for name in file.names if names is None or name in names]
+        return file.tensors(chosen, finite=True) if chosen else {}
 
     # the model it was made with
 
@@ -150,13 +150,13 @@ class Upload:
         """The model whose weights the client started from, as the header describes it."""
         if self.held is not None:
             return self.held.model
-        return self._plain_vit(load_model(**self._model_arguments()))
+        return self._of_transformer(load_model(**self._model_arguments()))
 
     def outline(self) -> LoadedModel:
         """The same model without its weights (`outline_model`)."""
-        return self._plain_vit(outline_model(**self._model_arguments()))
+        return self._of_transformer(outline_model(**self._model_arguments()))
 
-    def _plain_vit(self, model: LoadedModel) -> LoadedModel:
+    def _of_transformer(self, model: LoadedModel) -> LoadedModel:
         """The model; UserError where it is of another family, whose uploads are only simulated."""
         if model.family in ("vit", "timm"):
             return model
@@ -261,7 +261,7 @@ class Upload:
         return there.path
 
 
-# the uploads of several clients together ----------------------------------------------------------
+# uploads together ---------------------------------------------------------------------------------
 
 
 def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.device) -> ClientUpdate:
@@ -277,6 +277,13 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
     client = header.client_config(uploads[0].name)
     undeclared = [upload.header.hides_an_error(client) for upload in uploads]
+
+    def levels(of: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+        """Standard deviations (n,) by name, but for those that are zero in every upload."""
+        told = [name for name in common if any(each.get(name) for each in of)]
+        values = {name: [each.get(name, 0.0) for each in of] for name in told}
+        return {n: torch.tensor(v, dtype=torch.float64).to(device) for n, v in values.items()}
+
     return ClientUpdate(
         grads,
         kind=header.kind,
@@ -293,24 +300,34 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
         position_noise=client.position_noise,
         momentum=header.momentum,
         autocast=shown_autocast(grads) if header.autocast == "none" else header.autocast,
-        noise=_levels([upload.header.noise for upload in uploads], common, device),
-        rounding=_levels([upload.header.rounding for upload in uploads], common, device),
+        noise=levels([upload.header.noise for upload in uploads]),
+        rounding=levels([upload.header.rounding for upload in uploads]),
         clipped=client.clips,
         undeclared=torch.tensor(undeclared) if client.defenses else None,
     )
 
 
-def _levels(
-    deviations: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
-) -> dict[str, Tensor]:
-    """Standard deviations (n,) by name; names that are zero in every upload are left out."""
-    return {
-        name: torch.tensor([each.get(name, 0.0) for each in deviations], dtype=torch.float64).to(
-            device
-        )
-        for name in names
-        if any(each.get(name) for each in deviations)
-    }
+def view_of(
+    rounds: Sequence[Sequence[Upload]],
+    models: Sequence[LoadedModel],
+    names: Sequence[str],
+    labels: Tensor | None,
+    against: Literal["input", "plain"] = "plain",
+) -> AttackerView:
+    """What an attacker sees on the CPU of the uploads of each round, and the model that the round
+    began with; names: the parameters whose gradients are read."""
+    first, updates = models[0], []
+    for uploads, model in zip(rounds, models, strict=True):
+        update = stacked(uploads, names, torch.device("cpu"))
+        before = None if model is first else weights_of(model)
+        updates.append(replace(update, weights_before=before))
+    pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
+    return AttackerView(first, updates, pixels, labels, against)
+
+
+SHARED_WITH_UPDATE = (
+    *("kind", "batch", "steps", "optimizer", "lr", "weight_decay", "momentum", "autocast", "round"),
+)
 
 
 def uploads_of(
@@ -331,20 +348,12 @@ def uploads_of(
         images = slice(step * update.batch, (step + 1) * update.batch)
         fed = None if inputs is None else inputs.part(images)
         known = fed is not None and bool((fed.labels >= 0).all())
-        fields: dict[str, Any] = {
-            "kind": update.kind,
+        fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
+        fields |= {
             "dtype": str(update.dtype).removeprefix("torch."),
-            "batch": update.batch,
-            "steps": update.steps,
-            "optimizer": update.optimizer,
-            "lr": update.lr,
-            "weight_decay": update.weight_decay,
-            "momentum": update.momentum,
-            "autocast": update.autocast,
             "noise": {key: float(level[step]) for key, level in update.noise.items()},
             "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
             "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
-            "round": update.round,
         }
         if fed is not None and known and header.labels is None:
             fields["labels"] = tuple(fed.labels.tolist())
@@ -456,67 +465,68 @@ class TruthFile:
 
     def __init__(self, path: Path) -> None:
         self.file = TensorFile(path, TRUTH, (*FLOATS, *TYPES["mask"]))
-        shapes, types = self.file.shapes, self.file.dtypes
-        if strange := [name for name in shapes if name not in TYPES]:
-            raise self._refusal("a tensor of another name", strange[0])
-        if "images" not in shapes:
-            raise self._refusal("no tensor of this name", "images")
-        if ("mask" in shapes) != ("permutation" in shapes):
-            raise self._refusal("one of mask and permutation without the other")
-        for name, kind in types.items():
-            if kind not in TYPES[name]:
-                allowed = ", ".join(TYPES[name])
-                raise self._refusal(f"entries of type {kind} where {allowed} are read", name)
-        self.image_ids = self._checked_ids(self.file.metadata_value("image_ids"))
-
-    def _checked_ids(self, content: Any) -> tuple[str, ...]:
-        images = self.file.shapes["images"][:1]
-        if not isinstance(content, list) or (len(content),) != images:
-            count = f"{len(content)} ids" if isinstance(content, list) else "no list of ids"
-            raise self._refusal(f"{count} for images of shape {self._shape('images')}", "image_ids")
-        for image_id in content:
-            if not isinstance(image_id, str) or not image_id.strip() or not is_usable(image_id):
-                got = f"{shown(repr(image_id), 60)}, which is no text of 1 to {LONGEST} characters"
-                raise self._refusal(got, "image_ids")
-        if len(set(content)) < len(content):
-            raise self._refusal("one name for two images", "image_ids")
-        return tuple(content)
+        self._raise(self._header_faults(self.file.metadata_value("image_ids")))
+        self.image_ids: tuple[str, ...] = tuple(self.file.metadata_value("image_ids"))
 
     def check_shapes(self, batch: int, size: int, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""
-        expected: Mapping[str, tuple[int, ...]] = {
-            "images": (batch, 3, size, size),
-            "mask": (batch, patches),
-            "permutation": (batch, patches),
-        }
-        for name in self.file.shapes:
-            if self.file.shapes[name] != expected[name]:
-                got = f"the shape {self._shape(name)} where its upload needs {expected[name]}"
-                raise self._refusal(got, name)
+        places = (batch, patches)
+        expected = {"images": (batch, 3, size, size), "mask": places, "permutation": places}
+        self._raise(
+            (f"the shape {shape} where its upload needs {expected[name]}", name)
+            for name, shape in self.file.shapes.items()
+            if shape != expected[name]
+        )
 
     def read(self) -> RecordedTruth:
         """The images and the shuffle; to be called after `check_shapes`."""
         tensors = self.file.tensors(finite=True)
-        images = tensors["images"].float()
-        low, high = (float(bound) for bound in images.aminmax())
-        if low < -OUTSIDE or high > 1 + OUTSIDE:
-            raise self._refusal(f"values from {low:.3g} to {high:.3g}", "images")
-        mask, permutation = tensors.get("mask"), tensors.get("permutation")
+        images, mask = tensors["images"].float(), tensors.get("mask")
+        permutation = tensors.get("permutation")
+        self._raise(_faults_of_values(images, mask, permutation))
         if mask is None or permutation is None:
             return RecordedTruth(images, self.image_ids, None, None)
-        if not bool(((mask == 0) | (mask == 1)).all()):
-            raise self._refusal("entries other than 0 and 1", "mask")
-        mask, permutation = mask.bool(), permutation.long()
-        places = torch.arange(mask.shape[-1])
-        if not torch.equal(permutation.sort(-1).values, places.expand_as(permutation)):
-            got = f"rows that are no order of the patches 0 to {len(places) - 1}"
-            raise self._refusal(got, "permutation")
-        if bool(((permutation != places) & ~mask).any()):
-            raise self._refusal("patches that move and that `mask` does not name", "permutation")
-        return RecordedTruth(images, self.image_ids, mask, permutation)
+        return RecordedTruth(images, self.image_ids, mask.bool(), permutation.long())
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self.file.shapes[name]
+    def _header_faults(self, ids: Any) -> Faults:
+        """Of the names, the types and the ids."""
+        shapes, types = self.file.shapes, self.file.dtypes
+        yield from (("a tensor of another name", name) for name in shapes if name not in TYPES)
+        if "images" not in shapes:
+            yield "no tensor of this name", "images"
+        if ("mask" in shapes) != ("permutation" in shapes):
+            yield "one of mask and permutation without the other", ""
+        for name in shapes:
+            if types[name] not in TYPES[name]:
+                yield f"entries of type {types[name]}, not {' or '.join(TYPES[name])}", name
+        if not isinstance(ids, list) or (len(ids),) != shapes["images"][:1]:
+            yield f"no list of ids, one for each of images of shape {shapes['images']}", "image_ids"
+        for name in ids:
+            if not isinstance(name, str) or not name.strip() or not is_usable(name):
+                got = f"{shown(repr(name), 60)}, which is no text of 1 to {LONGEST} characters"
+                yield got, "image_ids"
+        if len(set(ids)) < len(ids):
+            yield "one name for two images", "image_ids"
 
-    def _refusal(self, got: str, field: str = "") -> BadFile:
-        return TRUTH.refusal(self.file.path, got, field)
+    def _raise(self, faults: Iterable[tuple[str, str]]) -> None:
+        for got, field in faults:  # the first of them
+            raise TRUTH.refusal(self.file.path, got, field)
+
+
+Faults = Iterator[tuple[str, str]]
+"""What there is in place of what is expected, and the field that it is in."""
+
+
+def _faults_of_values(images: Tensor, mask: Tensor | None, permutation: Tensor | None) -> Faults:
+    low, high = (float(bound) for bound in images.aminmax())
+    if low < -OUTSIDE or high > 1 + OUTSIDE:
+        yield f"values from {low:.3g} to {high:.3g}", "images"
+    if mask is None or permutation is None:
+        return
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        yield "entries other than 0 and 1", "mask"
+    places = torch.arange(mask.shape[-1])
+    if not torch.equal(permutation.long().sort(-1).values, places.expand_as(permutation)):
+        yield f"rows that are no order of the patches 0 to {len(places) - 1}", "permutation"
+    if bool(((permutation != places) & ~mask.bool()).any()):
+        yield "patches that move and that `mask` does not name", "permutation"

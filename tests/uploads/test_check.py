@@ -16,7 +16,7 @@ from attacks import ATTACKS
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.uploads.check import ModelQuestion, check_model
+from mjp_privacy.uploads.check import check_model
 from tests.helpers.federations import run
 from tests.helpers.models import saved, state_of
 from tests.helpers.uploads import NAME, check_uploads, copied, edit_all
@@ -135,13 +135,13 @@ def test_numbers_at_the_edge_of_their_range_are_a_fault_of_their_uploads(headed:
 
 def table(model: str, **asked: object) -> dict[str, str]:
     """The lines of attacks, by attack."""
-    text = check_model(ModelQuestion(model, **asked)).text()  # type: ignore[arg-type]
+    text = check_model(model, **asked).text()  # type: ignore[arg-type]
     lines = text.split("\n\n")[1].splitlines()[1:]
     return dict(line.split(maxsplit=1) for line in lines)  # type: ignore[misc]
 
 
 def notes(model: str, **asked: object) -> str:
-    text = check_model(ModelQuestion(model, **asked)).text()  # type: ignore[arg-type]
+    text = check_model(model, **asked).text()  # type: ignore[arg-type]
     return " ".join(text.split("\n\n")[0].split())
 
 
@@ -216,17 +216,14 @@ def test_files_of_weights(tmp_path: Path) -> None:
 )
 def test_mistakes_are_named(asked: dict[str, object], named: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        check_model(ModelQuestion(**asked))  # type: ignore[arg-type]
+        check_model(**asked)  # type: ignore[arg-type]
     assert all(words in str(caught.value) for words in named), caught.value
 
 
 def test_a_file_that_is_no_vit(tmp_path: Path) -> None:
     path = saved(tmp_path, {"fc.weight": torch.zeros(2, 2)})
     with pytest.raises(UserError, match=path.name):
-        check_model(ModelQuestion(str(path)))
-
-
-KNOWN = ["--num-heads", "3", "--mean", "0.5", "--std", "0.5"]
+        check_model(str(path))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +234,6 @@ KNOWN = ["--num-heads", "3", "--mean", "0.5", "--std", "0.5"]
         (["uploads", "--model", "cifar_vit"], 2, "both"),
         (["uploads", "--img-size", "64"], 2, "--img-size"),
         (["--model", "cifar_vitt"], 2, "cifar_vit?"),
-        (["--model", "cifar_vit", *KNOWN], 0, "--num-heads, --mean, --std"),  # of no effect here
-        (["uploads", "--num-heads", "3"], 2, "--num-heads"),
     ],
 )
 def test_the_command(
