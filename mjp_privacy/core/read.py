@@ -26,13 +26,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
-from mjp_privacy.core.registry import nearest
+from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
 from mjp_privacy.core.text import shown
 
@@ -190,32 +190,19 @@ def is_there(path: Path) -> bool:
 # JSON --------------------------------------------------------------------------------------------
 
 
-def read_json(
-    path: Path, kind: FileKind, schema: type[T], owners: Mapping[str, Any] | None = None
-) -> T:
-    """The content of a file as `schema`, a dataclass or TypedDict; each mistake in it is named.
-
-    owners  what is behind each nested field, to suggest names for misspelt fields inside it
-    """
-    return typed(read_json_value(path, kind), path, kind, schema, owners)
+def read_json(path: Path, kind: FileKind, schema: type[T]) -> T:
+    """The content of a file as `schema`, a dataclass or TypedDict; each mistake in it is named."""
+    return typed(read_json_value(path, kind), path, kind, schema)
 
 
-def typed(
-    content: Any,
-    path: Path,
-    kind: FileKind,
-    schema: type[T],
-    owners: Mapping[str, Any] | None = None,
-) -> T:
+def typed(content: Any, path: Path, kind: FileKind, schema: type[T]) -> T:
     """What was read from a file as `schema`; UserError with every mistake in it."""
     if not isinstance(content, Mapping):
-        kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-        got = kinds.get(type(content), "a number")
-        raise kind.refusal(path, f"{got} where named fields were expected")
+        raise kind.refusal(path, f"{type(content).__name__} where named fields were expected")
     try:
         return TypeAdapter(schema).validate_python(dict(content))
     except ValidationError as error:
-        got = listed_mistakes(error, schema, owners or {})
+        got = listed_mistakes(error, schema)
         message = f"{shown(path)}: expected {kind.expected}; got {got}\n{kind.do}"
         raise BadFile(path, message, got) from error
 
@@ -227,21 +214,19 @@ def read_json_value(path: Path, kind: FileKind) -> Any:
 
 def json_value(text: str, path: Path, kind: FileKind) -> Any:
     """The value of a JSON text that a file holds; `path` and `kind` are for messages."""
-    no_number = object()
-    words: list[str] = []
+    words: list[str] = []  # NaN and the like, each of which it stands for meanwhile
 
     def constant(word: str) -> object:
         words.append(word)
-        return no_number
+        return words
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         by_name = dict(pairs)
         if len(by_name) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            twice = next(name for name, number in counts.items() if number > 1)
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"the field {shown(twice)!r} is given twice")
         for name, value in pairs if words else ():
-            if value is no_number or (isinstance(value, list) and no_number in value):
+            if value is words or (isinstance(value, list) and words in value):
                 raise ValueError(f"{shown(name)}: {words[0]} is no number in JSON")
         return by_name
 
@@ -300,45 +285,7 @@ ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else. Refused while a
-    file is parsed: what a few lines of anchors blow up, a field that stands twice, odd numbers."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.nodes = 0
-        self.sizes: dict[int, int] = {}  # of what an anchor stands for, by its node
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        before, is_alias = self.nodes, self.check_event(yaml.AliasEvent)
-        self.nodes += not is_alias
-        node = super().compose_node(parent, index)
-        if is_alias and id(node) not in self.sizes:  # it is not finished yet
-            raise ValueError("an anchor that holds itself")
-        if is_alias:
-            self.nodes += self.sizes[id(node)]
-        if self.nodes > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
-        self.sizes[id(node)] = self.nodes - before
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        names: set[str] = set()
-        for name in (name for name, _ in node.value if isinstance(name, yaml.ScalarNode)):
-            if name.value in names:
-                self._refuse(name, "is given twice in one mapping")
-            names.add(name.value)
-        return node
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        is_number = node.style is None and node.tag.endswith((":int", ":float"))
-        if is_number and ODD_NUMBER.fullmatch(node.value):
-            self._refuse(node, "is a number of another base. Write it as 10 or in quotes")
-        return node
-
-    def _refuse(self, node: yaml.ScalarNode, what: str) -> NoReturn:
-        raise ValueError(f"line {node.start_mark.line + 1}: {shown(node.value, 60)!r} {what}")
+    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else."""
 
 
 _Loader.add_implicit_resolver(
@@ -354,12 +301,11 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         text = CONFIG.text(path)
     except NoFile as error:
-        neighbours = sorted(p.name for p in path.parent.glob("*.y*ml"))
-        near = nearest(path.name, neighbours)
-        hint = "" if near is None else f" Did you mean {path.parent / near}?"
+        names = sorted(p.name for p in path.parent.glob("*.y*ml"))
+        names += [] if path.suffix else sorted(p.stem for p in STOCK.glob("*.yaml"))
         raise UserError(
-            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped: "
-            "mjp list configs."
+            f"No config at {shown(path)!r}: expected a YAML file, or the name of a stock config."
+            f"{did_you_mean(path.name, names)} Those shipped: mjp list configs."
         ) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):
@@ -373,12 +319,53 @@ def yaml_value(text: str, where: str) -> Any:
     try:
         loader = _Loader(text)
         try:
-            return loader.get_single_data()
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_node(node, {})
+            return loader.construct_document(node)
         finally:
             loader.dispose()
     except Exception as error:  # YAMLError, and what its constructors raise on odd values
         text = shown(" ".join(str(error).split()) or type(error).__name__)
         raise UserError(f"{where} is not valid YAML: {text}") from error
+
+
+def _check_node(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """The number of fields and values that a node stands for. ValueError for what a few lines of
+    anchors blow up, a field that stands twice, and numbers that mean something else elsewhere.
+
+    sizes: of the nodes that were counted, by their id; 0 of those that hold this one
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise ValueError("an anchor that holds itself")
+        return sizes[id(node)]
+    sizes[id(node)], size = 0, 1
+    inner: list[yaml.Node] = []
+    fault = ""
+    if isinstance(node, yaml.MappingNode):
+        names = set[str]()
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.value in names:
+                node, fault = name, "is given twice in one mapping"
+            names.add(str(name.value))
+            inner += [name, value]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    elif isinstance(node, yaml.ScalarNode):
+        is_number = node.style is None and node.tag.endswith((":int", ":float"))
+        if is_number and ODD_NUMBER.fullmatch(node.value):
+            fault = "is a number of another base. Write it as 10 or in quotes"
+    if fault:
+        line = node.start_mark.line + 1
+        raise ValueError(f"line {line}: {shown(node.value, 60)!r} {fault}")
+    for child in inner:
+        size += _check_node(child, sizes)
+        if size > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
+    sizes[id(node)] = size
+    return size
 
 
 # CSV ---------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
-from typing_extensions import dataclass_transform
+from typing_extensions import dataclass_transform, is_typeddict
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
@@ -102,43 +102,38 @@ def schema(cls: type[T]) -> type[T]:
         try:
             checked(self, *values, **fields)
         except ValidationError as error:
-            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made, {})}") from error
+            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made)}") from error
 
     made.__init__ = initialised
     whole: type[T] = made
     return whole
 
 
-def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
+def parse(kind: type[T], content: Mapping[str, Any], where: str) -> T:
     """The dataclass `kind` made from these fields; every mistake in them is listed in one error.
-
-    where   names the file in error messages
-    owners  the dataclass behind each nested field, such as {"client": ClientConfig}, to suggest
-            names for misspelt fields inside it
-    """
+    `where` names the file in it."""
     try:
         return TypeAdapter(kind).validate_python(dict(content))
     except ValidationError as error:
-        raise UserError(f"{where} has {listed_mistakes(error, kind, owners)}") from error
+        raise UserError(f"{where} has {listed_mistakes(error, kind)}") from error
 
 
-def listed_mistakes(error: ValidationError, kind: Any, owners: Mapping[str, Any]) -> str:
+def listed_mistakes(error: ValidationError, kind: Any) -> str:
     """What pydantic found, as the end of a sentence and a line for each mistake."""
-    lines = [_explain(problem, kind, owners) for problem in error.errors(include_url=False)]
+    lines = [_explain(problem, kind) for problem in error.errors(include_url=False)]
     count = len(lines)
     if count > MISTAKES_SHOWN:
         lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
     return f"{count} mistake(s):\n  " + "\n  ".join(lines)
 
 
-def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
+def _explain(problem: Any, kind: Any) -> str:
     location = problem["loc"]
     place = shown(".".join(map(str, location)), 100)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        owner = owners.get(str(location[0]), kind) if len(location) > 1 else kind
-        is_dataclass = dataclasses.is_dataclass(owner)
-        fields = [f.name for f in dataclasses.fields(owner)] if is_dataclass else []
-        fields = sorted(fields or getattr(owner, "__annotations__", {}))
+        for part in location[:-1]:  # what is behind a nested field
+            kind = _with_fields(get_type_hints(kind).get(part)) or kind
+        fields = sorted(get_type_hints(kind))
         hint = did_you_mean(str(location[-1]), fields, f" Known: {', '.join(fields)}.")
         return f"{place}: unknown field.{hint}"
     if problem["type"] in ("missing", "missing_argument"):
@@ -149,3 +144,10 @@ def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
     if problem["type"] == "literal_error":
         hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
     return f"{place}: {shown(message)}; got {shown(repr(problem['input']), 100)}.{hint}"
+
+
+def _with_fields(annotation: Any) -> Any:
+    """The dataclass or TypedDict in a field's type, such as dict[str, ModelConfig]; or None."""
+    if dataclasses.is_dataclass(annotation) or is_typeddict(annotation):
+        return annotation
+    return next(filter(None, map(_with_fields, get_args(annotation))), None)

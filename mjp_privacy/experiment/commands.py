@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import tyro
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import stock_config
 from mjp_privacy.core.text import counted, plain, shown
 from mjp_privacy.experiment.config import (
     SUFFIXES,
@@ -22,7 +22,6 @@ from mjp_privacy.experiment.config import (
     Experiment,
     check_attacks,
     check_experiment,
-    find_config,
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
@@ -241,8 +240,7 @@ def _config_in(argv: Sequence[str]) -> str | None:
     for before, word in zip(["", *argv], argv, strict=False):
         if word.startswith("-") or before == "--engine":
             continue
-        with contextlib.suppress(UserError):
-            path = find_config(word)
-            if path.is_file() and path.suffix in SUFFIXES:
-                return word
+        path = stock_config(word)
+        if path.is_file() and path.suffix in SUFFIXES:
+            return word
     return None

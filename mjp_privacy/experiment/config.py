@@ -17,8 +17,8 @@ from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import STOCK, read_mapping, stock_config
-from mjp_privacy.core.registry import did_you_mean, unknown_name
+from mjp_privacy.core.read import read_mapping, stock_config
+from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import (
     Classes,
     Depth,
@@ -39,21 +39,6 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
-
-__all__ = [
-    "MOST_CELLS",
-    "AttackConfig",
-    "Cell",
-    "DtypeName",
-    "Experiment",
-    "GridEntry",
-    "ModelConfig",
-    "SettingName",
-    "attacks_of",
-    "client_fields",
-    "expand",
-]
-
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
@@ -238,14 +223,6 @@ SUFFIXES = (".yaml", ".yml")
 OF_A_RUN = {"experiment", "made_with"}
 """Fields of the experiment.yaml in a run's folder."""
 
-_OWNERS: dict[str, Any] = {
-    "models": ModelConfig,
-    "grid": GridEntry,
-    "attacks": AttackConfig,
-    "client": ClientConfig,
-}
-"""The dataclasses behind the nested fields of an experiment."""
-
 
 def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
     """An experiment from a YAML file, a mapping or an Experiment, checked in each case.
@@ -258,32 +235,16 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
         return config
     if isinstance(config, Mapping):
         return parse_experiment(config, "the config")
-    path = find_config(config)
+    path = stock_config(config)
     content = read_mapping(path)
     if content.keys() == OF_A_RUN and isinstance(content["experiment"], dict):
         content = content["experiment"]
     return parse_experiment(content, str(path))
 
 
-def find_config(config: str | Path) -> Path:
-    """The file of a config that is given by its path or, from anywhere, by a stock config's name.
-
-    find_config("demo"): a file of this name, else configs/demo.yaml here or in the package
-    """
-    path = stock_config(config)
-    if path.exists() or len(path.parts) != 1 or path.suffix in SUFFIXES:
-        return path
-    places = (Path("configs"), STOCK)
-    names = sorted({file.stem for folder in places for file in folder.glob("*.yaml")})
-    raise UserError(
-        f"No config {str(path)!r}: expected a YAML file, or the name of a stock config."
-        f"{did_you_mean(str(path), names)} Stock configs: {', '.join(names)}."
-    )
-
-
 def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
     """An experiment from its fields, checked; `where` names the file in error messages."""
-    experiment = parse(Experiment, content, where, _OWNERS)
+    experiment = parse(Experiment, content, where)
     check_experiment(experiment, where)
     return experiment
 
@@ -363,7 +324,7 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
             raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
     client = experiment.client
     if entry.client is not None:
-        client = parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})
+        client = parse(ClientConfig, client_fields(entry, experiment), f"{where}.client")
         check_client(client, experiment.block, f"{where}.client")
     dtypes = entry.dtypes or experiment.dtypes
     if client.autocast != "none" and "float64" in dtypes:

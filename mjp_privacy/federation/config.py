@@ -159,18 +159,6 @@ def plain(config: FederationConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-_OWNERS: dict[str, Any] = {
-    "model": Architecture,
-    "initial": Initial,
-    "data": Storage,
-    "clients": Clients,
-    "client": ClientConfig,
-    "server": Server,
-    "record": Recording,
-    "attacks": AttackConfig,
-}
-
-
 def load_federation(
     path: str | Path | Mapping[str, Any],
     row: str | None = None,
@@ -188,7 +176,7 @@ def load_federation(
     where = "the config" if isinstance(path, Mapping) else str(path)
     content = row_of(content, row, where)
     content.update({key: value for key, value in changes.items() if value is not None})
-    config = parse(FederationConfig, content, where, _OWNERS)
+    config = parse(FederationConfig, content, where)
     _check(config, where)
     return config if rounds is None else with_rounds(config, rounds)
 

@@ -371,7 +371,7 @@ def evaluations(folder: Path) -> list[Evaluation]:
         try:
             lines.append(TypeAdapter(Evaluation).validate_python(line))
         except ValidationError as error:
-            got = listed_mistakes(error, Evaluation, {})
+            got = listed_mistakes(error, Evaluation)
             what = f"{shown(path)}, evaluation {number}: expected {LINES.expected}; got {got}"
             raise BadFile(path, f"{what}\n{LINES.do}", got) from error
     return lines

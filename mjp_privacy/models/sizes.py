@@ -151,7 +151,7 @@ def low_rank(item: Any) -> LowRank:
             "low-rank adapters are written as {rank: 4, targets: [qkv, proj]}; got "
             f"{shown(repr(item), 100)}"
         )
-    adapters = parse(LowRank, content, "it", {})
+    adapters = parse(LowRank, content, "it")
     if len(set(adapters.targets)) < len(adapters.targets):
         raise UserError(f"targets: expected each layer once, got {', '.join(adapters.targets)}")
     return adapters

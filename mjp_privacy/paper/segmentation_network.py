@@ -406,7 +406,7 @@ def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]
     if not isinstance(recipe, dict) or recipe.get("task") != "segmentation":
         raise KIND.refusal(path, "a file that states no such training", "recipe")
     check_digest(path, KIND)
-    config = parse(TrainingConfig, recipe, shown(path), {})
+    config = parse(TrainingConfig, recipe, shown(path))
     check_config(config, shown(path))
     from_random = replace(config, initial=None)
     _check_shapes(from_random, file)

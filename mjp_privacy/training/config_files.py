@@ -14,13 +14,7 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import check_parameters
 from mjp_privacy.training.config import (
-    Architecture,
-    Augmentation,
-    Initial,
-    Jigsaw,
-    Recipe,
     Segmentation,
-    Storage,
     TrainingConfig,
     other_sizes,
 )
@@ -28,15 +22,6 @@ from mjp_privacy.training.published import preset_fields, without_empty_puzzle
 
 MOST_CLASSES = 255
 """A label map has 8 bits a pixel, and its 0 is no class."""
-_OWNERS: dict[str, Any] = {
-    "model": Architecture,
-    "recipe": Recipe,
-    "augmentation": Augmentation,
-    "jigsaw": Jigsaw,
-    "data": Storage,
-    "segmentation": Segmentation,
-    "initial": Initial,
-}
 
 
 def load_training(
@@ -64,7 +49,7 @@ def load_training(
     if changes:
         given["recipe"] = changes
     content = merged(content, given)
-    config = parse(TrainingConfig, content, where, _OWNERS)
+    config = parse(TrainingConfig, content, where)
     check_config(config, where)
     return config
 
@@ -217,7 +202,7 @@ def recipe_in(metadata: Mapping[str, str]) -> TrainingConfig | None:
     none that this trainer reads."""
     try:
         content = json.loads(metadata.get("recipe", "null"))
-        config = parse(TrainingConfig, content, "the recipe", _OWNERS)
+        config = parse(TrainingConfig, content, "the recipe")
         check_config(config, "the recipe")
     except (ValueError, TypeError, RecursionError, UserError):
         return None

@@ -156,7 +156,7 @@ class UploadHeader:
         if self.lr is not None:
             shared["lr"] = self.lr
         content = {**self.recipe, "upload": self.kind, **shared}
-        return parse(ClientConfig, content, f"{where}, recipe", {})
+        return parse(ClientConfig, content, f"{where}, recipe")
 
     def hides_an_error(self, client: ClientConfig) -> bool:
         """Whether attacks are told too little of what the recipe's defences did to this upload.
@@ -181,7 +181,7 @@ def read_header(path: Path) -> UploadHeader:
 def _header(content: Any, path: Path) -> UploadHeader:
     if isinstance(content, dict):
         content.pop("seal", None)
-    header = typed(content, path, HEADER, UploadHeader, {"model": ModelArguments})
+    header = typed(content, path, HEADER, UploadHeader)
     check_header(header, path)
     return header
 
@@ -228,7 +228,7 @@ def check_header(header: UploadHeader, path: Path) -> None:
         each = f"one for each of {header.batch} image(s) of the batch"
         raise header_refusal(path, "labels", each, str(len(header.labels)))
     try:
-        parse(ClientConfig, header.recipe, "it", {})  # also what the header's own fields replace
+        parse(ClientConfig, header.recipe, "it")  # also what the header's own fields replace
         check_client(header.client_config("it"), None, "recipe")
     except UserError as error:
         fields = "fields of one client's config, whose `upload` is the header's `kind`"

@@ -100,7 +100,7 @@ AS_USUAL: ClientStep = {
 
 def client_step(facts: Mapping[str, Any]) -> ClientStep:
     """The facts as a user gave them, checked; what is not given is as usual."""
-    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step", {})
+    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step")
     training = {name: value for name, value in client.items() if name in OF_TRAINING}
     changed = [f"{n}={said(v)}" for n, v in training.items() if v != dict(AS_USUAL)[n]]
     if client["kind"] == "gradient" and changed:

@@ -369,13 +369,13 @@ class Outer:
 )
 def test_a_wrong_field_is_named(field: str, value: object) -> None:
     with pytest.raises(UserError) as caught:
-        parse(Outer, {field: value}, "the config", {"inner": Inner})
+        parse(Outer, {field: value}, "the config")
     assert field in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 
 def test_a_misspelt_field_gets_the_nearest_of_its_owner() -> None:
     with pytest.raises(UserError, match=r"inner\.rat: .*Did you mean rate\?"):
-        parse(Outer, {"inner": {"rat": 1.0}}, "the config", {"inner": Inner})
+        parse(Outer, {"inner": {"rat": 1.0}}, "the config")
     with pytest.raises(UserError, match=r"(?s)Inner has .*rate"):
         Inner(rate=0.0)

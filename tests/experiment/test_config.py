@@ -157,7 +157,7 @@ def test_every_bad_value_is_refused_with_the_fields_name(schema: type[Any]) -> N
         if case.bad.title in LARGE:
             continue
         try:
-            parse(schema, case.content, "the config", {})
+            parse(schema, case.content, "the config")
             named = not case.bad.certain
         except UserError as error:
             named = case.field in str(error) and len(str(error)) < 6000

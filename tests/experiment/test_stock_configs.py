@@ -12,9 +12,9 @@ import pytest
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
+from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
-from mjp_privacy.experiment.config import expand, find_config, load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.simulated import federation_key
 from mjp_privacy.report.published import published_row
 from tests.helpers.runs import one_cell
@@ -68,10 +68,10 @@ def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_experiment("demo").name == "demo"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.yaml").write_text("name: mine\n")
-    assert find_config("demo") == Path("configs/demo.yaml")
+    assert stock_config("demo") == Path("configs/demo.yaml")
     (tmp_path / "demo").write_text("name: nearer\n")
-    assert find_config("demo") == Path("demo")
-    assert find_config("configs/demo.yaml") == Path("configs/demo.yaml")
+    assert stock_config("demo") == Path("demo")
+    assert stock_config("configs/demo.yaml") == Path("configs/demo.yaml")
     assert read_mapping(Path("configs/training/cifar10.yaml"))["name"] == "cifar10"
     with pytest.raises(UserError) as caught:
         load_experiment("ladderr")

@@ -129,7 +129,7 @@ def engine_config(engine: EngineConfig | str | None, options: Mapping[str, Any])
     else:
         section, where = _section(engine)
         fields = {**section, **given}
-    config = parse(EngineConfig, fields, where, {})
+    config = parse(EngineConfig, fields, where)
     known = OF_KIND[config.kind]
     if idle := [name for name in _given(config) if name not in known]:
         able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
