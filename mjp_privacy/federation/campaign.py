@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from attacks import find_attack
@@ -15,12 +16,12 @@ from mjp_privacy.core.registry import Entry, Registry
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.code import Stale
-from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment, check_attacks
+from mjp_privacy.experiment.config import Cell, Experiment, check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
 from mjp_privacy.experiment.refusals import META, foreseen
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.source import ModelVariants
-from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
+from mjp_privacy.federation.config import FederationConfig, probe_client
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS
 from mjp_privacy.federation.task import network
@@ -127,28 +128,19 @@ def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
             attack = find_attack(named.name, named.options)
             if isinstance(attack, Control):
                 continue
-            if reason := _reason(config, probe, named, attack, outline):
-                lines[f"{named.title}: {reason}"] = None
+            if attack.uploads > probe.uploads:
+                needed = f"it needs {attack.uploads} uploads of the same images"
+                lines[f"{named.title}: {needed}; a probe records {probe.uploads}"] = None
+                continue
+            client = probe_client(config.client, probe)
+            cell = Cell("", config.setting, config.gamma, "float32", named, None, None, client)
+            refusal = foreseen(outline, cell, attack, partial(_recorded, config, attack))
+            if refusal is not None:
+                lines[f"{named.title}: {refusal.text}"] = None
     return tuple(lines)
 
 
-def _reason(
-    config: FederationConfig,
-    probe: Probe,
-    named: AttackConfig,
-    attack: Attack,
-    outline: ModelVariants,
-) -> str:
-    """Why the attack does not apply to the uploads of this probe; empty if nothing says so."""
-    if attack.uploads > probe.uploads:
-        needed = f"it needs {attack.uploads} uploads of the same images"
-        return f"{needed}; a probe records {probe.uploads}"
-    client = probe_client(config.client, probe)
-    cell = Cell("", config.setting, config.gamma, "float32", named, None, None, client)
-
-    def recorded(model: LoadedModel) -> Sequence[str]:
-        kept = kept_names(config, model)
-        return [name for name in attack.needs(model) if name in kept]
-
-    refusal = foreseen(outline, cell, attack, recorded)
-    return "" if refusal is None else refusal.text
+def _recorded(config: FederationConfig, attack: Attack, model: LoadedModel) -> Sequence[str]:
+    """What an attack reads of what is recorded."""
+    kept = kept_names(config, model)
+    return [name for name in attack.needs(model) if name in kept]

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
-from mjp_privacy.client.config import client_recipe
+from mjp_privacy.client.config import ClientConfig, client_recipe
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.header import UploadHeader, header_changed
@@ -115,23 +115,30 @@ class Recorder:
         model = task.with_weights(weights)
         kept = kept_names(config, model)
         update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
-        weights_file = record_weights(self.folder.root, model)
-        header = UploadHeader(
-            label=config.title,
-            weights=weights_file,
-            weights_sha256=file_sha256(self.folder.root / weights_file),
-            mean=model.card.mean,  # type: ignore[arg-type]
-            std=model.card.std,  # type: ignore[arg-type]
-            gamma=config.gamma,
-            recipe=client_recipe(client),
-            partial=len(kept) < len(_sent_names(config, model)),
-        )
+        partial = len(kept) < len(_sent_names(config, model))
+        header = header_of(config, client, model, self.folder.root, partial)
         names, plain = self.names(probe, start, round), task.photographs(places, client, round)
         for upload in uploads_of(update, header, model, names, inputs[0], plain):
             if only is None or upload.name in only:
                 series = upload.name.partition("_at")[0]
                 own = replace(upload.header, series=series)
                 replace(upload, header=own).save(self.folder.root)
+
+
+def header_of(
+    config: FederationConfig, client: ClientConfig, model: LoadedModel, root: Path, partial: bool
+) -> UploadHeader:
+    """What the uploads of a client have in common that are written into a folder, with the weights
+    that they were made with; partial: only some of what was sent is written."""
+    return UploadHeader(
+        label=config.title,
+        weights=record_weights(root, model),
+        mean=model.card.mean,  # type: ignore[arg-type]
+        std=model.card.std,  # type: ignore[arg-type]
+        gamma=config.gamma,
+        recipe=client_recipe(client),
+        partial=partial,
+    )
 
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:

@@ -14,18 +14,18 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines
+from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines, typed
 from mjp_privacy.core.schema import NotNegative, Whole, listed_mistakes, schema
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.opening import keep_apart
@@ -39,6 +39,8 @@ from mjp_privacy.training.journal import METRICS, Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     MODEL,
+    STATE,
+    check_weights,
     difference,
     load_checkpoint,
     save_checkpoint,
@@ -156,12 +158,21 @@ class Federation:
     def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
         """The server's step on a round's uploads, each with its number of images; then evaluate,
         save and report where it is time to."""
-        norm = self._step(uploads)
+        before = self.weights
+        self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
+        self.round += 1
+        moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
+        if not bool(moved.isfinite()):
+            raise UserError(
+                f"In round {self.round} the weights are no longer finite numbers. "
+                f"{CHECKPOINT} in --out, where there is one, is from an earlier round. Start again "
+                "in another --out with a smaller server.lr or client.lr, or less noise."
+            )
         took = time.monotonic() - self._started
         self.seconds += took
         last = self.round == self.config.rounds
         if last or self.round % self.config.evaluate_every == 0:
-            self._measure(norm)
+            self._measure(float(moved))
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
             self.save()
             self._saved = time.monotonic()
@@ -175,20 +186,6 @@ class Federation:
         if tested := self._tested():
             self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
         return write_model(self.task, self.weights, self.out / MODEL)
-
-    def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
-        """The server's step; the norm of the change in the weights."""
-        before = self.weights
-        self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
-        self.round += 1
-        moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
-        if not bool(moved.isfinite()):
-            raise UserError(
-                f"In round {self.round} the weights are no longer finite numbers. "
-                f"{CHECKPOINT} in --out, where there is one, is from an earlier round. Start again "
-                "in another --out with a smaller server.lr or client.lr, or less noise."
-            )
-        return float(moved)
 
     def _measure(self, norm: float | None) -> None:
         """Write a line of metrics.jsonl about the current weights, once for each round."""
@@ -251,30 +248,25 @@ class Federation:
         if state is not None:
             like = {name: weight.cpu() for name, weight in self.weights.items()}
             stored = StoredState.of(state, like, self.config.rounds, self.out)
-            self.round, self.weights = stored.round, self._placed(stored.weights)
-            first, second = (self._placed(m) for m in (stored.server.first, stored.server.second))
-            self.state = ServerState(stored.server.step, first, second)
-            self.seconds = stored.seconds
-            self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
-        self._check_begun()
-        self.journal.keep_until(self.round)
-
-    def _placed(self, tensors: Mapping[str, Tensor]) -> Weights:
-        return {name: tensor.to(self.task.device) for name, tensor in tensors.items()}
-
-    def _check_begun(self) -> None:
-        """Refuse another config also where the run was killed before its first checkpoint."""
-        if self.round or not is_there(self.out / RESOLVED):
-            return
-        before, now = (
-            json.loads(json.dumps(training_part(config)))
-            for config in (stored_config(self.out), self.config)
-        )
-        if before != now:
-            raise UserError(
-                f"--out holds a run of another config: {difference(before, now)}. Expected the "
-                "same config. Give another --out."
+            server, device = stored.optimizer, self.task.device
+            self.round, self.seconds = stored.step, stored.seconds
+            self.weights, first, second = (
+                {name: tensor.to(device) for name, tensor in of.items()}
+                for of in (stored.model, server.first, server.second)
             )
+            self.state = ServerState(server.step, first, second)
+            self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
+        elif is_there(self.out / RESOLVED):  # killed before its first checkpoint
+            before, now = (
+                json.loads(json.dumps(training_part(config)))
+                for config in (stored_config(self.out), self.config)
+            )
+            if before != now:
+                raise UserError(
+                    f"--out holds a run of another config: {difference(before, now)}. Expected the "
+                    "same config. Give another --out."
+                )
+        self.journal.keep_until(self.round)
 
 
 def write_model(task: Task, weights: Weights, path: Path) -> Path:
@@ -332,11 +324,6 @@ LINES = FileKind(
     "a line for each evaluation, as `mjp federate` writes them",
     "Delete the line that is wrong; the others still hold.",
 )
-STATE = FileKind(
-    "the state of a federation that was stopped",
-    "Delete this file, and the federation starts at round 0 again.",
-    1 << 40,
-)
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 
 
@@ -377,14 +364,23 @@ def evaluations(folder: Path) -> list[Evaluation]:
     return lines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class StoredServer:
+    """The server's optimiser in a checkpoint."""
+
+    step: Whole
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
 class StoredState:
     """A checkpoint of a federation: its round, its weights, the server's optimiser."""
 
-    round: int
-    weights: Weights
-    server: ServerState
-    seconds: float
+    step: Whole
+    model: dict[str, Any]
+    optimizer: StoredServer
+    seconds: NotNegative
 
     @classmethod
     def of(
@@ -395,31 +391,12 @@ class StoredState:
         like: the federation's weights before round 0
         """
         path = folder / CHECKPOINT
-        optimizer = state["optimizer"]
-        step, seconds = state["step"], state.get("seconds")
-        if not isinstance(optimizer, Mapping) or type(optimizer.get("step")) is not int:
-            raise STATE.refusal(path, "no state of a server's optimiser", "optimizer")
-        if type(step) is not int or not 0 <= step <= rounds:
-            raise STATE.refusal(path, f"{shown(repr(step), 60)} of {rounds} rounds", "step")
-        if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e12:
-            raise STATE.refusal(path, shown(repr(seconds), 60), "seconds")
-        moments = (_checked(optimizer.get(name), like, path, name) for name in ("first", "second"))
-        weights = _checked(state["model"], like, path, "model")
-        if missing := sorted(like.keys() - weights.keys()):
-            raise STATE.refusal(path, f"no tensor {missing[0]}", "model")
-        return cls(step, weights, ServerState(optimizer["step"], *moments), float(seconds))
-
-
-def _checked(tensors: Any, like: Mapping[str, Tensor], path: Path, field: str) -> Weights:
-    """Tensors of the model's parameters, of their shapes and types, all finite."""
-    if not isinstance(tensors, Mapping):
-        raise STATE.refusal(path, f"{type(tensors).__name__} in place of tensors by name", field)
-    for name, tensor in tensors.items():
-        if name not in like or not isinstance(tensor, Tensor):
-            raise STATE.refusal(path, f"{shown(name, 60)}, which is no parameter", field)
-        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            shape = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise STATE.refusal(path, f"{shape}; it is {tuple(like[name].shape)}", name)
-        if not bool(tensor.isfinite().all()):
-            raise STATE.refusal(path, "numbers that are NaN or infinite", name)
-    return dict(tensors)
+        stored = typed(state, path, STATE, cls)
+        if stored.step > rounds:
+            raise STATE.refusal(path, f"round {stored.step} of {rounds} rounds", "step")
+        check_weights(stored.model, like, path, "model")
+        for name in ("first", "second"):  # of what clients send, which may be a part
+            moments = getattr(stored.optimizer, name)
+            known = {n: weight for n, weight in like.items() if n in moments}
+            check_weights(moments, known, path, name)
+        return stored

@@ -412,25 +412,15 @@ def server_step(
     """
     mean = mean_gradient(uploads)
     rate = learning_rate(server, round, rounds)
-    if server.optimizer == "adam":
-        state = _moments(state, mean)
-    moved = dict(weights)
-    for name, gradient in mean.items():
-        step = gradient if server.optimizer == "sgd" else _adam(state, name)
-        moved[name] = weights[name] - rate * (step + server.weight_decay * weights[name])
-    return moved, state
-
-
-def _moments(state: ServerState, mean: Mapping[str, Tensor]) -> ServerState:
+    adam, moved = server.optimizer == "adam", dict(weights)
     first, second = dict(state.first), dict(state.second)
-    for name, g in mean.items():
-        zero = torch.zeros_like(g)
-        first[name] = BETAS[0] * first.get(name, zero) + (1 - BETAS[0]) * g
-        second[name] = BETAS[1] * second.get(name, zero) + (1 - BETAS[1]) * g.square()
-    return ServerState(state.step + 1, first, second)
-
-
-def _adam(state: ServerState, name: str) -> Tensor:
-    first = state.first[name] / (1 - BETAS[0] ** state.step)
-    second = state.second[name] / (1 - BETAS[1] ** state.step)
-    return first / (second.sqrt() + EPSILON)
+    for name, gradient in mean.items():
+        step = gradient
+        if adam:
+            zero = torch.zeros_like(gradient)
+            first[name] = BETAS[0] * first.get(name, zero) + (1 - BETAS[0]) * gradient
+            second[name] = BETAS[1] * second.get(name, zero) + (1 - BETAS[1]) * gradient.square()
+            step = first[name] / (1 - BETAS[0] ** (state.step + 1))
+            step = step / ((second[name] / (1 - BETAS[1] ** (state.step + 1))).sqrt() + EPSILON)
+        moved[name] = weights[name] - rate * (step + server.weight_decay * weights[name])
+    return moved, ServerState(state.step + 1, first, second) if adam else state

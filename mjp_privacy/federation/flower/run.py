@@ -183,22 +183,24 @@ class SuperLink:
             command += ["--node-config", f"partition-id={node} num-partitions={number}"]
             self.nodes.append(_start(command, log, self.environment))
         for node, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
-            _wait_for(f"SuperNode {node}", process, log, partial(_is_connected, log))
+            connected = partial(_says, log, b"SuperNode ID")
+            _wait_for(f"SuperNode {node}", process, log, connected)
 
     def run(self, app: Path, config: Mapping[str, str | float]) -> None:
         """Submit the app, show what its server says, and return when it has finished."""
         values = self.home / "run.toml"
         values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
         options = ["--run-config", str(values)]
-        if self.simulated:
-            options += ["--federation-config", _simulation(self.simulated)]
+        if self.simulated:  # one processor for each node at work
+            each = f"client-resources-num-cpus=1 init-args-num-cpus={os.cpu_count() or 1}"
+            options += ["--federation-config", f"num-supernodes={self.simulated} {each}"]
         self._command(["run", str(app), LINK, *options, "--stream"])
-        listed = self._command(["list", LINK, "--format", "json"])
-        last = _last_run(listed)
-        if last["status"] != "finished:completed":
+        status, details = _last_run(self._command(["list", LINK, "--format", "json"]))
+        if status != "finished:completed":
+            why = details.partition("failed with exception: ")[2] or details
             raise UserError(
-                f"Flower's run ended as {last['status']}. {_cause(last)} "
-                f"Flower's output is in {self.home / 'run.log'}."
+                f"Flower's run ended as {status}. {why} Flower's output is in "
+                f"{self.home / 'run.log'}."
             )
 
     def _command(self, arguments: Sequence[str]) -> str:
@@ -251,29 +253,16 @@ def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
             shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
 
 
-def _simulation(nodes: int) -> str:
-    """Flower's configuration of a simulation: one processor for each node at work."""
-    processors = os.cpu_count() or 1
-    return f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={processors}"
-
-
-def _last_run(listed: str) -> Mapping[str, str]:
-    """The latest run that `flwr list --format json` names."""
+def _last_run(listed: str) -> tuple[str, str]:
+    """Status and details of the latest run that `flwr list --format json` names."""
     try:
         run = json.loads(listed[listed.index("{") :])["runs"][0]
-        return {"status": str(run["status"]), "status-details": str(run.get("status-details", ""))}
+        return str(run["status"]), str(run.get("status-details", ""))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"flwr list: expected the run's status as JSON, got {shown(listed, 200)!r}. Install "
             "the version of Flower that pyproject.toml names."
         ) from error
-
-
-def _cause(run: Mapping[str, Any]) -> str:
-    """Why a run ended, without what Flower puts around the exception."""
-    return str(run.get("status-details", "")).partition("failed with exception: ")[2] or str(
-        run.get("status-details", "")
-    )
 
 
 # processes ----------------------------------------------------------------------------------
@@ -336,8 +325,8 @@ def _wait_for(what: str, process: Process, log: Path, ready: Callable[[], bool])
         time.sleep(0.2)
 
 
-def _is_connected(log: Path) -> bool:
-    return b"SuperNode ID" in _read(log)
+def _says(log: Path, words: bytes) -> bool:
+    return log.is_file() and words in log.read_bytes()
 
 
 def _answers(url: str) -> bool:
@@ -355,9 +344,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _read(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
 def _tail(path: Path) -> str:
-    return " | ".join(_read(path).decode(errors="replace").split("\n")[-4:]).strip(" |")
+    lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
+    return " | ".join(lines[-4:]).strip(" |")

@@ -9,23 +9,27 @@ was stopped can go on, also with another engine. A client that fails is left out
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import sys
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from mjp_privacy.client.config import client_recipe
+import torch
+from torch import Tensor
+
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.read import FileKind, json_lines
-from mjp_privacy.federation.recording import kept_names
+from mjp_privacy.core.text import first_of
+from mjp_privacy.federation.config import FederationConfig, load_federation, plain
+from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.folder import UploadFolder
-from mjp_privacy.uploads.header import UploadHeader
-from mjp_privacy.uploads.record import record_weights, uploads_of
+from mjp_privacy.uploads.record import uploads_of
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -34,31 +38,13 @@ try:
 except ImportError as error:
     raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
 
-
-import dataclasses
-import re
-
-import torch
-from torch import Tensor
-
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.federation.config import FederationConfig, load_federation, plain
-
-try:
-    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-except ImportError as error:
-    raise UserError(
-        "Flower: expected the package flwr, which is not installed here. "
-        "pip install '.[federated]' (Python 3.11 or newer)."
-    ) from error
-
 RECEIVED, ROUNDS = "received", "rounds.jsonl"
 LINES = FileKind(
     "a line for each round, as the federation writes them",
     "Delete this file; it says who answered in which round, and nothing is computed from it.",
 )
 PARTITION = "partition"
-SHOWN = 8  # the most clients that a message names
+SHOWN, MOST = 8, 1000  # clients that a message names, and characters of what it says of all
 WAIT = 1.0  # seconds between two searches for SuperNodes
 
 Record = Literal["all", "attacked", "none"]
@@ -100,7 +86,9 @@ class RecordingStrategy(Strategy):
                 "num-partitions in their node config. Start them, or give a longer `patience`."
             )
         if absent:
-            self._say(f"going on without clients {_few(absent)}: no SuperNode plays them")
+            self._say(
+                f"going on without clients {first_of(absent, SHOWN)}: no SuperNode plays them"
+            )
 
     def _introduce(self, grid: Grid) -> None:
         """Ask new nodes which clients they play; forget the nodes that are gone."""
@@ -153,9 +141,9 @@ class RecordingStrategy(Strategy):
         self._note(sorted(uploads))
         if not uploads:
             federation.save()
+            why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
             raise UserError(
-                f"Round {federation.round}: no client sent an upload ("
-                f"{_few([f'{client}: {why}' for client, why in self._missing.items()])}). "
+                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). "
                 f"What was received before is in {self.received.root}. Mend the clients and run "
                 "the same command again; it goes on from this round."
             )
@@ -195,29 +183,29 @@ class RecordingStrategy(Strategy):
         """Write an upload's files, before the server uses it."""
         if self.keeps == "none":
             return
-        federation, config = self.federation, self.federation.config
-        model = federation.task.with_weights(federation.weights)
+        config, root = self.federation.config, self.received.root
+        model = self.federation.task.with_weights(self.federation.weights)
         kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
-        header = UploadHeader(
-            label=config.title,
-            weights=record_weights(self.received.root, model),
-            mean=model.card.mean,  # type: ignore[arg-type]
-            std=model.card.std,  # type: ignore[arg-type]
-            client=str(client),
-            gamma=config.gamma,
-            recipe=client_recipe(config.client),
-            partial=not kept >= set(update.grads),
+        partial = not kept >= set(update.grads)
+        header = header_of(config, config.client, model, root, partial)
+        grads, noise, rounding = (
+            {name: tensor for name, tensor in of.items() if name in kept}
+            for of in (update.grads, update.noise, update.rounding)
         )
-        name = f"r{update.round:05d}_c{client:04d}"
-        for upload in uploads_of(_part(update, kept), header, model, [name]):
-            upload.save(self.received.root)
+        part = replace(update, grads=grads, noise=noise, rounding=rounding)
+        own, name = replace(header, client=str(client)), f"r{update.round:05d}_c{client:04d}"
+        for upload in uploads_of(part, own, model, [name]):
+            upload.save(root)
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
         round = self.federation.round
-        old = [line for line in json_lines(self.lines, LINES)[0] if _round_of(line) < round]
-        new = {"round": round, "arrived": arrived, "missing": self._missing}
-        lines = [*old, new]
+        old = [
+            line
+            for line in json_lines(self.lines, LINES)[0]
+            if type(line.get("round")) is int and line["round"] < round  # others were damaged
+        ]
+        lines = [*old, {"round": round, "arrived": arrived, "missing": self._missing}]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.lines, lambda path: path.write_text(text, "utf-8"))
         for client, why in self._missing.items():
@@ -252,26 +240,7 @@ class RecordingStrategy(Strategy):
         self.federation.journal.say(message)
 
 
-def _round_of(line: Mapping[str, Any]) -> int:
-    """The round that a line is about; a line that was damaged is about none, and is dropped."""
-    number = line.get("round")
-    return number if type(number) is int else sys.maxsize
-
-
-def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
-    """The upload with only these parameters."""
-    grads, noise, rounding = (
-        {name: tensors[name] for name in tensors if name in names}
-        for tensors in (update.grads, update.noise, update.rounding)
-    )
-    return replace(update, grads=grads, noise=noise, rounding=rounding)
-
-
-def _few(things: Sequence[object]) -> str:
-    """The first few of them for a message, and how many more there are."""
-    shown = "; ".join(map(str, things[:SHOWN]))
-    return shown + (f"; and {len(things) - SHOWN} more" if len(things) > SHOWN else "")
-
+# what is sent -----------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 LONGEST = 300  # characters that are shown of a client's failure
