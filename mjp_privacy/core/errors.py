@@ -102,26 +102,19 @@ def storage_error(
         return error
     name = getattr(error, "filename", None)
     path = path or (Path(name) if isinstance(name, str) and name else None)
-    number = _system_number(error)
+    number = error.errno if isinstance(error, OSError) else None
+    kinds = (OSError, ValueError, RuntimeError)
+    if number is None and (isinstance(error, kinds) or type(error).__name__ == "SafetensorError"):
+        if found := NUMBER.search(str(error)):  # a library holds it in its text alone
+            number = int(found[1] or found[2])
+        elif any(words in str(error) for words in WITHOUT_NUMBER):
+            number = errno.ENOSPC
     taken_away = path is not None and (
         not path.parent.exists() or any(f in path.absolute().parents for f in folders)
     )
     if number is None or not (number in DISK_ERRORS or (number in GONE and taken_away)):
         return None
     return StorageError.of(path or (folders[0] if folders else "the output"), number)
-
-
-def _system_number(error: BaseException) -> int | None:
-    """The system's number of an error, also where a library holds it in its text alone."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    if type(error).__name__ != "SafetensorError" and not isinstance(
-        error, (OSError, ValueError, RuntimeError)
-    ):
-        return None
-    if found := NUMBER.search(str(error)):
-        return int(found[1] or found[2])
-    return errno.ENOSPC if any(words in str(error) for words in WITHOUT_NUMBER) else None
 
 
 def format_error(error: BaseException) -> str:

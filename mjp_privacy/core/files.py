@@ -40,25 +40,20 @@ LONGEST_LINE = 1 << 24  # bytes; all that are written are shorter
 # writing -----------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
+def write_atomically(
+    path: Path,
+    write: Callable[[Path], object],
+    *,
+    durable: bool = False,
+    name_of: Callable[[Path], str] | None = None,
+) -> Path:
     """Call `write` with a temporary path beside `path`, then rename that file to `path`.
 
     write_atomically(path, lambda temporary: temporary.write_text("whole or not at all"))
 
-    durable: the file is on the disk itself when this returns, and survives a loss of power
-    """
-    write_named(path, write, lambda temporary: path.name, durable=durable)
-
-
-def write_named(
-    path: Path,
-    write: Callable[[Path], object],
-    name_of: Callable[[Path], str],
-    *,
-    durable: bool = False,
-) -> Path:
-    """The same for a file whose name depends on its content: `name_of` gets the written file, and
-    says what it is called in the folder of `path`.
+    durable  the file is on the disk itself when this returns, and survives a loss of power
+    name_of  says of the written file what it is called in the folder of `path`, where its name
+             depends on its content
 
     Who may read the file is what the process' umask says, whatever library writes it. A disk that
     does not take it is a StorageError, and so is a folder that was taken away.
@@ -76,7 +71,7 @@ def write_named(
                 temporary.chmod(mode)
             if durable:
                 fsync(temporary)
-            target = path.with_name(name_of(temporary))
+            target = path if name_of is None else path.with_name(name_of(temporary))
             temporary.replace(target)
             for folder in folders if durable else ():
                 fsync(folder)
@@ -137,22 +132,17 @@ def sweep(root: Path) -> None:
         named = TEMPORARY.fullmatch(path.name)
         if named is None or not path.is_file():
             continue
+        gone = False
+        try:
+            if named[2] == HOST and os.name == "posix":  # elsewhere signal 0 is no question
+                os.kill(int(named[1]), 0)
+        except ProcessLookupError:
+            gone = True
+        except (OSError, OverflowError):  # OSError: somebody else's process
+            pass
         with suppress(OSError):  # it was renamed or removed just now
-            gone = named[2] == HOST and not _is_running(int(named[1]))
             if gone or time.time() - path.stat().st_mtime > DAY:
                 path.unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether there is a process of this number, or whether that cannot be known."""
-    try:
-        if os.name == "posix":  # elsewhere signal 0 is no question
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # OSError: somebody else's process
-        return True
-    return True
 
 
 # folders that a command works in -----------------------------------------------------------------

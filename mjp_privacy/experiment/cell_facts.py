@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.read import FileKind, is_there
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 UNRESOLVED = "unresolved"
 OPTION = FileKind("a file that an attack's option names", "Give a smaller file.", 1 << 31)
-
-Column = str | float | int | bool | None
 
 
 def _column(name: str, default: Any = "") -> Any:
@@ -59,6 +57,28 @@ class ModelFacts:
     resize: int | None = None
     interpolation: str | None = None
 
+    @classmethod
+    def of(cls, label: str, model: LoadedModel) -> ModelFacts:
+        """The facts of a loaded model."""
+        from mjp_privacy.data import Preprocessing
+
+        card = model.card
+        crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+        return cls(
+            label=label,
+            checkpoint_sha=card.checkpoint.sha256,
+            architecture=card.architecture,
+            trained_gamma=card.trained_gamma,
+            position_embedding=model.position_embedding,
+            first_block=model.first_block,
+            checkpoint=card.checkpoint.source,
+            size=card.img_size,
+            mean=card.mean,
+            std=card.std,
+            resize=crop.short_side,
+            interpolation=card.interpolation,
+        )
+
 
 @dataclass(frozen=True)
 class AttackFacts:
@@ -72,6 +92,25 @@ class AttackFacts:
     engine: str | None = None
     options: str | None = _column("attack_options", None)  # JSON
     paper_row: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, cell: Cell, attack: Attack | Control, paper: str | None) -> AttackFacts:
+        """The facts of a cell's attack; paper: what the paper calls the model."""
+        from mjp_privacy.interfaces import Control
+
+        config = cell.attack
+        shared: dict[str, Any] = {
+            "title": config.title,
+            "name": config.name,
+            "engine": str(config.options.get("engine", "batched")),
+            "options": json.dumps(config.options, sort_keys=True, default=str),
+        }
+        if isinstance(attack, Control):
+            return cls(role=attack.role, uploads=0, victim="intact", **shared)
+        if paper is not None and attack.published:
+            setting = cell.paper_setting or cell.setting
+            shared["paper_row"] = {"model": paper, "setting": setting}
+        return cls(uploads=attack.uploads, victim=attack.victim, **shared)
 
     @property
     def known_as(self) -> str:
@@ -170,21 +209,25 @@ class CellFacts:
     @cached_property
     def columns(self) -> Mapping[str, Any]:
         """Every fact by the name of its column."""
-        without_part = {name: getattr(self, name) for name in OWN}
-        parts = [getattr(self, name) for name in PARTS]
-        of_parts = {
-            _name(f): getattr(part, f.name) for part in parts for f in dataclasses.fields(part)
-        }
-        lists = {name: list(value) for name, value in of_parts.items() if isinstance(value, tuple)}
-        return {**without_part, **of_parts, **lists, **self.other}
+        found = {name: getattr(self, name) for name in OWN}
+        for part in (getattr(self, name) for name in PARTS):
+            found |= {_name(f): getattr(part, f.name) for f in dataclasses.fields(part)}
+        lists = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+        return {**found, **lists, **self.other}
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
         """The facts in a row of the list of cells; columns that it lacks get their defaults."""
-        parts: dict[str, Any] = {name: _read(kind, columns) for name, kind in PARTS.items()}
-        without_part = {name: columns[name] for name in OWN}
-        standard = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
-        other = {name: value for name, value in columns.items() if name not in standard}
+        known: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in columns.items()
+        }
+        parts: dict[str, Any] = {}
+        for name, kind in PARTS.items():
+            names = {f.name: _name(f) for f in dataclasses.fields(kind)}
+            own = {field: known.pop(column) for field, column in names.items() if column in known}
+            parts[name] = kind(**own)
+        without_part = {name: known.pop(name) for name in OWN}
+        other = {name: columns[name] for name in known}
         return cls(**parts, **without_part, other=other)
 
 
@@ -198,15 +241,13 @@ PARTS: Mapping[str, type[Any]] = {
 OWN = ("setting", "gamma", "dtype", "seed")
 """Fields of `CellFacts` that are columns themselves and belong to no part."""
 
-T = TypeVar("T")
-
 
 def columns_of(kind: type[Any]) -> tuple[str, ...]:
     """The columns of one part: columns_of(AttackFacts)[:2] is ("attack", "attack_name")."""
     return tuple(_name(f) for f in dataclasses.fields(kind))
 
 
-def defaults_of(kind: type[Any]) -> dict[str, Column]:
+def defaults_of(kind: type[Any]) -> dict[str, str | float | int | bool]:
     """The values that a part's columns have in cells that lack them; None is left out.
 
     defaults_of(AttackFacts)["uploads"] is 1.
@@ -217,13 +258,6 @@ def defaults_of(kind: type[Any]) -> dict[str, Column]:
 
 def _name(f: dataclasses.Field[Any]) -> str:
     return str(f.metadata.get("column", f.name))
-
-
-def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    values = {f.name: columns[_name(f)] for f in fields if _name(f) in columns}
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return kind(**{**values, **lists})
 
 
 # describing a cell --------------------------------------------------------------------------------
@@ -249,9 +283,11 @@ def describe(
     notes = [experiment.models[cell.model].note, cell.note]
     if model is not None:
         notes = [*model.card.checkpoint.notes, *notes]
+    config = experiment.models[cell.model]
+    unread = ModelFacts(label=cell.model, trained_gamma=config.trained_gamma)
     return CellFacts(
-        model=_model_facts(cell, experiment, model),
-        attack=_attack_facts(cell, experiment, attack),
+        model=unread if model is None else ModelFacts.of(cell.model, model),
+        attack=AttackFacts.of(cell, attack, config.paper),
         setting=cell.setting,
         gamma=cell.gamma,
         dtype=cell.dtype,
@@ -276,64 +312,6 @@ def describe(
             lpips=lpips_backbone(),
         ),
         other=source.columns(cell.model),
-    )
-
-
-def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) -> ModelFacts:
-    """Facts of the model; most are empty until its checkpoint was read."""
-    if model is None:
-        return ModelFacts(
-            label=cell.model,
-            checkpoint_sha="",
-            architecture="",
-            trained_gamma=experiment.models[cell.model].trained_gamma,
-            position_embedding="",
-            first_block="",
-            checkpoint="",
-            size=0,
-            mean=(),
-            std=(),
-            resize=0,
-            interpolation="",
-        )
-    from mjp_privacy.data import Preprocessing
-
-    card = model.card
-    crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
-    return ModelFacts(
-        label=cell.model,
-        checkpoint_sha=card.checkpoint.sha256,
-        architecture=card.architecture,
-        trained_gamma=card.trained_gamma,
-        position_embedding=model.position_embedding,
-        first_block=model.first_block,
-        checkpoint=card.checkpoint.source,
-        size=card.img_size,
-        mean=card.mean,
-        std=card.std,
-        resize=crop.short_side,
-        interpolation=card.interpolation,
-    )
-
-
-def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) -> AttackFacts:
-    from mjp_privacy.interfaces import Control
-
-    shared: dict[str, Any] = {
-        "title": cell.attack.title,
-        "name": cell.attack.name,
-        "engine": str(cell.attack.options.get("engine", "batched")),
-        "options": json.dumps(cell.attack.options, sort_keys=True, default=str),
-    }
-    if isinstance(attack, Control):
-        return AttackFacts(role=attack.role, uploads=0, victim="intact", **shared)
-    paper = experiment.models[cell.model].paper if attack.published else None
-    setting = cell.paper_setting or cell.setting
-    return AttackFacts(
-        uploads=attack.uploads,
-        victim=attack.victim,
-        paper_row=None if paper is None else {"model": paper, "setting": setting},
-        **shared,
     )
 
 

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from attacks.budget import OVER, SECONDS
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
-from mjp_privacy.core.files import fsync, write_named
+from mjp_privacy.core.files import fsync, write_atomically
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
@@ -476,11 +476,11 @@ def write_pieces(folder: Path, name: str, schema: pa.Schema, pieces: Iterable[pa
     after those that are there."""
     before = [file.attempt for file in stored_files(folder)]
     start = f"{name}.{1 + max(before, default=0):04d}"
-    return write_named(
+    return write_atomically(
         folder / f"{start}.parquet",
         lambda path: write_file(path, schema, pieces),
-        lambda path: f"{start}.{digest_of(path)}.parquet",
         durable=True,
+        name_of=lambda path: f"{start}.{digest_of(path)}.parquet",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, TaskLost
-from mjp_privacy.experiment.engines.worker import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, News, TaskLost
+from mjp_privacy.experiment.engines.worker import (
+    END,
+    Job,
+    Task,
+    TaskReport,
+    task_file,
+    write_typed,
+)
 from mjp_privacy.experiment.work import CellDone
 from tests.helpers.runs import tiny
 
@@ -27,11 +34,12 @@ MODELS = ["ViT", "MJP", "third"]
 
 @dataclass
 class Worker:
-    """A worker as a test plays it: it reads its file, writes rows and tells of them."""
+    """A worker as a test plays it: it reads its file, writes rows and tells when it is over."""
 
-    number: int
     task: Task | None = None
-    report: TaskReport = field(default_factory=TaskReport)
+    units: int = 0  # rows that it wrote of its task, and those that it found
+    finished: int = 0
+    ended: bool = False
 
 
 @dataclass
@@ -43,9 +51,8 @@ class Played:
     interval: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
     rows: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # that are on disk
-    tried: list[Task] = field(default_factory=list)
+    tried: dict[int, list[Task]] = field(default_factory=dict)  # by worker
     dead: dict[int, str] = field(default_factory=dict)
-    tried_by: dict[int, list[Task]] = field(default_factory=dict)
     closed: bool = False
     working: bool = False  # every worker does its work whenever it is looked for
     deadly: int | None = None  # a block that ends whoever works on it
@@ -53,12 +60,12 @@ class Played:
     def start(self, workers: Sequence[int]) -> None:
         for number in workers:
             assert number not in self.workers
-            self.workers[number] = Worker(number)
+            self.workers[number] = Worker()
 
     def gone(self) -> Mapping[int, str]:
         for number in sorted(self.workers) if self.working else ():
             worker = self.look(number)
-            if worker is None or worker.report.ended:
+            if worker is None or worker.ended:
                 continue
             if worker.task and worker.task.block == self.deadly:
                 self.die(number)
@@ -72,61 +79,47 @@ class Played:
 
     def look(self, number: int) -> Worker | None:
         """The worker after it has read its file; None: it was told to end."""
-        worker = self.workers[number]
         text = task_file(self.folder / "job.json", number).read_text()
         if text == END:
             self.die(number, "it ended")
             return None
         task = Task(*map(int, text.split()))
-        if worker.task != task:
-            worker.task = task
-            worker.report = TaskReport()  # it tells this first, and then what it finds
-            self.tell(worker)
-            worker.report = TaskReport(finished=self.rows[task.key], where="ViT a float32")
-            self.tried.append(task)
-            self.tried_by.setdefault(number, []).append(task)
-        return worker
-
-    def tell(self, worker: Worker) -> None:
-        assert worker.task is not None
-        worker.report.write(self.folder / worker.task.file_name)
+        if self.workers[number].task != task:
+            self.workers[number] = Worker(task, finished=self.rows[task.key])
+            self.tried.setdefault(number, []).append(task)
+        return self.workers[number]
 
     def write_row(self, worker: Worker) -> None:
         assert worker.task is not None
         if self.rows[worker.task.key] < UNITS:
             self.rows[worker.task.key] += 1
-            worker.report = replace(worker.report, units=worker.report.units + 1)
+            worker.units += 1
 
     def end(self, worker: Worker, error: str = "", storage: int = 0) -> None:
-        while not error and worker.task and self.rows[worker.task.key] < UNITS:
+        assert worker.task is not None
+        while not error and self.rows[worker.task.key] < UNITS:
             self.write_row(worker)
-        worker.report = replace(worker.report, ended=True, error=error, storage=storage)
-        self.tell(worker)
+        worker.ended = True
+        done = CellDone(worker.units, "ViT a float32", worker.finished)
+        report = TaskReport(done, error=error, storage=storage)
+        write_typed(self.folder / worker.task.file_name, report)
 
     def die(self, number: int, reason: str = "its worker died") -> None:
         del self.workers[number]
         self.dead[number] = reason
 
 
-class Unwritten(Job):
-    """Nobody reads its file."""
-
-    def write(self) -> None:
-        pass
-
-
 class Run(RuleBasedStateMachine):
-    """Workers begin, write, tell, end, fail and die in any order, between looks of the command."""
+    """Workers begin, write, end, fail and die in any order, between looks of the command."""
 
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.TemporaryDirectory()
-        self.job = Unwritten(self.root.name, EXPERIMENT, "cpu", "ask", self.root.name, {})
+        self.job = Job(self.root.name, EXPERIMENT, "cpu", "ask", self.root.name, {})
         self.engine = Played(self.job.path.parent)
         self.coordinator = Coordinator(self.job, MODELS, self.engine)
         self.coordinator.__enter__()
         self.given: list[Task] = []
-        self.failed: set[tuple[int, int, int]] = set()  # by an error that was told
         self.units: int = 0
         self.lost: list[TaskLost] = []
 
@@ -140,23 +133,19 @@ class Run(RuleBasedStateMachine):
     def some_worker(self, at: int) -> Worker | None:
         numbers = sorted(self.engine.workers)
         worker = self.engine.look(numbers[at % len(numbers)])
-        return None if worker is None or worker.report.ended else worker
+        return None if worker is None or worker.ended else worker
 
     @precondition(lambda self: self.engine.workers)
-    @rule(at=st.integers(0, 9), tells=st.booleans())
-    def write(self, at: int, tells: bool) -> None:
+    @rule(at=st.integers(0, 9))
+    def write(self, at: int) -> None:
         if worker := self.some_worker(at):
             self.engine.write_row(worker)
-            if tells:
-                self.engine.tell(worker)
 
     @precondition(lambda self: self.engine.workers)
     @rule(at=st.integers(0, 9), error=st.sampled_from(["", "", "no such attack"]))
     def end(self, at: int, error: str) -> None:
         if worker := self.some_worker(at):
-            assert worker.task is not None
             self.engine.end(worker, error)
-            self.failed |= {worker.task.key} if error else set()
 
     @precondition(lambda self: self.engine.workers)
     @rule(at=st.integers(0, 9), begins=st.booleans())
@@ -170,20 +159,16 @@ class Run(RuleBasedStateMachine):
     def news(self) -> None:
         self.hear(list(self.coordinator.news()))
 
-    def hear(self, news: Sequence[CellDone | TaskLost]) -> None:
-        for each in news:
-            if isinstance(each, TaskLost):
-                self.lost.append(each)
-            else:
-                assert each.units >= 0
-                assert each.finished >= 0
-                self.units += each.units + each.finished
+    def hear(self, news: Sequence[News]) -> None:
+        self.lost += [each for each in news if isinstance(each, TaskLost)]
+        self.units += sum(e.units + e.finished for e in news if isinstance(e, CellDone))
 
     @invariant()
     def nobody_does_what_another_does(self) -> None:
-        open_tasks = [w.task for w in self.engine.workers.values() if w.task and not w.report.ended]
+        open_tasks = [w.task for w in self.engine.workers.values() if w.task and not w.ended]
         assert len(open_tasks) == len({task.key for task in open_tasks})
-        assert max(Counter(task.key for task in self.engine.tried).values(), default=0) <= ATTEMPTS
+        tried = Counter(task.key for tasks in self.engine.tried.values() for task in tasks)
+        assert max(tried.values(), default=0) <= ATTEMPTS
         assert self.units <= sum(self.engine.rows.values())
         assert len(self.engine.workers) <= self.engine.most
 
@@ -219,23 +204,20 @@ def job(tmp_path: Path) -> Job:
     return Job(str(tmp_path), EXPERIMENT, "cpu", "ask", str(tmp_path), {})
 
 
-def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[CellDone | TaskLost]:
+def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[News]:
     """What is told of tasks whose workers work."""
     engine.working = True
     with Coordinator(job, MODELS, engine) as coordinator:
         coordinator.submit(tasks)
-        news = list(coordinator.wait())
-    assert engine.closed
-    return news
+        return list(coordinator.wait())
 
 
 def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
     """Two models of two blocks and three groups: each worker has one of the models."""
-    tasks = [Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)]
     engine = Played(job.path.parent)
-    run(job, engine, tasks)
+    run(job, engine, [Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
     for number in range(2):
-        own = [(task.model, task.block) for task in engine.tried_by[number]]
+        own = [(task.model, task.block) for task in engine.tried[number]]
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
 
 
@@ -246,7 +228,8 @@ def test_a_task_that_kills_every_worker_is_named_and_the_others_are_done(job: Jo
     assert [(each.model, each.block) for each in lost] == [("ViT", 1)]
     assert "its worker died" in lost[0].reason
     assert [engine.rows[0, block, 0] for block in range(3)] == [UNITS, 0, UNITS]
-    assert [task.attempt for task in engine.tried if task.block == 1] == [1, 2, 3]
+    tried = [task.attempt for tasks in engine.tried.values() for task in tasks if task.block == 1]
+    assert sorted(tried) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -270,4 +253,4 @@ def test_a_worker_without_a_disk_ends_the_run(
             engine.die(0)
         with pytest.raises(StorageError):
             list(coordinator.wait())
-    assert len(engine.tried) == 1
+    assert [len(tasks) for tasks in engine.tried.values()] == [1]

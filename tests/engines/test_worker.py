@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_json
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import worker as worker_module
 from mjp_privacy.experiment.engines.worker import (
+    REPORT,
     Job,
     Task,
     TaskReport,
     do_task,
     serve,
+    write_typed,
 )
 from mjp_privacy.experiment.simulated import SimulatedUploads
 from mjp_privacy.experiment.work import OpenModel
@@ -42,13 +45,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         chosen=chosen,
     )
     made.path.parent.mkdir()
-    made.write()
+    write_typed(made.path, made)
     yield made
     worker_module._worker.cache_clear()
 
 
 def told(job: Job, task: Task) -> TaskReport:
-    return TaskReport.read(job.path.parent / task.file_name)
+    return read_json(job.path.parent / task.file_name, REPORT, TaskReport)
 
 
 def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +70,8 @@ def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.Mon
     for task in [Task(0, 0, 0), Task(0, 0, 1), Task(0, 1, 0), Task(1, 0, 0)]:
         do_task(str(job.path), *task.key)
         report = told(job, task)
-        assert report.ended
         assert not report.error
-        assert report.units == 3
+        assert report.done.units == 3
     assert opened == ["ViT", "MJP"]
     assert len(read) == 3
 
@@ -77,8 +79,8 @@ def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.Mon
 def test_a_task_that_is_given_again_finds_what_is_there(job: Job) -> None:
     do_task(str(job.path), 0, 0, 0)
     do_task(str(job.path), 0, 0, 0, attempt=2)
-    report = told(job, Task(0, 0, 0, 2))
-    assert (report.units, report.finished) == (0, told(job, Task(0, 0, 0)).units)
+    first, again = told(job, Task(0, 0, 0)).done, told(job, Task(0, 0, 0, 2)).done
+    assert (again.units, again.finished) == (0, first.units)
 
 
 def test_an_error_is_told_in_the_tasks_file(job: Job) -> None:
@@ -86,7 +88,6 @@ def test_an_error_is_told_in_the_tasks_file(job: Job) -> None:
     Path(str(job.images), "3.png").unlink()
     do_task(str(job.path), 0, 0, 0)
     report = told(job, Task(0, 0, 0))
-    assert report.ended
     assert "3.png" in report.error
     assert "Traceback" not in report.error
     Path(str(job.images), "3.png").touch()

@@ -28,6 +28,7 @@ from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.simulated import Simulated, check_labels, check_same_images
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker
+from mjp_privacy.models import tensor_files
 from tests.helpers.engines import attack_command
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import raised
@@ -87,8 +88,8 @@ class Killed(BaseException):
 
 
 def dying(at: int, *, before: bool) -> Callable[..., Path]:
-    """`write_named` that dies at its k-th file, before or after that is in place."""
-    write, calls = files.write_named, count(1)
+    """`write_atomically` that dies at its k-th file, before or after that is in place."""
+    write, calls = files.write_atomically, count(1)
 
     def mortal(path: Path, *arguments: Any, **options: Any) -> Path:
         number = next(calls)
@@ -119,8 +120,8 @@ def test_a_run_that_dies_at_any_file_goes_on(
     config = tiny(dtypes=["float64"], grid=MASKED)
     with monkeypatch.context() as patch:
         mortal = dying(at, before=before)
-        for module in (files, store):
-            patch.setattr(module, "write_named", mortal)
+        for module in (tensor_files, store):
+            patch.setattr(module, "write_atomically", mortal)
         with pytest.raises(Killed):
             attack(images, tmp_path, config)
     finished = written(tmp_path)

@@ -2,11 +2,11 @@
 
     Engine.start([3])           somebody starts worker 3, anywhere
     RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
-    RUN/work/M-B-G.K.json       what it tells of the task (`worker.TaskReport`)
+    RUN/work/M-B-G.K.json       that the task is over, and how (`worker.TaskReport`)
     Engine.gone()               workers that are no more: their tasks are given again
 
 Nothing else goes between the two, so an engine needs to start processes and to know which have
-ended. That a task is done shows in the run folder: a task given again finds what is there.
+ended. What is done of a task shows in the run folder: a task given again finds what is there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
+from mjp_privacy.core.read import read_json
 from mjp_privacy.data.decoding import Altered
-from mjp_privacy.experiment.engines.worker import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.worker import (
+    END,
+    REPORT,
+    Job,
+    Task,
+    TaskReport,
+    task_file,
+    write_typed,
+)
 from mjp_privacy.experiment.work import CellDone
 
 ATTEMPTS = 3  # times that a task is given to a worker
@@ -67,7 +76,6 @@ class GivenOut:
     task: Task  # the last one that it was given
     busy: bool = True
     ending: bool = False  # it was told to end
-    seen: tuple[int, int, int] = (0, 0, 0)  # the state in which the task's file was read
 
 
 @dataclass
@@ -84,9 +92,6 @@ class Coordinator:
     engine: Engine
     _waiting: list[Task] = field(default_factory=list, init=False)
     _workers: dict[int, GivenOut] = field(default_factory=dict, init=False)
-    _counted: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
-    """The images of each task that were passed on, however often it started."""
-    _said: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     @property
     def folder(self) -> Path:
@@ -96,7 +101,7 @@ class Coordinator:
     def __enter__(self) -> Coordinator:
         shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier command
         self.folder.mkdir(parents=True)
-        self.job.write()
+        write_typed(self.job.path, self.job)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,41 +131,18 @@ class Coordinator:
         check_folder(self.folder)
         gone = self.engine.gone()  # asked first: what they told before is read below
         for worker in self._workers.values():
-            if worker.busy and (report := self._report(worker)) is not None:
-                yield self._since(worker.task, report)
-                worker.busy = not report.ended
-                if report.altered != Altered():
-                    yield report.altered
-                if report.storage:
-                    raise StorageError(report.error, report.storage)
-                if report.error:
-                    yield self._failed(worker.task, report.error.strip())
+            path = self.folder / worker.task.file_name
+            if not worker.busy or not path.exists():
+                continue
+            report, worker.busy = read_json(path, REPORT, TaskReport), False
+            if report.storage:
+                raise StorageError(report.error, report.storage)
+            yield report.done
+            yield report.altered
+            if report.error:
+                yield self._failed(worker.task, report.error.strip())
         yield from self._lost(gone)
         self._give_out()
-
-    def _report(self, worker: GivenOut) -> TaskReport | None:
-        """What the file of a worker's task tells, if it changed since it was read last."""
-        path = self.folder / worker.task.file_name
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            return None
-        state = status.st_ino, status.st_mtime_ns, status.st_size
-        if worker.seen == state:
-            return None
-        worker.seen = state
-        return TaskReport.read(path)
-
-    def _since(self, task: Task, report: TaskReport) -> CellDone:
-        """What a report tells beyond earlier ones of the task; a second start finds finished what
-        the first one did."""
-        total, before = report.units + report.finished, self._counted.get(task.key, 0)
-        self._counted[task.key] = max(total, before)
-        new = max(0, total - before)
-        units = min(new, report.units)
-        messages = [message for message in report.messages if message not in self._said]
-        self._said.update(messages)
-        return CellDone(units, report.where, new - units, messages)
 
     def _lost(self, gone: Mapping[int, str]) -> Iterator[TaskLost]:
         """Queue the tasks again of workers that are gone before they were done."""

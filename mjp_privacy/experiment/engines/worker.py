@@ -8,8 +8,8 @@ knows of a run, and what it tells of its tasks, are files that both sides see:
 
     RUN/work/job.json       the experiment, the images by name, the device
     RUN/work/worker-N.task  the task of worker N, "M B G K"
-    RUN/work/M-B-G.K.json   what the worker of task (model M, block B, group of cells G) has done so
-                            far at the K-th try; it is written anew with every cell
+    RUN/work/M-B-G.K.json   that the task (model M, block B, group of cells G) is over at its K-th
+                            try, and what its worker did of it
     RUN/work/*.log          what workers printed
 
 The folder is removed when the run ends. Weights and images are read by their paths, so whoever
@@ -46,7 +46,7 @@ from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import NO_MEMORY, Worker
+from mjp_privacy.experiment.work import NO_MEMORY, CellDone, Worker
 from mjp_privacy.uploads.faults import known_uploads
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
 
@@ -59,7 +59,7 @@ REPORT = FileKind("what a worker tells of its task", "Give the run's command aga
 
 @dataclass(frozen=True)
 class Job:
-    """A run as its workers know it: Job.read(path).source() is the source of its uploads."""
+    """A run as its workers know it: job.source() is the source of its uploads."""
 
     root: str  # the run folder
     experiment: Experiment
@@ -87,15 +87,6 @@ class Job:
     def path(self) -> Path:
         """The file that workers read."""
         return Path(self.root) / FOLDER / "job.json"
-
-    def write(self) -> None:
-        """Write the file."""
-        write_json(self.path, TypeAdapter(Job).dump_python(self, mode="json"))
-
-    @classmethod
-    def read(cls, path: Path) -> Job:
-        """The job of this file."""
-        return read_json(path, JOB, Job)
 
     def source(self) -> UploadSource:
         """The source of the run's uploads, opened where the worker stands."""
@@ -140,28 +131,19 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a worker has done of a task so far."""
+    """How a task ended."""
 
-    units: int = 0  # images in cells that were attacked
-    finished: int = 0  # and that were finished before
-    where: str = ""  # model, setting and precision, as they are shown
-    messages: tuple[tuple[str, str], ...] = ()
-    """What is said, each with the traceback that goes into the log, or ""."""
-    altered: Altered = field(default_factory=Altered)  # of the images that it has opened
-    ended: bool = False
+    done: CellDone  # what was done of it
+    altered: Altered = field(default_factory=Altered)  # of the images that its worker has opened
     error: str = ""  # an error that ended it, in one line; for a fault its traceback
     storage: int = 0
     """The system's number of the error where a disk did not take what was written: that ends the
     run, and `error` says which file it was."""
 
-    def write(self, path: Path) -> None:
-        """Write the file, whole."""
-        write_json(path, TypeAdapter(TaskReport).dump_python(self, mode="json"))
 
-    @classmethod
-    def read(cls, path: Path) -> TaskReport:
-        """What a file tells."""
-        return read_json(path, REPORT, TaskReport)
+def write_typed(path: Path, content: Job | TaskReport) -> None:
+    """Write a job or a report, whole."""
+    write_json(path, TypeAdapter(type(content)).dump_python(content, mode="json"))
 
 
 def task_file(job_file: Path, worker: int) -> Path:
@@ -192,10 +174,8 @@ def serve(job_file: str, number: int, interval: float = 0.05) -> None:
 
 
 def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
-    """Do one task. What is done, and an error that ended it, is told in the task's file."""
-    path = Path(job_file).parent / Task(model, block, group, attempt).file_name
-    report = TaskReport()
-    report.write(path)
+    """Do one task. What was done, and an error that ended it, is told in the task's file."""
+    done, altered, text, number = CellDone(0, ""), Altered(), "", 0
     try:
         worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
         if attempt > 1:  # rows may be there that were not when this process began
@@ -207,30 +187,27 @@ def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1)
             if opened.reason == NO_MEMORY:  # the command itself has opened it
                 worker.opened = None
                 raise MemoryError(NO_MEMORY)
-            for progress in worker.work_block(opened, of_block, cells):
-                report = replace(
-                    report,
-                    units=report.units + progress.units,
-                    finished=report.finished + progress.finished,
-                    where=progress.where,
-                    messages=(*report.messages, *progress.messages),
+            for of_cell in worker.work_block(opened, of_block, cells):
+                done = replace(
+                    done,
+                    units=done.units + of_cell.units,
+                    finished=done.finished + of_cell.finished,
+                    where=of_cell.where,
+                    messages=(*done.messages, *of_cell.messages),
                 )
-                report.write(path)
+        if isinstance(worker.source, Simulated):
+            altered = worker.source.images.altered
     except Exception as error:
-        storage = storage_error(error, folders=working_folders())
         if isinstance(error, UserError):  # the worker lacks something that the command found
             text = " ".join(str(error).splitlines())
-        elif storage is not None:
-            text = storage.what
+        elif storage := storage_error(error, folders=working_folders()):
+            text, number = storage.what, storage.errno or 0
         elif out_of_memory(error):
             text = f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})"
         else:
             text = traceback.format_exc()
-        report = replace(report, error=text, storage=(storage and storage.errno) or 0)
-    else:
-        if isinstance(worker.source, Simulated):
-            report = replace(report, altered=worker.source.images.altered)
-    replace(report, ended=True).write(path)
+    path = Path(job_file).parent / Task(model, block, group, attempt).file_name
+    write_typed(path, TaskReport(done, altered, text, number))
 
 
 @lru_cache(maxsize=1)
@@ -239,7 +216,7 @@ def _worker(job_file: str, written_at: int) -> Worker:
 
     written_at: tells a file from an earlier one of the same name, whose job was another
     """
-    job = Job.read(Path(job_file))
+    job = read_json(Path(job_file), JOB, Job)
     os.chdir(job.folder)
     watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
