@@ -41,7 +41,7 @@ from mjp_privacy.interfaces import Pixels
 from mjp_privacy.metrics.lpips import PACKAGED
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
-from mjp_privacy.report.rows import STAGE
+from mjp_privacy.report.lines import STAGE
 
 NAME, SIZE = "vit_small", 224
 WEIGHTS: dict[str, Any] = {"checkpoint": "random", "img_size": SIZE, "num_classes": 1000}

@@ -24,7 +24,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.rows import STAGE
+from mjp_privacy.report.lines import STAGE
 
 ONE, TWO, HERE = "1 worker", "2 workers", "here"
 

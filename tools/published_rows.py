@@ -28,10 +28,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, Summary, independent_trials, summarise
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import CLIENT_FACTS, client_text
 from mjp_privacy.report.lines import Line as ReportLine
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
 Facts = dict[str, Any]
 KEY = b"mjp_privacy"  # of the file's metadata, JSON
@@ -80,7 +80,7 @@ def write(
              can share a table, in this order of all models
     """
     lines = load_runs(runs).lines
-    lines = [line for line in (*lines, *derived_lines(reduced_groups(lines))) if len(line.images)]
+    lines = [line for line in (*lines, *derived_lines(clients_of(lines))) if len(line.images)]
     if not lines:
         raise UserError(f"Expected runs with rows, got none in {', '.join(map(str, runs))}.")
     frame = pd.concat([_rows(line, source) for line in lines], ignore_index=True)
@@ -101,8 +101,7 @@ def write(
 
 def _rows(line: ReportLine, source: str) -> pd.DataFrame:
     """One row for each image of a line."""
-    column = line.column("psnr", "standard")
-    images = line.images.index[column.at]
+    images = line.images
     cell = line.cell.columns
     client = [key for key in CLIENT_FACTS if cell.get(key) != PLAIN_CLIENT.get(key, object())]
     facts = {
@@ -117,8 +116,8 @@ def _rows(line: ReportLine, source: str) -> pd.DataFrame:
         name: line.scored(*key).reindex(images).to_numpy(dtype=np.float32)
         for name, key in SCORES.items()
     }
-    outcome = {"status": column.statuses.tolist(), "reason": column.reasons.tolist()}
-    group = [(line.groups or {}).get(image) for image in images]
+    outcome = {name: line.frame[name].tolist() for name in ("status", "reason")}
+    group = None if line.groups is None else line.groups.tolist()
     frame = pd.DataFrame({**facts, "group": group, **scores, **outcome})
     return frame.dropna(axis=1, how="all")
 

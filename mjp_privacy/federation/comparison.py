@@ -23,8 +23,8 @@ from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
 from mjp_privacy.report.charts.tradeoff import comparable, draw_tradeoff, points_from_comparison
+from mjp_privacy.report.flags import unshuffled_images
 from mjp_privacy.report.lines import Line, failed_images
-from mjp_privacy.report.notes import unshuffled_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.training.journal import METRICS
@@ -232,11 +232,11 @@ def _floors(lines: Sequence[Line]) -> dict[str, float]:
     floor: dict[str, float] = {}
     images: set[str] = set()
     for line in lines:
-        attacked = line.images.names
-        if len(attacked) < line.cell.outcome.planned_images:
+        attacked = set(line.images)
+        if line.not_run:
             raise UserError(
                 f"{line.store.root}: {line.label} holds {len(attacked)} of "
-                f"{line.cell.outcome.planned_images} images; expected a finished attack. Run the "
+                f"{line.planned} images; expected a finished attack. Run the "
                 "federation's command again; it goes on where it stopped."
             )
         images |= attacked

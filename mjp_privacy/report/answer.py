@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,29 +13,28 @@ from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card import (
-    PLAIN_TO_SEE,
-    Card,
-    CardFigure,
-    CardRow,
-    any_uploads_line,
-    card_rows,
-    exact_pictures,
-    one_upload_line,
-)
+from mjp_privacy.report.card import Card, CardFigure, CardRow, card_row
 from mjp_privacy.report.clients import (
     Client,
+    attacked_ones,
     card_clients,
     circumstances,
-    clients_of,
+    images_of,
     main_client,
     short_gamma,
 )
-from mjp_privacy.report.figures import success_share
-from mjp_privacy.report.lines import Line, failed_images, late_images
-from mjp_privacy.report.notes import RESIDUAL_CONVERGED
+from mjp_privacy.report.figures import exact_share
+from mjp_privacy.report.flags import RESIDUAL_CONVERGED
+from mjp_privacy.report.lines import (
+    DIAGNOSTIC,
+    Line,
+    failed_images,
+    late_images,
+    options_of,
+    traits,
+)
 from mjp_privacy.report.tables.text import number, percent
-from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
+from mjp_privacy.report.worst_case import has_truth, shown_attacks
 
 WORDS = 30
 """The verdict has at most so many."""
@@ -58,21 +56,21 @@ THREATS = {
 """What the attacker has, by the letters of Carletti et al., USENIX Security 2025."""
 
 
-def build_card(groups: Sequence[Group]) -> Card:
-    """The card of a report; `groups` as `reduced_groups` makes them."""
-    clients, further = card_clients(groups)
-    if not clients:
+def build_card(clients: Sequence[Client]) -> Card:
+    """The card of a report on these clients."""
+    shown_ones, further = card_clients(clients)
+    if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
-    rows, main = card_rows(clients, groups), main_client(clients)
-    client, row = clients[main], rows[main]
+    rows, main = tuple(map(card_row, shown_ones)), main_client(shown_ones)
+    client, row = shown_ones[main], rows[main]
     return Card(
         verdict=verdict(client, row),
         assumptions=assumptions(client, row),
-        beside=beside(clients, rows, main),
+        beside=beside(shown_ones, rows, main),
         rows=rows,
         further=further,
         facts=facts(client, row),
-        not_tried=not_tried(clients_of(groups), client),
+        not_tried=not_tried(attacked_ones(clients), client),
         would_change=would_change(client, row),
         main=main,
     )
@@ -165,33 +163,55 @@ def main_figure(row: CardRow) -> CardFigure | None:
 
 def assumptions(client: Client, row: CardRow) -> str:
     """Who the attacker is and what is assumed, in one sentence."""
-    cell, several = client.cell, main_figure(row) is row.any_uploads is not None
-    line = any_uploads_line(client) if several else one_upload_line(client)
-    chosen = (line.taken if isinstance(line, DerivedLine) else (line,)) if line else client.matching
-    names = [member.cell.attack.known_as for member in chosen]
-    sees = f"up to {line.uploads} uploads of the same picture" if several and line else "one upload"
-    batch = f"batch {cell.client.batch}, " if cell.client.batch else ""
-    labels = ", the labels" if any("steps" in traits_of(name) for name in names) else ""
+    several = main_figure(row) is row.any_uploads is not None
+    line = client.any_uploads if several else client.one_upload
+    chosen = shown_attacks(line) if line else client.matching
+    known = frozenset().union(*map(traits, chosen))
+    sees = _uploads(line.uploads if several and line else 1)
+    labels = ", the labels" if "steps" in known else ""
     further = [
         *(["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []),
-        *(["takes pixels for 8-bit values"] if any("8 bit" in traits_of(n) for n in names) else []),
+        *(["takes pixels for 8-bit values"] if "8 bit" in known else []),
     ]
     return (
-        f"Attacker: a server that follows the protocol, sees {sees} ({batch}{cell.dtype} "
-        f"{_sent(client)}) and knows the model ({cell.model.label}){labels} and normalisation as "
-        f"declared{'; it ' if further else ''}{' and '.join(further)}."
+        f"Attacker: a server that follows the protocol, sees {sees} ({_batch(client)}"
+        f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model.label})"
+        f"{labels} and normalisation as declared{'; it ' if further else ''}"
+        f"{' and '.join(further)}."
     )
+
+
+def _uploads(most: int) -> str:
+    return f"up to {most} uploads of the same picture" if most > 1 else "one upload"
+
+
+def _batch(client: Client) -> str:
+    return f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
+
+
+def _sent(client: Client) -> str:
+    """`gradient`, `weight difference of 3 local steps`."""
+    facts = client.cell.client
+    kind = "weight difference" if facts.upload == "weight_difference" else "gradient"
+    return f"{kind} of {facts.steps} local steps" if facts.steps > 1 else kind
 
 
 def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
     """What the undefended client gives, what several uploads give, and the published attack; or
     what can be said without the truth."""
     client, row = clients[main], rows[main]
-    if client.matching and main_figure(row) is None:
-        batch = f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
-        return without_truth(client, f"the {client.name} client ({batch}{client.cell.dtype})")
-    parts = [_undefended(clients, rows, main), _other_uploads(client, row), _published(row)]
     best = main_figure(row)
+    if client.matching and best is None:
+        return without_truth(
+            client, f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
+        )
+    parts = [_undefended(clients, rows, main)]
+    if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
+        one, several = (f.counts(crops=False) for f in (row.one_upload, row.any_uploads))
+        said = f"{_uploads(client.any_uploads.uploads)} give {several}."
+        # what the verdict has said is not said again
+        parts.append(f"One upload gives {one}." if best is row.any_uploads else f"U{said[1:]}")
+    parts.append(_published(row))
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
     return " ".join(part for part in parts if part)
@@ -216,16 +236,6 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
     return "" if figure is None else f"{who}, one upload gives {figure.counts(crops=False)}."
 
 
-def _other_uploads(client: Client, row: CardRow) -> str:
-    line = any_uploads_line(client)
-    if row.any_uploads is None or row.one_upload is None or line is None:
-        return ""
-    if main_figure(row) is row.any_uploads:  # which the verdict has said
-        return f"One upload gives {row.one_upload.counts(crops=False)}."
-    given = row.any_uploads.counts(crops=False)
-    return f"Up to {line.uploads} uploads of the same picture give {given}."
-
-
 def _published(row: CardRow) -> str:
     published, floor = row.published, row.floor
     if published is None or math.isnan(published.mean):
@@ -244,29 +254,26 @@ def without_truth(client: Client, who: str) -> str:
     from attacks.shared_picture import CERTAIN
     from mjp_privacy.uploads.checks import MISNORMALISED
 
-    if all(has_truth(line) for line in client.group.attacks):
+    if all(has_truth(line) for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
-    ids = set().union(*(line.images.names for line in client.matching))
-    residuals = [
-        line.scored("gradient_residual", "diagnostic").median() for line in client.matching
-    ]
-    known = [value for value in residuals if not math.isnan(value)]
-    one = len(ids) == 1
-    meaning = f"; {_explained(min(known), one=one)}" if known else ""
-    certain, doubted = (_marked(client, name) for name in (CERTAIN, MISNORMALISED))
-    if certain:
+    pictures = len(images_of(client.matching))
+    one, meaning = pictures == 1, ""
+    known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
+    if medians := [values.median() for values in known if len(values)]:
+        meaning = f"; {_explained(min(medians), one=one)}"
+    if certain := _marked(client, CERTAIN):
         meaning += (
             f"; {certain} {'is' if certain == 1 else 'are'} certain: no other picture solves the "
             "equations of the patch embedding, as far as mean, std and order of channels are as "
             "declared"
         )
-    if doubted:
+    if doubted := _marked(client, MISNORMALISED):
         meaning += (
             f"; the pixels of {doubted} do not fit the declared mean and std, so that colours and "
             "contrast are not the client's (`mjp check` says which fit)"
         )
     return (
-        f"{len(ids)} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
+        f"{pictures} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
         f"{who}{meaning}. The private images are not known here, so nothing was scored."
     )
 
@@ -277,7 +284,7 @@ def _marked(client: Client, diagnostic: str) -> int:
     Pictures of a batch come in no known order, so that those of two attacks may be the same ones:
     then the attack counts that marks most.
     """
-    of_lines = (line.scored(diagnostic, "diagnostic") for line in client.matching)
+    of_lines = (line.scored(diagnostic, DIAGNOSTIC) for line in client.matching)
     marked = [set(values.index[values == 1]) for values in of_lines]
     if (client.cell.client.batch or 1) > 1:
         return max(map(len, marked), default=0)
@@ -326,7 +333,7 @@ ASSUMED = (
 
 def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
-    letter = max(threat_letter(line) for line in client.matching or client.group.attacks)
+    letter = max(threat_letter(line) for line in client.matching or client.attacks)
     survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
     accuracy = "not known: no labels, or nothing was scored."
     if row.accuracy is not None:
@@ -344,59 +351,41 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
 
 def threat_letter(line: Line) -> str:
     """The survey's letter for what an attack knows: B, C or D."""
-    client = line.cell.client
-    if "public photographs" in traits_of(line.cell.attack.known_as) and not _without_data(line):
+    client, options = line.cell.client, options_of(line.cell.attack.options) or {}
+    if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
     return "C" if client.upload == "weight_difference" or client.steps > 1 else "B"
 
 
-def _without_data(line: Line) -> bool:
-    try:
-        options = json.loads(line.cell.attack.options or "{}")
-    except ValueError:
-        return False
-    return isinstance(options, dict) and options.get("prior") == "stationary"
-
-
 def _upload(client: Client) -> str:
-    rounds = max((line.uploads for line in client.matching), default=1)
-    most = f"up to {rounds} uploads of the same picture" if rounds > 1 else "one upload"
-    parts = [f"{client.cell.dtype} {_sent(client)}"]
-    parts += [f"batch {client.cell.client.batch}"] if client.cell.client.batch else []
-    parts += [f"without that of {client.cell.client.withhold}"] * bool(client.cell.client.withhold)
-    return f"{', '.join(parts)}; {most}."
-
-
-def _sent(client: Client) -> str:
-    """`gradient`, `weight difference of 3 local steps`."""
     facts = client.cell.client
-    kind = "weight difference" if facts.upload == "weight_difference" else "gradient"
-    return f"{kind} of {facts.steps} local steps" if facts.steps > 1 else kind
+    parts = [f"{client.cell.dtype} {_sent(client)}"]
+    parts += [f"batch {facts.batch}"] if facts.batch else []
+    parts += [f"without that of {facts.withhold}"] if facts.withhold else []
+    most = max((line.uploads for line in client.matching), default=1)
+    return f"{', '.join(parts)}; {_uploads(most)}."
 
 
 def _model(client: Client) -> str:
-    cell = client.cell
-    architecture = f" ({cell.model.architecture})" if cell.model.architecture else ""
-    weights = f", weights {cell.model.checkpoint}" if cell.model.checkpoint else ""
-    trained = cell.model.trained_gamma
+    model = client.cell.model
+    architecture = f" ({model.architecture})" if model.architecture else ""
+    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
+    trained = model.trained_gamma
     if trained is None:
         recipe = "how it was trained is not in its file"
-        recipe += "; it is attacked as a client with MJP" if cell.gamma else ""
+        recipe += "; it is attacked as a client with MJP" if client.cell.gamma else ""
     else:
         recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
-    return f"{cell.model.label}{architecture}{weights}; {recipe}."
+    return f"{model.label}{architecture}{weights}; {recipe}."
 
 
 def _pictures(client: Client) -> str:
-    first = client.lines[0]
-    ids = set().union(*(line.images.names for line in client.lines))
-    size = f" at {first.cell.model.size}×{first.cell.model.size}" if first.cell.model.size else ""
-    photographs = (
-        f", crops of {len(set(first.groups.values()))} photographs" if first.groups else ""
-    )
-    labels = "" if first.cell.command.true_labels else "; labels are the model's own predictions"
-    count = f"{len(ids)} picture{'' if len(ids) == 1 else 's'}"
-    source = first.cell.command.data or "unknown files"
+    cell, groups = client.cell, client.lines[0].groups
+    size = f" at {cell.model.size}×{cell.model.size}" if cell.model.size else ""
+    photographs = "" if groups is None else f", crops of {groups.nunique()} photographs"
+    labels = "" if cell.command.true_labels else "; labels are the model's own predictions"
+    count = counted(len(images_of(client.lines)), "picture")
+    source = cell.command.data or "unknown files"
     return f"{count}{size}, source: {source}{photographs}{labels}."
 
 
@@ -406,7 +395,7 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     An attack was tried if it was run in the client's own setting and precision, and neither failed
     nor ran out of its time on every picture.
     """
-    lines = [line for line in client.group.attacks if len(line.images)]
+    lines = [line for line in client.attacks if len(line.images)]
     cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
     ran = {line.cell.attack.known_as for line in lines if not cut[line.number]}
     in_vain = {line.cell.attack.known_as for line in lines} - ran
@@ -441,7 +430,7 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
     items = []
     for trait, changed in WITHOUT.items():
         if row.one_upload and (line := _best_without(trait, client)) is not None:
-            given = f"{exact_pictures(line)} of {success_share(line, PLAIN_TO_SEE).of}"
+            given = f"{exact_share(line).count} of {exact_share(line).of}"
             items.append(f"{changed}: {line.attack} gets {given} exactly from one upload")
     if client.masks and client.cell.client.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
@@ -456,7 +445,7 @@ def _best_without(trait: str, client: Client) -> Line | None:
     if trait not in TRAITS:
         raise ValueError(f"no attack has the trait {trait!r}")
     single = [line for line in client.matching if line.uploads == 1]
-    others = [line for line in single if trait not in traits_of(line.cell.attack.known_as)]
+    others = [line for line in single if trait not in traits(line)]
     if len(others) in (0, len(single)):
         return None
-    return max(others, key=lambda x: (exact_pictures(x), x.scored("psnr", "standard").median()))
+    return max(others, key=lambda x: (exact_share(x).count, x.scored("psnr", "standard").median()))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -14,14 +14,20 @@ import pandas as pd
 from mjp_privacy.core.text import counted
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise
-from mjp_privacy.report.clients import Client, client_titles, clients_of
-from mjp_privacy.report.figures import capped_mean, capped_median, success_share, summary
-from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import Flag, client_flags, figure_flags, missed_attacks
+from mjp_privacy.report.clients import PUBLISHED, Client
+from mjp_privacy.report.figures import (
+    capped_mean,
+    capped_median,
+    exact_share,
+    success_share,
+    summary,
+)
+from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
+from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.tables.text import TextTable, capped
-from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group
+from mjp_privacy.report.worst_case import DerivedLine
 
-PUBLISHED = "april"
+NOT_RUN = "not run"
 PLAIN_TO_SEE = 20
 """PSNR in dB from which a picture is usually recognisable."""
 
@@ -140,7 +146,7 @@ class CardRow:
     floor: CardFigure | None
     flags: tuple[Flag, ...] = ()
     accuracy_n: int = 0  # images behind the accuracy
-    absent: tuple[str, ...] = ("not run",) * 4
+    absent: tuple[str, ...] = (NOT_RUN,) * 4
     """Why there is no published, one_upload, any_uploads or floor; read where that is None."""
 
     def absent_of(self, column: str) -> str:
@@ -151,6 +157,12 @@ class CardRow:
     def figures(self) -> dict[str, CardFigure | None]:
         """Its figures by the columns of HEADINGS."""
         return {column: getattr(self, column) for column in HEADINGS}
+
+    @property
+    def every_flag(self) -> list[Flag]:
+        """The flags of the client and of its figures."""
+        figures = (figure for figure in self.figures.values() if figure)
+        return [*self.flags, *(flag for figure in figures for flag in figure.flags)]
 
 
 @dataclass(frozen=True)
@@ -171,11 +183,7 @@ class Card:
     def flags(self) -> tuple[Flag, ...]:
         """Every flag of the rows and their figures once: the footnotes in the order of the table,
         whose numbers are their places from 1."""
-        found: dict[str, Flag] = {}
-        for row in self.rows:
-            of_figures = [f for figure in row.figures.values() if figure for f in figure.flags]
-            found |= {flag.key: flag for flag in (*row.flags, *of_figures) if flag.key not in found}
-        return tuple(found.values())
+        return merged(flag for row in self.rows for flag in row.every_flag)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -193,34 +201,28 @@ class Card:
 # figures ------------------------------------------------------------------------------------------
 
 
-def card_rows(clients: Sequence[Client], groups: Sequence[Group]) -> tuple[CardRow, ...]:
-    """The rows of these clients, under the names that all of a report's clients have."""
-    every = clients_of(groups)
-    titles = {id(c.group): title for c, title in zip(every, client_titles(every), strict=True)}
-    return tuple(card_row(client, titles[id(client.group)], every) for client in clients)
-
-
-def card_row(client: Client, title: str, others: Sequence[Client] = ()) -> CardRow:
-    """What each attacker gets from this client; `others`: all clients, to see what was not run."""
+def card_row(client: Client) -> CardRow:
+    """What each attacker gets from this client."""
     lowest = floor_values(client)
-    lines = (published_line(client), one_upload_line(client), any_uploads_line(client))
-    figures = [None if line is None else card_figure(client, line, lowest) for line in lines]
-    accuracy, accuracy_n = _accuracy(client)
-    flags = client_flags(client, others)
-    best = figures[1]
+    published, best, several = (
+        None if line is None else card_figure(client, line, lowest)
+        for line in (client.published, client.one_upload, client.any_uploads)
+    )
+    flags = client_flags(client)
     if best is not None and best.exact == best.of:
         flags = tuple(flag for flag in flags if flag.key != "fewer_attacks")  # nothing is left
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
-        figures[1] = replace(best, without=missed_attacks(client, others))
+        best = replace(best, without=missed_attacks(client, client.others))
+    hits = _united(client, "top1", "intact")
     return CardRow(
-        client=title,
+        client=client.title,
         details=client.details,
         defended=client.defended,
-        accuracy=accuracy,
-        accuracy_n=accuracy_n,
-        published=figures[0],
-        one_upload=figures[1],
-        any_uploads=figures[2],
+        accuracy=100 * float(hits.sum()) / len(hits) if len(hits) else None,
+        accuracy_n=len(hits),
+        published=published,
+        one_upload=best,
+        any_uploads=several,
         floor=_floor_figure(client),
         flags=flags,
         absent=_absences(client),
@@ -229,150 +231,79 @@ def card_row(client: Client, title: str, others: Sequence[Client] = ()) -> CardR
 
 def _absences(client: Client) -> tuple[str, ...]:
     """In a few words why the card has no figure, for each of its columns."""
-    attacks = client.group.attacks
-    published = [line for line in attacks if line.cell.attack.known_as == PUBLISHED]
-    single = [line for line in attacks if line.uploads == 1]
-    several = [line for line in attacks if line.uploads > 1]
-    return (*map(_absence, (published, single, several)), "not run")
-
-
-def _absence(lines: Sequence[Line]) -> str:
-    """Why none of these attacks has a figure."""
-    columns = [line.column("psnr", "standard") for line in lines]
-    statuses = {status for column in columns for status in column.statuses.counts()}
-    return next((words for status, words in ABSENT.items() if status in statuses), "not run")
-
-
-def published_line(client: Client) -> Line | None:
-    """The line of the published attack; None where it was not run or not scored."""
-    lines = (x for x in client.group.attacks if x.cell.attack.known_as == PUBLISHED)
-    return next((line for line in lines if line.count("psnr", "standard")), None)
-
-
-def one_upload_line(client: Client) -> Line | None:
-    """The best per image of the attacks on one upload; None where none matches the client."""
-    return _best(client, [line for line in client.matching if line.uploads == 1], single=True)
-
-
-def any_uploads_line(client: Client) -> Line | None:
-    """The best per image over all attacks; None where none uses several uploads."""
-    several = any(line.uploads > 1 for line in client.matching)
-    return _best(client, client.matching, single=False) if several else None
-
-
-def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None:
-    """The worst case over these lines, or the line itself where there is only one."""
-    worst: list[DerivedLine] = [
-        line
-        for line in client.group.derived
-        if line.role == WORST_CASE.name and (line.uploads == 1) == single
+    lacking = (
+        [line for line in client.attacks if line.cell.attack.known_as == PUBLISHED],
+        [line for line in client.attacks if line.uploads == 1],
+        [line for line in client.attacks if line.uploads > 1],
+    )
+    statuses = [
+        {status for line in lines for status in line.column("psnr", "standard").statuses.counts()}
+        for lines in lacking
     ]
-    scored = [line for line in lines if line.count("psnr", "standard")]
-    return worst[0] if worst and scored else next(iter(scored), None)
+    return (
+        *(next((w for status, w in ABSENT.items() if status in s), NOT_RUN) for s in statuses),
+        NOT_RUN,
+    )
 
 
 def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigure:
     """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
-    score = summary(line, "psnr", "standard", cap=PSNR_CAP)
-    given = success_share(line, PLAIN_TO_SEE)
+    score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
+    counts = line.counts.items() if isinstance(line, DerivedLine) else ()
+    ranked = sorted(counts, key=lambda item: -item[1])
+    chosen = tuple((attack, count) for attack, count in ranked if count)[:NAMED]
+    several = ", ".join(f"{attack} {count}" for attack, count in chosen)
     return CardFigure(
-        attack=main_attack(line),
+        attack=chosen[0][0] if len(chosen) == 1 else several or line.attack,
         line=line.number,
         mean=score.mean,
         low=score.low,
         high=score.high,
-        median=capped_median(line, "psnr", "standard"),
+        median=capped_median(line),
         n=score.n,
-        exact=exact_pictures(line),
+        exact=exact_share(line).count,
         above_20=given.count,
         of=given.of,
         flags=figure_flags(client, line, floor),
         trials=given.trials,
-        photographs=None if line.groups is None else len(set(line.groups.values())),
-        chosen=_best_attacks(line),
+        photographs=None if line.groups is None else line.groups.nunique(),
+        chosen=chosen,
     )
 
 
-def exact_pictures(line: Line) -> int:
-    """How many pictures are equal to the original in every 8-bit value."""
-    return summary(line, "psnr", "paper", interval=False).exact
-
-
-def main_attack(line: Line) -> str:
-    """The attack's label; of a worst case the attacks that were best on most images, with the
-    number of images: `multi_round 84, pixel_lattice 116`."""
-    chosen = _best_attacks(line)
-    if len(chosen) == 1:
-        return chosen[0][0]
-    return ", ".join(f"{attack} {count}" for attack, count in chosen) or line.attack
-
-
-def _best_attacks(line: Line) -> tuple[tuple[str, int], ...]:
-    if not isinstance(line, DerivedLine):
-        return ()
-    ranked = sorted(line.counts.items(), key=lambda item: -item[1])
-    return tuple((attack, count) for attack, count in ranked if count)[:NAMED]
-
-
-def floor_line(client: Client) -> Line | None:
-    """The control that scores best without any gradient; None where no floor was run."""
-    return max(client.floors, key=capped_mean, default=None)
-
-
 def floor_values(client: Client) -> pd.Series[float]:
-    """PSNR by image of the best control; where none was run that of a uniform grey, which every run
-    stores; empty where there is no truth."""
-    floor = floor_line(client)
+    """PSNR by image of the control that scores best without any gradient; where none was run that
+    of a uniform grey, which every run stores; empty where there is no truth."""
+    floor = max(client.floors, key=capped_mean, default=None)
     if floor is not None:
         return floor.scored("psnr", "standard")
-    return _united(client, "grey_psnr", "diagnostic")
-
-
-def floor_level(client: Client) -> float:
-    """Mean of `floor_values`; NaN where there is none."""
-    values = floor_values(client).clip(upper=PSNR_CAP)
-    return float(values.mean()) if len(values) else math.nan
+    return _united(client, "grey_psnr", DIAGNOSTIC).sort_index()
 
 
 def _united(client: Client, metric: str, variant: str) -> pd.Series[float]:
     """What is the same for every attack on an image: its value from the first line that has one."""
-    values: pd.Series[float] = pd.Series(dtype=float)
-    for line in client.lines:
-        more = line.scored(metric, variant)
-        new = more.index.difference(values.index) if len(values) else more.index
-        if len(new):
-            values = pd.concat([values, more[new]]) if len(values) else more
-    return values
+    parts = [line.scored(metric, variant) for line in client.lines]
+    values = pd.concat(parts)
+    return values[~values.index.duplicated()]
 
 
 def _floor_figure(client: Client) -> CardFigure | None:
     """The best control's figure, or that of the grey which every run stores."""
-    floor = floor_line(client)
+    floor = max(client.floors, key=capped_mean, default=None)
+    grey = floor_values(client)
     if floor is not None:
         return card_figure(client, floor, pd.Series(dtype=float))
-    grey = _united(client, "grey_psnr", "diagnostic").sort_index()
     if grey.empty:
         return None
-    groups = next((line.groups for line in client.lines if line.groups is not None), None)
-    score = summarise(
-        grey.to_numpy(),
-        Coded.equal_words("ok", len(grey)),
-        groups=None if groups is None else [groups.get(image, image) for image in grey.index],
-        cap=PSNR_CAP,
-    )
-    above = int((grey >= PLAIN_TO_SEE).sum())
-    number = client.lines[0].number
+    known = next((line.groups for line in client.lines if line.groups is not None), None)
+    groups = None if known is None else [known.get(image, image) for image in grey.index]
+    ok = Coded.equal_words("ok", len(grey))
+    score = summarise(grey.to_numpy(), ok, groups=groups, cap=PSNR_CAP)
     return CardFigure(
-        *("uniform grey", number, score.mean, score.low, score.high, score.median),
-        *(score.n, 0, above, score.n),
+        *("uniform grey", client.lines[0].number, score.mean, score.low, score.high),
+        *(score.median, score.n, 0, int((grey >= PLAIN_TO_SEE).sum()), score.n),
         trials=score.trials,
     )
-
-
-def _accuracy(client: Client) -> tuple[float | None, int]:
-    """Top-1 in percent over the images of all the client's lines, and their number."""
-    hits = _united(client, "top1", "intact")
-    return (100 * float(hits.sum()) / len(hits), len(hits)) if len(hits) else (None, 0)
 
 
 # as a table ---------------------------------------------------------------------------------------
@@ -402,7 +333,7 @@ def _cell(card: Card, row: CardRow, column: str) -> str:
 
 def card_notes(card: Card) -> tuple[str, ...]:
     """What stands under the table: its footnotes by number, then the facts, as sentences."""
-    footnotes = [f"{place}. {flag.text}" for place, flag in enumerate(card.flags, 1)]
+    footnotes = [f"{place}. {flag.sentence}" for place, flag in enumerate(card.flags, 1)]
     of_facts = [f"{heading}: {text}" for heading, text in card.facts]
     tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
     change = [f"What would change the figure: {'; '.join(card.would_change)}."]
@@ -425,7 +356,7 @@ def as_fields(card: Card) -> dict[str, object]:
         "about": card.main if card.rows else None,
         "clients": clients,
         "further_clients": card.further,
-        "flags": {flag.key: flag.text for flag in card.flags},
+        "flags": {flag.key: flag.sentence for flag in card.flags},
         "facts": dict(card.facts),
         "not_tried": card.not_tried,
         "would_change": card.would_change,

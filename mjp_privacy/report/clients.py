@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
-from mjp_privacy.metrics.coded import Images
-from mjp_privacy.report.lines import MODEL_FACTS, Line, Scalar, client_text, exact_images, target_of
-from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
+from mjp_privacy.report.lines import (
+    DIAGNOSTIC,
+    MODEL_FACTS,
+    Line,
+    client_text,
+    exact_images,
+    meets_trained_model,
+    reconstructs,
+    target_of,
+    traits,
+)
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")
 """Facts of a client by which it keeps something from the server, besides MJP."""
@@ -30,6 +39,9 @@ RECIPE = (
 PLAIN = "plain"
 """What a client without a defence is called."""
 
+PUBLISHED = "april"
+"""The published attack."""
+
 CARD_ROWS = 5
 """The card shows at most this many clients; the tables have them all."""
 
@@ -38,39 +50,51 @@ SETTINGS = ("c", "b", "a")
 """The card takes a client in the first of these that was run: (c) asks for the plain picture."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Client:
-    """All lines of a report on one client: Client(group).name is "MJP γ .27, DAL in the loss"."""
+    """All lines of a run on one target: its attacks, its controls, what is derived from them."""
 
-    group: Group
-    like_groups: tuple[Group, ...] = ()
-    """Groups of the same run whose pictures are compared with the same images."""
+    attacks: list[Line] = field(default_factory=list)
+    controls: list[Line] = field(default_factory=list)
+    derived: list[DerivedLine] = field(default_factory=list)
+    title: str = ""
+    """What tells it from the others of the report, such as `MJP γ .27, DAL in the loss`."""
+    others: Sequence[Client] = field(default=(), repr=False)
+    """All targets of the report, this one among them; some may have no attacks."""
 
     @property
-    def floors(self) -> tuple[Line, ...]:
-        """Scored controls that need no gradient: its own, else those of a like group."""
-        for group in (self.group, *self.like_groups):
-            lines = (line for line in group.controls if line.role == "floor")
-            if scored := tuple(x for x in lines if x.count("psnr", "standard")):
-                return scored
-        return ()
+    def lines(self) -> list[Line]:
+        """Its attacks and controls."""
+        return [*self.attacks, *self.controls]
 
     @property
     def cell(self) -> CellFacts:
         """Facts that all of the client's lines share; those of the attack are the first line's."""
         return self.lines[0].cell
 
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """Its attacks and controls."""
-        return (*self.group.attacks, *self.group.controls)
+    @cached_property
+    def floors(self) -> list[Line]:
+        """Scored controls that need no gradient: its own, else those of another target of the run
+        whose pictures are compared with the same images."""
+        likes = (other for other in self.others if other is not self and _same_images(self, other))
+        for client in (self, *likes):
+            floors = [line for line in client.controls if line.role == "floor"]
+            if scored := [line for line in floors if line.count("psnr", "standard")]:
+                return scored
+        return []
 
     @cached_property
     def masks(self) -> bool:
-        """Whether it masks patches as MJP does; False: it shuffles at most."""
+        """Whether it masks patches as MJP does; False: it shuffles at most.
+
+        An attack that applies to masked patches alone shows them by its success.
+        """
         return self.cell.gamma > 0 and (
             any(line.some_above_zero("zero_rows") for line in self.lines)
-            or any(reconstructs(line) and made_for_masks(line) for line in self.group.attacks)
+            or any(
+                reconstructs(line) and "masks" in traits(line) and "steps" not in traits(line)
+                for line in self.attacks
+            )
         )
 
     @property
@@ -85,23 +109,18 @@ class Client:
         """Whether its defence adds errors to the upload, which an attack can weigh."""
         return bool(self.cell.client.defenses) or self.cell.client.position_noise > 0
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What it does, without its model: `plain`, or `MJP γ .27, gaussian noise 0.01`."""
-        cell = self.cell
-        first = f"{self._rule}γ {short_gamma(cell.gamma)}" if cell.gamma else PLAIN
+        cell, first = self.cell, PLAIN
+        if cell.gamma:
+            counted = any(line.count("zero_rows", DIAGNOSTIC) for line in self.lines)
+            rule = "MJP " if self.masks else "shuffled " if counted else ""  # "": nothing can tell
+            first = f"{rule}γ {short_gamma(cell.gamma)}"
         facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
         further = client_text(facts, [key for key in RECIPE if key in facts])
         further = further.replace("_", " ").replace("defenses ", "")
         return first if further == "–" else f"{first}, {further}"
-
-    @property
-    def _rule(self) -> str:
-        """How its patches are shuffled; empty where nothing that was run can tell."""
-        if self.masks:
-            return "MJP "
-        counted = any(line.count("zero_rows", "diagnostic") for line in self.lines)
-        return "shuffled " if counted else ""
 
     @property
     def details(self) -> str:
@@ -109,50 +128,101 @@ class Client:
         return f"{self.cell.model.label}, {self.cell.dtype}"
 
     @cached_property
-    def matching(self) -> tuple[Line, ...]:
+    def matching(self) -> list[Line]:
         """The attacks on the trained model that reconstructed something, and that know the client's
         masks if it has any; one that got an exact picture counts whatever it knows."""
-        return tuple(
+        return [
             line
-            for line in self.group.attacks
+            for line in self.attacks
             if reconstructs(line)
             and meets_trained_model(line)
             and (self.knows(line) or exact_images(line))
-        )
+        ]
 
     def knows(self, line: Line) -> bool:
         """Whether an attack knows the client's masks, if it has any."""
-        return not self.masks or knows_masks(line)
+        return not self.masks or "masks" in traits(line)
+
+    # the lines behind its figures -----------------------------------------------------------------
+
+    @cached_property
+    def published(self) -> Line | None:
+        """The line of the published attack; None where it was not run or not scored."""
+        lines = (line for line in self.attacks if line.cell.attack.known_as == PUBLISHED)
+        return next((line for line in lines if line.count("psnr", "standard")), None)
+
+    @cached_property
+    def one_upload(self) -> Line | None:
+        """The best per image of the attacks on one upload; None where none matches the client."""
+        return self._best([line for line in self.matching if line.uploads == 1], single=True)
+
+    @cached_property
+    def any_uploads(self) -> Line | None:
+        """The best per image over all attacks; None where none uses several uploads."""
+        several = any(line.uploads > 1 for line in self.matching)
+        return self._best(self.matching, single=False) if several else None
+
+    def _best(self, lines: Sequence[Line], *, single: bool) -> Line | None:
+        """The worst case over these lines, or the line itself where there is only one."""
+        scored = [line for line in lines if line.count("psnr", "standard")]
+        worst = self.chosen_by(WORST_CASE, single=single) if scored else None
+        return worst or next(iter(scored), None)
+
+    def chosen_by(self, rule: Rule, *, single: bool) -> DerivedLine | None:
+        """The line derived by a rule from attacks on one upload, or on any number."""
+        lines = (line for line in self.derived if line.rule is rule)
+        return next((line for line in lines if (line.uploads == 1) == single), None)
 
 
-def clients_of(groups: Sequence[Group]) -> list[Client]:
-    """A client for every group that has an attack, in the order of the groups."""
-    return [
-        Client(group, tuple(other for other in groups if _same_images(group, other)))
-        for group in groups
-        if group.attacks
-    ]
+def clients_of(lines: Sequence[Line]) -> list[Client]:
+    """What was attacked, in the order of the first line of each, also where only controls were run;
+    derived lines are numbered after all others."""
+    by_target: dict[object, Client] = {}
+    for line in lines:
+        client = by_target.setdefault((line.run, target_of(line.cell)), Client())
+        (client.attacks if line.role == "attack" else client.controls).append(line)
+    clients = list(by_target.values())
+    number = max((line.number for line in lines), default=0)
+    for client in clients:
+        client.others = clients
+        client.derived = [
+            replace(line, number=number + at) for at, line in enumerate(derive(client.attacks), 1)
+        ]
+        number += len(client.derived)
+    attacked = attacked_ones(clients)
+    for client, title in zip(attacked, client_titles(attacked), strict=True):
+        client.title = title
+    for client in clients:
+        client.title = client.title or f"{client.name}, {client.details}"
+    return clients
 
 
-def _same_images(group: Group, other: Group) -> bool:
-    """Whether both groups' pictures are compared with the same images: those of one run, unshuffled
+def attacked_ones(clients: Sequence[Client]) -> list[Client]:
+    """Those with an attack; on the others only controls were run."""
+    return [client for client in clients if client.attacks]
+
+
+def derived_lines(clients: Sequence[Client]) -> list[DerivedLine]:
+    """The derived lines of all, in the order of their numbers."""
+    return [line for client in clients for line in client.derived]
+
+
+def _same_images(one: Client, other: Client) -> bool:
+    """Whether the pictures of both are compared with the same images: those of one run, unshuffled
     in both, or in settings (b) of one γ."""
-    mine, its = (*group.attacks, *group.controls), (*other.attacks, *other.controls)
-    if not mine or not its or mine[0].run != its[0].run:
+    mine, its = one.cell, other.cell
+    shuffled = mine.setting == "b", its.setting == "b"
+    targets = shuffled[0] == shuffled[1] and (not shuffled[0] or mine.gamma == its.gamma)
+    augmented = mine.client.augment == its.client.augment
+    seeds = mine.seed == its.seed and mine.model.size == its.model.size
+    if one.lines[0].run != other.lines[0].run or not (targets and augmented and seeds):
         return False
-    one, two = mine[0].cell, its[0].cell
-    shuffled = one.setting == "b", two.setting == "b"
-    targets = shuffled[0] == shuffled[1] and (not shuffled[0] or one.gamma == two.gamma)
-    augmented = one.client.augment == two.client.augment
-    seeds = one.seed == two.seed and one.model.size == two.model.size
-    if not (targets and augmented and seeds):
-        return False
-    one_set, its_set = ({line.images for line in lines} for lines in (mine, its))
-    return one_set == its_set or _names(one_set) == _names(its_set)
+    return images_of(one.lines) == images_of(other.lines)
 
 
-def _names(every: Set[Images]) -> frozenset[str]:
-    return frozenset().union(*(images.names for images in every))
+def images_of(lines: Sequence[Line]) -> set[str]:
+    """Every image that one of the lines has rows of."""
+    return set().union(*(line.images for line in lines))
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:
@@ -190,20 +260,10 @@ def short_gamma(gamma: float) -> str:
     return text[1:] if text.startswith("0.") else text
 
 
-def made_for_masks(line: Line) -> bool:
-    """Whether the line's attack applies to masked patches alone, so that its success shows them."""
-    return knows_masks(line) and "steps" not in traits_of(line.cell.attack.known_as)
-
-
-def knows_masks(line: Line) -> bool:
-    """Whether the line's attack knows MJP's masks."""
-    return "masks" in traits_of(line.cell.attack.known_as)
-
-
 # which of them are compared, and which stand on the card -----------------------------------------
 
 
-def circumstances(client: Client) -> tuple[tuple[str, Scalar], ...]:
+def circumstances(client: Client) -> tuple[Any, ...]:
     """What two clients must share so that the defence is what they differ in."""
     cell = client.cell
     shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
@@ -213,8 +273,8 @@ def circumstances(client: Client) -> tuple[tuple[str, Scalar], ...]:
 def same_client(client: Client) -> object:
     """What stays the same when only the setting's target and the precision change."""
     cell = client.cell
-    facts = (cell.model.label, cell.gamma, cell.client, cell.seed, repr(cell.other))
-    return client.lines[0].run, facts
+    facts = (cell.model.label, cell.gamma, cell.client, cell.seed)
+    return client.lines[0].run, facts, repr(cell.other)
 
 
 def same_kind(client: Client) -> object:
@@ -225,14 +285,13 @@ def same_kind(client: Client) -> object:
     return shuffled, cell.client.batch, cell.client.withhold
 
 
-def distinct_clients(groups: Sequence[Group]) -> list[Client]:
-    """Every client with rows once, in the order of the groups: of several settings and precisions
-    the lowest precision, and setting (c) before (b) before (a)."""
-    clients = clients_of(groups)
+def distinct_clients(clients: Sequence[Client]) -> list[Client]:
+    """Every client with rows once, in their order: of several settings and precisions the lowest
+    precision, and setting (c) before (b) before (a)."""
     chosen: dict[object, Client] = {}
-    for client in sorted(clients, key=_preference):
+    for client in sorted(attacked_ones(clients), key=_preference):
         chosen.setdefault(same_client(client), client)
-    kept = {id(client) for client in chosen.values()}
+    kept = set(map(id, chosen.values()))
     return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
 
 
@@ -245,19 +304,18 @@ def _preference(client: Client) -> tuple[bool, int, int]:
     )
 
 
-def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
+def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int]:
     """The clients on the card, and how many more there are: a choice of `distinct_clients`.
 
     Clients on which no matching attack was run are left to the tables, unless there are no others
     or the client is the only undefended one. The first undefended client stands first, the first
     with masks second.
     """
-    every = distinct_clients(groups)
+    every = distinct_clients(clients)
     ranked = [client for client in every if client.matching] or every
     undefended = [client for client in (*ranked, *every) if not client.defended][:1]
     masked = [client for client in ranked if client.masks][:1]
-    wanted = {id(client.group): client for client in (*undefended, *masked, *ranked)}
-    shown = list(wanted.values())[:CARD_ROWS]
+    shown = list(dict.fromkeys((*undefended, *masked, *ranked)))[:CARD_ROWS]
     return shown, len(every) - len(shown)
 
 

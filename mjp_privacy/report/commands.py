@@ -110,9 +110,8 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 def _answer(run: Path) -> str:
     from mjp_privacy.report.answer import build_card, of_several
+    from mjp_privacy.report.clients import clients_of
     from mjp_privacy.report.console import console_card
     from mjp_privacy.report.runs import load_runs
-    from mjp_privacy.report.worst_case import reduced_groups
 
-    card = build_card(reduced_groups(load_runs([run]).lines))
-    return console_card(of_several(card, [run]))
+    return console_card(of_several(build_card(clients_of(load_runs([run]).lines)), [run]))

@@ -18,7 +18,6 @@ from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardFigure
 from mjp_privacy.report.figures import Table
 from mjp_privacy.report.tables.text import (
     DASH,
-    REDUCTIONS,
     Record,
     attack,
     capped,
@@ -30,6 +29,7 @@ from mjp_privacy.report.tables.text import (
     remark,
     title_of,
 )
+from mjp_privacy.report.worst_case import RULES
 
 WIDTH = 120
 
@@ -150,11 +150,9 @@ def _short_counts(figure: CardFigure, *, counted: bool) -> str:
 
 def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
     """The names of the rows' flags by their numbers, and how many clients are on the page alone."""
-    keys = {flag.key for row in rows for flag in row.flags}
-    figures = (figure for row in rows for figure in row.figures.values() if figure)
-    keys |= {flag.key for figure in figures for flag in figure.flags}
+    keys = {flag.key for row in rows for flag in row.every_flag}
     names = [
-        f"{str(place).translate(SUPERSCRIPTS)} {flag.name}"
+        f"{str(place).translate(SUPERSCRIPTS)} {flag.words}"
         for place, flag in enumerate(card.flags, 1)
         if flag.key in keys
     ]
@@ -175,7 +173,7 @@ def console_table(table: Table, *, many_runs: bool) -> str:
             title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"
         )
     rows = records(table)
-    first_reduction = next((row for row in rows if row["role"] in REDUCTIONS), None)
+    first_reduction = next((row for row in rows if row["role"] in RULES), None)
     for row in rows:
         if row is first_reduction:
             rich_table.add_section()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -12,39 +11,19 @@ import pandas as pd
 
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import (
-    Card,
-    any_uploads_line,
-    floor_level,
-    floor_values,
-    one_upload_line,
-    published_line,
-)
+from mjp_privacy.report.card import Card, floor_values
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.curves import batch_points, curve_points, uploads_charts
 from mjp_privacy.report.charts.distributions import distribution_charts
-from mjp_privacy.report.charts.tradeoff import TradeoffPoint, family_and_strength, tradeoff_chart
-from mjp_privacy.report.clients import (
-    Client,
-    circumstances,
-    client_titles,
-    clients_of,
-    distinct_clients,
-)
-from mjp_privacy.report.figures import Table, build_tables, summary
+from mjp_privacy.report.charts.tradeoff import clients_tradeoff
+from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines, images_of
+from mjp_privacy.report.figures import Table, build_tables
+from mjp_privacy.report.flags import Flag, figure_flags
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import (
-    Flag,
-    Section,
-    all_notes,
-    figure_flags,
-    missed_attacks,
-    not_scored,
-)
+from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.page.gallery import Gallery, Strip, card_strip, fill_gallery
-from mjp_privacy.report.runs import Loaded, load_runs
+from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import (
     agreement_table,
     clients_table,
@@ -59,84 +38,7 @@ from mjp_privacy.report.tables.details import (
 )
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
-from mjp_privacy.report.worst_case import (
-    DerivedLine,
-    Group,
-    choice_notes,
-    derived_lines,
-    reduced_groups,
-)
-
-
-def _tradeoff(groups: Sequence[Group], names: Mapping[int, str]) -> tuple[Chart, ...]:
-    """Accuracy against leakage, where clients that are otherwise alike differ in defence.
-
-    Of several groups of like clients the largest is drawn; clients on which fewer attacks were run
-    are left out and counted.
-    """
-    alike: dict[object, list[Client]] = {}
-    for client in distinct_clients(groups):
-        if one_upload_line(client) is not None:
-            around = (circumstances(client), client.lines[0].run)
-            alike.setdefault(around, []).append(client)
-    group = max(alike.values(), key=len, default=[])
-    compared = [client for client in group if not missed_attacks(client, group)]
-    points: list[TradeoffPoint] = []
-    for client in compared:
-        point = _tradeoff_point(client, names[client.lines[0].number])
-        ordered = any(p.family == point.family and p.strength == point.strength for p in points)
-        points.append(replace(point, strength=math.nan) if ordered else point)
-    drawable = [point for point in points if point.drawable]
-    if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
-        return ()
-    known = [level for c in compared if not math.isnan(level := floor_level(c))]
-    chart = tradeoff_chart(points, floor=sum(known) / len(known) if known else math.nan)
-    left = len(group) - len(compared)
-    more = (
-        f" {left} further clients had fewer attacks run on them and are left out." if left else ""
-    )
-    return (replace(chart, caption=chart.caption + more),)
-
-
-def _tradeoff_point(client: Client, title: str) -> TradeoffPoint:
-    line = one_upload_line(client)
-    assert line is not None
-    leakage = summary(line, "psnr", "standard", cap=PSNR_CAP)
-    accuracy = summary(line, "top1", "intact")
-    family, strength = family_and_strength(_defence(client))
-    return TradeoffPoint(
-        label=title,
-        family=family,
-        strength=strength,
-        accuracy=100 * accuracy.mean,
-        accuracy_low=100 * accuracy.low,
-        accuracy_high=100 * accuracy.high,
-        leakage=leakage.mean,
-        leakage_low=leakage.low,
-        leakage_high=leakage.high,
-        n=leakage.n,
-        not_scored=leakage.counts.total - leakage.n,
-    )
-
-
-def _defence(client: Client) -> str:
-    """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
-    cell = client.cell
-    rule = "MJP" if client.masks else "shuffled"
-    parts = [f"{rule} γ={cell.gamma:g}"] if cell.gamma else []
-    parts += ["dal"] if cell.client.dal and cell.gamma else []
-    parts += [f"plain_share {cell.client.plain_share:g}"] if cell.client.plain_share else []
-    parts += [f"withhold {cell.client.withhold}"] if cell.client.withhold else []
-    parts += ["positions sinusoidal"] if cell.client.positions != "own" else []
-    parts += [f"lora {cell.client.lora}"] if cell.client.lora else []
-    noise = cell.client.position_noise
-    parts += [f"position_noise {noise:g}"] if noise else []
-    defences = cell.client.defenses
-    parts += defences.split(" + ") if defences else []
-    return "; ".join(parts) or "none"
-
-
-# the report ---------------------------------------------------------------------------------------
+from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, capped at 100 in means. "
@@ -165,56 +67,58 @@ class Contents:
         return self.loaded.lines
 
     @cached_property
-    def image_ids(self) -> list[str]:
-        """Every image of the runs that a line has rows of, sorted."""
-        return sorted(set().union(*(line.images.names for line in self.lines)))
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        """The lines by what they attack."""
-        return reduced_groups(self.lines)
+    def clients(self) -> list[Client]:
+        """What was attacked, also where only controls were run."""
+        return clients_of(self.lines)
 
     @cached_property
     def derived(self) -> list[DerivedLine]:
         """Worst cases and attacker's choices."""
-        return derived_lines(self.groups)
+        return derived_lines(self.clients)
+
+    @cached_property
+    def every_line(self) -> list[Line]:
+        """Both."""
+        return [*self.lines, *self.derived]
+
+    @cached_property
+    def configs(self) -> list[RunConfig]:
+        """The experiments that filled the runs."""
+        return run_configs(self.runs)
+
+    @cached_property
+    def image_ids(self) -> list[str]:
+        """Every image of the runs that a line has rows of, sorted."""
+        return sorted(images_of(self.lines))
 
     @cached_property
     def card(self) -> Card:
         """The first screen."""
-        return of_several(build_card(self.groups), self.runs)
+        return of_several(build_card(self.clients), self.runs)
 
     @cached_property
     def strip(self) -> Strip | None:
         """The columns of the card's pictures."""
-        return card_strip(self.groups, self.card)
+        return card_strip(self.clients, self.card)
+
+    @property
+    def chooser(self) -> Line | None:
+        """The line by whose PSNR pictures are chosen."""
+        return self.strip.chooser if self.strip else None
 
     @cached_property
     def gallery(self) -> Gallery:
         """The pictures that the page has room for."""
-        chooser = self.strip.chooser if self.strip else None
-        return fill_gallery([*self.lines, *self.derived], chooser)
-
-    @cached_property
-    def clients(self) -> list[Client]:
-        """Every client with an attack."""
-        return clients_of(self.groups)
-
-    @cached_property
-    def controls_only(self) -> list[Client]:
-        """Targets on which only controls were run; they are no clients of the card."""
-        return [Client(group) for group in self.groups if not group.attacks]
+        return fill_gallery(self.every_line, self.chooser)
 
     @cached_property
     def client_names(self) -> dict[int, str]:
         """What the report calls the client of each line, by the line's number."""
-        names: dict[int, str] = {}
-        for client, title in zip(self.clients, client_titles(self.clients), strict=True):
-            lines = (*client.lines, *client.group.derived)
-            names |= {line.number: title for line in lines}
-        for client in self.controls_only:
-            names |= {line.number: f"{client.name}, {client.details}" for line in client.lines}
-        return names
+        return {
+            line.number: client.title
+            for client in self.clients
+            for line in (*client.lines, *client.derived)
+        }
 
     @cached_property
     def line_flags(self) -> dict[int, tuple[Flag, ...]]:
@@ -222,22 +126,23 @@ class Contents:
         return {
             line.number: figure_flags(client, line, floor_values(client))
             for client in self.clients
-            for line in (*client.group.attacks, *client.group.derived)
+            for line in (*client.attacks, *client.derived)
         }
 
     @cached_property
-    def standard(self) -> Table:
-        """Every line in the standard variants of the metrics."""
-        return self._tables[1]
-
-    @cached_property
-    def paper(self) -> Table:
-        """Every line in the paper's variants of the metrics."""
-        return self._tables[0]
-
-    @cached_property
-    def _tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[Table, ...]:
+        """Every line in the paper's variants of the metrics, and in the standard ones."""
         return build_tables(self.lines, self.derived)
+
+    @property
+    def paper(self) -> Table:
+        """The first of them."""
+        return self.tables[0]
+
+    @property
+    def standard(self) -> Table:
+        """The second of them."""
+        return self.tables[1]
 
     @cached_property
     def points(self) -> pd.DataFrame:
@@ -257,9 +162,7 @@ class Contents:
     @cached_property
     def notes(self) -> tuple[Section, ...]:
         """The sections of notes."""
-        left_out = Section("What is left out", tuple(self.loaded.remarks))
-        choices = tuple(choice_notes(self.lines, self.derived))
-        return all_notes(self.lines, left_out, Section("Worst case and attacker's choice", choices))
+        return all_notes(self.lines, self.derived, self.loaded.remarks)
 
     def main(self, *, folded: bool) -> TextTable:
         """Every line; without the folded ones if there are others: those in float64."""
@@ -275,16 +178,15 @@ class Contents:
     @cached_property
     def card_lines(self) -> list[tuple[str, Line]]:
         """The lines behind the card's figures, each with its client's name and its own."""
-        named: dict[int, tuple[str, Line]] = {}
         titles = [row.client for row in self.card.rows]
-        names = {id(client): self.client_names[client.lines[0].number] for client in self.clients}
-        shown = [client for client in self.clients if names[id(client)] in titles]
-        for client in shown or self.clients:
-            best = (one_upload_line(client), any_uploads_line(client))
-            for line in (*best, published_line(client)):
+        attacked = attacked_ones(self.clients)
+        shown = [client for client in attacked if client.title in titles]
+        named: dict[Line, str] = {}
+        for client in shown or attacked:
+            for line in (client.one_upload, client.any_uploads, client.published):
                 if line is not None and len(line.images):
-                    named.setdefault(line.number, (f"{names[id(client)]}: {line.attack}", line))
-        return list(named.values())
+                    named.setdefault(line, f"{client.title}: {line.attack}")
+        return [(name, line) for line, name in named.items()]
 
     @cached_property
     def charts(self) -> Mapping[str, tuple[Chart, ...]]:
@@ -292,21 +194,19 @@ class Contents:
         charts = {
             "distributions": distribution_charts(self.card_lines),
             "uploads": uploads_charts(self.points),
-            "tradeoff": _tradeoff(self.groups, self.client_names),
+            "tradeoff": clients_tradeoff(self.clients),
         }
         return {name: of_section for name, of_section in charts.items() if of_section}
 
     @cached_property
     def comparisons(self) -> list[TextTable]:
         """The tables that put clients side by side."""
-        names = self.client_names
-        residuals = residual_table(self.groups, lambda group: names[group.attacks[0].number])
-        return _present(clients_table(self.groups), residuals)
+        return _present(clients_table(self.clients), residual_table(self.clients))
 
     @cached_property
     def table5_rows(self) -> list[Row]:
         """The rows of the paper's Table 5."""
-        return table5_rows(self.groups)
+        return table5_rows(self.clients)
 
     @cached_property
     def table5(self) -> TextTable | None:
@@ -332,25 +232,23 @@ class Contents:
         main = self.card.rows[self.card.main].client if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
         lines = [line for _, line in of_main[:IDENTIFIED]]
-        chooser = self.strip.chooser if self.strip else None
         return _present(
             *self.beside_paper,
-            tests_table(self.groups),
+            tests_table(self.clients),
             identification_table(lines, many_runs=self.loaded.many_runs),
-            agreement_table(chooser) if chooser else None,
+            agreement_table(self.chooser) if self.chooser else None,
         )
 
     @cached_property
     def details(self) -> list[TextTable]:
         """Diagnostics, the paper's variants and times."""
         many = self.loaded.many_runs
-        lines = [*self.lines, *self.derived]
         title = "Every line, metrics as the paper defines them"
         return _present(
-            diagnostics_table(self.paper, self.standard),
-            regions_table(lines),
+            diagnostics_table(self.standard),
+            regions_table(self.every_line),
             main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title),
-            timing_table(self.lines, self.loaded.timings),
+            timing_table(self.lines),
         )
 
 

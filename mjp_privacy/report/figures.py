@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from attacks import traits_of
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,
@@ -21,14 +19,19 @@ from mjp_privacy.metrics.statistics import (
     independent_trials,
     summarise,
 )
-from mjp_privacy.report.lines import ATTACK_FACTS, Line, Scalar, exact_images, fact, not_run
+from mjp_privacy.report.lines import (
+    ATTACK_FACTS,
+    DIAGNOSTIC,
+    Key,
+    Line,
+    exact_images,
+    fact,
+    once,
+    traits,
+)
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
-from mjp_privacy.report.rows import Key
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
-
-T = TypeVar("T")
-
 
 THRESHOLDS = (20, 30)
 """PSNR in dB from which an image counts as recovered: at 20 its content is usually recognisable, at
@@ -43,7 +46,6 @@ class Measure:
     title: str
     statistic: Literal["mean", "median"] = "mean"
     decimals: int = 2
-    cap: float = math.inf
 
     @property
     def column(self) -> str:
@@ -54,10 +56,10 @@ class Measure:
 REGIONS = (
     Measure("mask_precision", "mask precision", decimals=3),
     Measure("mask_recall", "mask recall", decimals=3),
-    Measure("visible_psnr", "PSNR, unmasked", cap=PSNR_CAP),
-    Measure("mean_visible_psnr", "mean image, unmasked", cap=PSNR_CAP),
-    Measure("masked_psnr", "PSNR, masked", cap=PSNR_CAP),
-    Measure("oracle_permutation_psnr", "PSNR, oracle permutation", cap=PSNR_CAP),
+    Measure("visible_psnr", "PSNR, unmasked"),
+    Measure("mean_visible_psnr", "mean image, unmasked"),
+    Measure("masked_psnr", "PSNR, masked"),
+    Measure("oracle_permutation_psnr", "PSNR, oracle permutation"),
     Measure("jigsaw_direct", "jigsaw direct", decimals=3),
     Measure("jigsaw_neighbour", "jigsaw neighbour", decimals=3),
     Measure("unshuffled_uploads", "uploads unshuffled", decimals=1),
@@ -71,60 +73,46 @@ REGIONS = (
 """Diagnostics that only some attacks and settings have; a report shows those that occur."""
 
 
-P = ParamSpec("P")
+def cap_of(metric: str) -> float:
+    """What a mean counts a value as at most."""
+    return PSNR_CAP if metric.endswith("psnr") else math.inf
 
 
-def _once(
-    figure: Callable[Concatenate[Line, P], T],
-) -> Callable[Concatenate[Line, P], T]:
-    """A figure of a line that is computed once for the same arguments."""
-
-    @wraps(figure)
-    def known(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
-        name = figure.__name__, args, tuple(kwargs.items())
-        return line.reduced(name, lambda: figure(line, *args, **kwargs))
-
-    return known
-
-
-@_once
-def summary(
-    line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
-) -> Summary:
+@once
+def summary(line: Line, metric: str, variant: str, *, interval: bool = True) -> Summary:
     """Summary of one metric of one line; crops of the same photograph are resampled together."""
-    column, photographs = line.column(metric, variant), line.photographs
-    groups = None if photographs is None else photographs[column.at]
-    return summarise(column.values, column.statuses, groups=groups, cap=cap, interval=interval)
+    values, statuses, groups = line.column(metric, variant)
+    cap = cap_of(metric)
+    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap, interval=interval)
 
 
-@_once
+def accuracies(line: Line) -> tuple[Summary, Summary]:
+    """Shares of images that the model took for what they are: as trained, and as the attack met
+    it."""
+    both = (summary(line, "top1", which, interval=False) for which in ("intact", "altered"))
+    intact, altered = (score.as_share() for score in both)
+    return intact, altered
+
+
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
-    metrics = ["psnr", *METRICS]
-    computed = (metric for metric in metrics if len(line.column(metric, variant).at))
+    metrics = ("psnr", *METRICS)
+    computed = (metric for metric in metrics if (metric, variant) in line.keys)
     return summary(line, next(computed, "psnr"), variant, interval=False).counts
 
 
-@_once
 def capped_mean(line: Line) -> float:
     """Mean of min(PSNR, 100) in the standard variant; NaN where no image was scored."""
-    values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    return float(values.mean()) if len(values) else math.nan
+    return float(line.scored("psnr", "standard").clip(upper=PSNR_CAP).mean())
 
 
-@_once
-def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) -> float:
-    """Median of min(value, cap) over the images that were scored."""
-    values = line.scored(metric, variant).clip(upper=cap)
-    return float(values.median()) if len(values) else math.nan
+@once
+def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -> float:
+    """Median of min(value, cap) over the images that were scored; NaN where there is none."""
+    return float(line.scored(metric, variant).clip(upper=cap_of(metric)).median())
 
 
-def success(line: Line, threshold: float, variant: str) -> float:
-    """Percent of images at or above `threshold` dB, as `success_share` counts them."""
-    return success_share(line, threshold, variant).percent
-
-
-@_once
+@once
 def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
     """How many of the images an attacker was given are at or above `threshold` dB.
 
@@ -134,6 +122,7 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
     return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()), variant)
 
 
+@once
 def exact_share(line: Line) -> Share:
     """How many of the images an attacker was given came back equal in every 8-bit value."""
     return share_of_tried(line, len(exact_images(line)), "paper")
@@ -141,25 +130,24 @@ def exact_share(line: Line) -> Share:
 
 def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
     """So many of the images that an attacker was given: all but those that were not scored."""
-    column, photographs = line.column("psnr", variant), line.photographs
-    tried = ~column.statuses.equal("unscored")
-    trials = None
-    if photographs is not None:
-        trials = independent_trials(photographs[column.at][tried])
+    _, statuses, photographs = line.column("psnr", variant)
+    tried = ~statuses.equal("unscored")
+    trials = None if photographs is None else independent_trials(photographs[tried])
     return Share(count, int(tried.sum()), trials)
 
 
-@_once
-def below_grey(line: Line) -> float:
-    """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
-    both = shared_scores(line, line, ("grey_psnr", "diagnostic"))
-    return 100 * float(np.mean(both["second"] < both["first"])) if len(both) else math.nan
+def below_grey(line: Line) -> tuple[float, int]:
+    """Percent of images for which a uniform grey has a higher standard PSNR than the attack, and
+    of how many."""
+    both = shared_scores(line, line, ("grey_psnr", DIAGNOSTIC))
+    below = both["second"] < both["first"]
+    return 100 * float(below.mean()) if len(both) else math.nan, len(both)
 
 
-@_once
+@once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    both = shared_scores(line, line, ("ceiling_psnr", "diagnostic"))
+    both = shared_scores(line, line, ("ceiling_psnr", DIAGNOSTIC))
     ceiling, reached = both.clip(upper=PSNR_CAP).to_numpy().T
     return float(np.mean(ceiling - reached)) if len(both) else math.nan
 
@@ -169,17 +157,16 @@ def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
     return tuple(
         measure
         for measure in REGIONS
-        if any(line.count(measure.diagnostic, "diagnostic") for line in lines)
+        if any(line.count(measure.diagnostic, DIAGNOSTIC) for line in lines)
     )
 
 
 def measured(line: Line, measure: Measure) -> tuple[float, int]:
     """The figure and the number of images behind it; (NaN, 0) where there is none."""
-    name = measure.diagnostic
     if measure.statistic == "median":
-        values = line.scored(name, "diagnostic")
-        return capped_median(line, name, "diagnostic", measure.cap), len(values)
-    mean = summary(line, name, "diagnostic", cap=measure.cap, interval=False)
+        count = line.count(measure.diagnostic, DIAGNOSTIC)
+        return capped_median(line, measure.diagnostic, DIAGNOSTIC), count
+    mean = summary(line, measure.diagnostic, DIAGNOSTIC, interval=False)
     return mean.mean, mean.n
 
 
@@ -205,19 +192,9 @@ IDENTITY = ("model", "architecture", "setting", "gamma", "trained_gamma", "attac
 
 NOT_COLUMNS = frozenset(
     (
-        *(
-            *IDENTITY,
-            "run_id",
-            "cell_key",
-            "seed",
-            "status",
-            "reason",
-            "notes",
-            "paper_row",
-            "checkpoint",
-        ),
-        *("checkpoint_sha", "victim", "data", "data_is_papers", "labels", "true_labels"),
-        *("mean", "std", "resize", "interpolation", "planned_images", "role"),
+        *(*IDENTITY, "run_id", "cell_key", "seed", "status", "reason", "notes", "paper_row"),
+        *("checkpoint", "checkpoint_sha", "victim", "data", "data_is_papers", "labels"),
+        *("true_labels", "mean", "std", "resize", "interpolation", "planned_images", "role"),
     )
 )
 """Cell entries that have a column of their own already, or a place in the notes."""
@@ -234,33 +211,19 @@ class Table:
 
 
 def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> tuple[Table, ...]:
-    """The tables of all VARIANTS.
-
-    A derived line is computed right after the last of its members, whose scores are then at hand.
-    """
+    """The tables of all VARIANTS."""
     varying, measures = varying_columns(lines), present(lines)
-    last = {line.number: max(member.number for member in line.members) for line in derived}
-    records: dict[int, list[dict[str, Any]]] = {}
-    for line in sorted((*lines, *derived), key=lambda x: (last.get(x.number, x.number), x.number)):
-        records[line.number] = [_record(line, name, varying, measures) for name in VARIANTS]
-    ordered = [records[line.number] for line in (*lines, *derived)]
     return tuple(
-        Table(name, pd.DataFrame.from_records([r[at] for r in ordered]), varying, measures)
-        for at, name in enumerate(VARIANTS)
+        Table(
+            name,
+            pd.DataFrame.from_records(
+                [_record(line, name, varying, measures) for line in (*lines, *derived)]
+            ),
+            varying,
+            measures,
+        )
+        for name in VARIANTS
     )
-
-
-def _record(
-    line: Line, variant: str, varying: Sequence[str], measures: Sequence[Measure]
-) -> dict[str, Any]:
-    return {
-        **_identity(line, varying),
-        **_counts(line, variant),
-        **_accuracy(line, variant),
-        **_scores(line, variant),
-        **_diagnostics(line),
-        **_ladder(line, variant, measures),
-    }
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
@@ -298,39 +261,39 @@ def paper_row(line: Line) -> PublishedRow | None:
 
 def rank_bound(line: Line) -> bool:
     """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.role == "ceiling" or "rank" in traits_of(line.cell.attack.known_as)
+    return line.role == "ceiling" or "rank" in traits(line)
 
 
-def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
+def _record(
+    line: Line, variant: str, varying: Sequence[str], measures: Sequence[Measure]
+) -> dict[str, Any]:
+    """One line of the table: what it is, its counts, scores, diagnostics and measures."""
+    counts = image_counts(line, variant)
+    shares = {f"psnr_from_{limit}": success_share(line, limit, variant) for limit in THRESHOLDS}
+    chosen = json.dumps(line.counts) if isinstance(line, DerivedLine) else None
     return {
-        "line": line.number,
-        "run": line.run,
-        "run_id": line.run_id,
+        **{"line": line.number, "run": line.run, "run_id": line.run_id},
         **{key: line.cell.columns.get(key) for key in IDENTITY},
         "seed": line.cell.seed,
         **{key: _fact(line, key) for key in varying if key != "seed"},
-        "status": line.status,
-        "reason": line.reason,
+        **{"status": line.status, "reason": line.reason},
+        **{"n": counts.ok, "n_failed": counts.failed, "n_unsupported": counts.unsupported},
+        **{"n_unscored": counts.unscored, "n_not_run": line.not_run},
+        **_scores(line, variant),
+        **_bounds(line),
+        **{"role": line.role, "chosen": chosen},
+        **{name: share.percent for name, share in shares.items()},
+        **{measure.column: measured(line, measure)[0] for measure in measures},
+        **{f"{measure.diagnostic}_n": measured(line, measure)[1] for measure in measures},
     }
 
 
-def _fact(line: Line, key: str) -> Scalar:
+def _fact(line: Line, key: str) -> Any:
     """One of the varying facts; of the attack's facts, derived lines have only the number of
     uploads and controls have none."""
     derived = isinstance(line, DerivedLine)
     foreign = key in ATTACK_FACTS and line.role != "attack" and not (derived and key == "uploads")
     return None if foreign else fact(line.cell.columns, key)
-
-
-def _counts(line: Line, variant: str) -> dict[str, Any]:
-    counts = image_counts(line, variant)
-    return {
-        "n": counts.ok,
-        "n_failed": counts.failed,
-        "n_unsupported": counts.unsupported,
-        "n_unscored": counts.unscored,
-        "n_not_run": not_run(line),
-    }
 
 
 def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> dict[str, Any]:
@@ -345,62 +308,42 @@ def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> di
     }
 
 
-def _accuracy(line: Line, variant: str) -> dict[str, Any]:
-    """Accuracy in percent, of the model as trained and of the one that the attack met."""
-    paper = paper_row(line) if variant == "paper" else None
-    intact, altered = (summary(line, "top1", which).as_share() for which in ("intact", "altered"))
-    values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
-    unpublished = _columns("acc_altered", altered, math.nan, scale=100)
-    kept = ("acc_altered_mean", "acc_altered_lo", "acc_altered_hi", "acc_altered_n")
-    return {**values, **{key: unpublished[key] for key in kept}}
-
-
 def _scores(line: Line, variant: str) -> dict[str, Any]:
-    """The five scores; only the paper variant is compared with the paper's figures."""
+    """Accuracy in percent, of the model as trained and of the one that the attack met, and the five
+    scores; only the paper variant is compared with the paper's figures."""
     paper = paper_row(line) if variant == "paper" else None
-    values: dict[str, Any] = {}
+    intact, altered = accuracies(line)
+    values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
+    altered_columns = _columns("acc_altered", altered, math.nan, scale=100)
+    values |= dict(list(altered_columns.items())[:4])  # nobody published it
     for metric in METRICS:
-        score = summary(line, metric, variant, cap=PSNR_CAP if metric == "psnr" else math.inf)
+        score = summary(line, metric, variant)
         values |= _columns(metric, score, getattr(paper, metric) if paper else math.nan)
         if metric == "psnr":
-            values |= {
-                "psnr_median": score.median,
-                "psnr_exact": summary(line, "psnr", "paper", interval=False).exact,
-                "psnr_at_20": success_share(line, 20, variant).count,
-            }
+            values |= {"psnr_median": score.median, "psnr_exact": len(exact_images(line))}
+            values["psnr_at_20"] = success_share(line, 20, variant).count
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None
     return values
 
 
-def _diagnostics(line: Line) -> dict[str, Any]:
-    ceiling = summary(line, "ceiling_psnr", "diagnostic", cap=PSNR_CAP, interval=False)
-    bounded = rank_bound(line)
-    medians = {
-        f"{name}_median": summary(line, name, "diagnostic", interval=False).median
-        for name in ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
-    }
-    empty = line.scored("empty_mask", "diagnostic")
+def _bounds(line: Line) -> dict[str, Any]:
+    """What bounds a line: the grey, the ceiling, and the linear system of its attack."""
+
+    def known(name: str) -> Summary:
+        return summary(line, name, DIAGNOSTIC, interval=False)
+
+    ceiling, bounded = known("ceiling_psnr"), rank_bound(line)
+    below, of_grey = below_grey(line)
+    medians = ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
+    empty = line.scored("empty_mask", DIAGNOSTIC)
     return {
-        "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
-        "below_grey": below_grey(line),
-        "below_grey_n": len(shared_scores(line, line, ("grey_psnr", "diagnostic"))),
-        "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
+        "grey_mean": known("grey_psnr").mean,
+        **{"below_grey": below, "below_grey_n": of_grey},
+        "in_place_mean": known("oracle_in_place_psnr").mean,
         "ceiling_mean": ceiling.mean if bounded else math.nan,
         "ceiling_n": ceiling.n if bounded else 0,
         "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
-        **medians,
+        **{f"{name}_median": known(name).median for name in medians},
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
-    }
-
-
-def _ladder(line: Line, variant: str, measures: Sequence[Measure]) -> dict[str, Any]:
-    """The line's role, the attacks it chose, its shares of recovered images and its measures."""
-    counts = json.dumps(line.counts) if isinstance(line, DerivedLine) else None
-    return {
-        "role": line.role,
-        "chosen": counts,
-        **{f"psnr_from_{limit}": success(line, limit, variant) for limit in THRESHOLDS},
-        **{measure.column: measured(line, measure)[0] for measure in measures},
-        **{f"{measure.diagnostic}_n": measured(line, measure)[1] for measure in measures},
     }

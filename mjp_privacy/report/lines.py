@@ -1,20 +1,25 @@
-"""A line of the tables: a cell of a run with its scores, and which of its facts describe what."""
+"""A line of the tables: a cell of a run, the scores of its images, and its facts in words.
+
+line.scored("psnr", "standard")          PSNR by image, of the images that have one
+line.frame["status"].value_counts()      what became of the images
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
+from numpy.typing import NDArray
 
+from attacks import traits_of
+from attacks.budget import OVER, SECONDS, over_budget
 from mjp_privacy.experiment.cell_facts import (
     AttackFacts,
     CellFacts,
@@ -26,10 +31,137 @@ from mjp_privacy.experiment.cell_facts import (
     defaults_of,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.coded import Coded, Images
-from mjp_privacy.report.rows import UNREADABLE, Column, Scores, long_rows, score_rows
+from mjp_privacy.metrics.coded import Coded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Scalar = str | float | int | bool | None
+Key = tuple[str, str]
+"""Metric and variant."""
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# scores -------------------------------------------------------------------------------------------
+
+UNREADABLE = "unreadable"
+DIAGNOSTIC = "diagnostic"
+OF_PICTURE = ("standard", "paper")
+"""The variants of scores: every image of a cell has them, or a reason why not."""
+STAGE = "stage_seconds."
+"""How the names of columns begin that say how long a stage took for an image."""
+IMAGE = ("image_id", "status", "reason", "code", "group", "label_source")
+"""The columns that are read of every image beside its scores."""
+NO_LABELS = "the images carry no true labels"
+NO_NUMBER = "its scores are not numbers"
+
+
+def scores_of(frame: pd.DataFrame) -> list[str]:
+    """The columns of a table that are those of metrics."""
+    return [name for name in map(str, frame) if "." in name and not name.startswith(STAGE)]
+
+
+def split(column: str) -> Key:
+    """The metric and variant of a column: split("psnr.standard") is ("psnr", "standard")."""
+    metric, _, variant = column.rpartition(".")
+    return metric, variant
+
+
+def standard_keys() -> list[Key]:
+    """The metrics and variants that every image has, be it with a reason in place of the score."""
+    from mjp_privacy.metrics import METRICS
+
+    scores = [(METRICS[key].name, METRICS[key].variant) for key in METRICS]
+    return [*scores, ("top1", "intact"), ("top1", "altered")]
+
+
+def read_frame(store: RunStore, run_id: str) -> pd.DataFrame:
+    """A row for each image of a cell, by its id, with a column for each metric and variant; where
+    a run writes rows meanwhile, those of now.
+
+    Images that are marked ok and have no score at all count as failed.
+    """
+    names = [name for name in store.cell(run_id).columns if "." in name]
+    others = [name for name in names if not name.startswith(STAGE)]
+    return image_frame(store.read(run_id, [*IMAGE, *others]))
+
+
+def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same of rows as they are stored."""
+    frame = rows.set_index("image_id").sort_index(kind="stable")
+    scores = scores_of(frame)
+    frame = frame.astype(dict.fromkeys(scores, np.float64))
+    frame["reason"] = frame["reason"].fillna("").astype(object)
+    of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
+    if of_picture:
+        lost = (frame["status"] == "ok") & frame[of_picture].isna().all(axis=1)
+        frame.loc[lost, "status"], frame.loc[lost, "reason"] = "failed", NO_NUMBER
+    kinds = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
+    return frame.astype({name: kind for name, kind in kinds.items() if name in frame})
+
+
+def keys_of(frame: pd.DataFrame) -> list[Key]:
+    """The metrics and variants of a frame. Whether the model was right counts as asked where no
+    image has a label: then there are rows that say so."""
+    found = {
+        split(name)
+        for name in scores_of(frame)
+        if name.startswith("top1.") or frame[name].notna().any()
+    }
+    return sorted({*found, *([] if (frame["status"] == "ok").all() else standard_keys())})
+
+
+def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd.DataFrame:
+    """A row for each image, metric and variant, by image, with the facts of the cell as columns.
+
+    An image that was attacked has every score, and the diagnostics that apply to it; one that was
+    not attacked or not scored has its status and reason in place of every score.
+    """
+    of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
+    late = _late(frame)
+    parts: dict[str, list[Any]] = {name: [] for name in ("at", "value", "status", "reason")}
+    for metric, variant in (keys := keys_of(frame)):
+        values = np.asarray(frame.get(f"{metric}.{variant}", np.full(len(frame), np.nan)))
+        status: NDArray[Any] = of_images["status"].to_numpy(copy=True)
+        reason: NDArray[Any] = of_images["reason"].to_numpy(copy=True)
+        shown, known = np.full(len(frame), True), ~np.isnan(values)
+        if variant == DIAGNOSTIC:
+            status[:], reason, shown = "ok", late, known
+        elif metric == "top1" and (unknown := ~known & (status == "ok")).any():
+            intact = None if variant == "intact" else frame.get("top1.intact")
+            other_model = intact is not None and intact[unknown].notna().any()
+            status[unknown], reason[unknown] = "unscored", NO_LABELS
+            shown = ~unknown if other_model or f"top1.{variant}" not in frame else shown
+        at = np.flatnonzero(shown)
+        for name, part in zip(parts, (at, values[at], status[at], reason[at]), strict=True):
+            parts[name].append(part)
+    if not keys:
+        return pd.DataFrame(columns=["image_id", "metric", "variant", *list(parts)[1:], *IMAGE[3:]])
+    key = np.repeat(np.arange(len(keys)), [len(at) for at in parts["at"]])
+    place, *columns = (np.concatenate(part) for part in parts.values())
+    order = np.lexsort((key, place))
+    rows = {"image_id": of_images["image_id"].to_numpy()[place]}
+    rows |= {
+        n: np.array(part, dtype=object)[key]
+        for n, part in zip(("metric", "variant"), zip(*keys, strict=True), strict=True)
+    }
+    rows |= dict(zip(list(parts)[1:], columns, strict=True))
+    rows |= {name: of_images[name].to_numpy()[place] for name in IMAGE[3:]}
+    shared = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
+    more = {name: [value] * len(order) for name, value in shared.items() if name not in rows}
+    return pd.DataFrame({name: values[order] for name, values in rows.items()}).assign(**more)
+
+
+def _late(frame: pd.DataFrame) -> NDArray[np.object_]:
+    """The reason of images whose attack was ended for lack of time, "" of the others."""
+    over, had = (frame.get(f"{name}.{DIAGNOSTIC}") for name in (OVER, SECONDS))
+    if over is None or had is None:
+        return np.full(len(frame), "", dtype=object)
+    pairs = zip(over == 1, had, strict=True)
+    return np.array([over_budget(had) if ended else "" for ended, had in pairs], dtype=object)
+
+
+# facts --------------------------------------------------------------------------------------------
 
 DEFAULTS: Mapping[str, Scalar] = {"role": "attack", "uploads": 1, **defaults_of(ClientFacts)}
 """The values of facts that a cell does not state, so that older runs compare with newer ones."""
@@ -94,19 +226,22 @@ def client_text(columns: Mapping[str, Any], keys: Sequence[str]) -> str:
     return ", ".join(parts) or "–"
 
 
-def options_text(options: Any) -> str:
-    """Options of an attack, stored as JSON, in words: `prior=fitted, steps=300`."""
+def options_of(text: Any) -> dict[str, Any] | None:
+    """Options of an attack, stored as JSON; None where they are none."""
     try:
-        parsed = json.loads(options)
+        parsed = json.loads(text or "{}")
     except (TypeError, ValueError):
-        return scalar_text(options)
-    if not isinstance(parsed, dict):
-        return scalar_text(options)
-    parts = [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in parsed.items()
-    ]
-    return ", ".join(parts) or "–"
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def options_text(text: Any) -> str:
+    """Options of an attack, stored as JSON, in words: `prior=fitted, steps=300`."""
+    options = options_of(text)
+    if options is None:
+        return scalar_text(text)
+    said = {k: v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
+    return ", ".join(f"{key}={value}" for key, value in said.items()) or "–"
 
 
 # a line -------------------------------------------------------------------------------------------
@@ -118,17 +253,18 @@ MARKS = {
 }
 """Suffix of the attack's name on lines that are not attacks, by role."""
 
-T = TypeVar("T")
+
+class Column(NamedTuple):
+    """One metric of a line's images."""
+
+    values: pd.Series[float]  # by image; NaN for none
+    statuses: Coded
+    photographs: Coded | None  # that each was cut from; None where each is one of its own
 
 
-KEPT = 96
-"""Metrics of lines that are kept after they were read: a report asks for the same ones often, and
-this many of 50,000 images are 40 MB."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
-    """One line of the table: a cell of a run and the scores stored for it.
+    """One line of the table: a cell of a run and what is stored of its images.
 
     Images that could not be read have no part in the scores nor in the number of planned images:
     they say nothing of what leaks, and a share that counted them would flatter the client.
@@ -137,10 +273,13 @@ class Line:
     number: int  # from 1, over all runs; the notes refer to it
     run: str  # name of the run folder, made unique
     cell: CellFacts
-    table: Scores
+    stored: pd.DataFrame = field(repr=False)
+    """A row for each image, as `read_frame` gives them."""
     store: RunStore
     left_out: Sequence[Path] = field(default=(), kw_only=True)
     """Damaged files, whose images have no part in the line."""
+    known: dict[object, Any] = field(default_factory=dict, kw_only=True, repr=False)
+    """What was computed from the scores before, by what was asked: figures and words."""
 
     @property
     def run_id(self) -> str:
@@ -172,20 +311,40 @@ class Line:
         """How many uploads the attack uses."""
         return self.cell.attack.uploads or 1
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of images that could be read, those that are not ok without scores."""
+        readable, failed = self._readable, self._readable["status"] != "ok"
+        scores = [name for name in scores_of(readable) if split(name)[1] != DIAGNOSTIC]
+        if not readable.loc[failed, scores].notna().any(axis=None):
+            return readable
+        return readable.assign(**{name: readable[name].mask(failed) for name in scores})
+
+    @cached_property
+    def _readable(self) -> pd.DataFrame:
+        unreadable = self.stored["status"] == UNREADABLE
+        return self.stored[~unreadable] if unreadable.any() else self.stored
+
     @property
-    def unreadable(self) -> Mapping[str, str]:
+    def images(self) -> pd.Index:
+        """The ids of these images."""
+        return self._readable.index
+
+    @cached_property
+    def unreadable(self) -> dict[str, str]:
         """Why images could not be read, by their id."""
-        return self.table.unreadable
+        reasons: dict[str, str] = self.stored["reason"].drop(self.images).to_dict()
+        return reasons
 
     @property
-    def stored(self) -> bool:
-        """Whether any rows are stored."""
-        return len(self.images) + len(self.unreadable) > 0
+    def planned(self) -> int:
+        """How many images that can be read the run's last command planned."""
+        return max(0, self.cell.outcome.planned_images - len(self.unreadable))
 
     @property
-    def images(self) -> Images:
-        """The images with rows."""
-        return self.table.images
+    def not_run(self) -> int:
+        """How many of them have no rows yet."""
+        return max(0, self.planned - len(self.images))
 
     @property
     def status(self) -> str:
@@ -194,7 +353,7 @@ class Line:
             return "failed"
         return self.cell.outcome.status
 
-    @property
+    @cached_property
     def reason(self) -> str:
         """Why the line has no scores, even if it has diagnostics; empty if it has some."""
         if self.cell.outcome.reason:
@@ -205,120 +364,122 @@ class Line:
             return "none of its images could be read"
         if not len(self.images):
             return "no rows stored: the run ended before this cell; run the same command again"
-        return self._commonest_reason
-
-    @cached_property
-    def _commonest_reason(self) -> str:
-        """Empty where an image has a score."""
-        keys = sorted(self.table.keys, key=lambda key: (key != ("psnr", "standard"), key))
-        scored = (self.column(m, v).statuses for m, v in keys if v != "diagnostic")
-        if any(statuses.equal("ok").any() for statuses in scored):
+        reasons = self.frame["reason"][self.frame["status"] != "ok"].astype(object).value_counts()
+        if reasons.empty or reasons.sum() < len(self.images):
             return ""
-        reasons: Counter[str] = Counter()
-        for key in keys:
-            reasons.update(self.column(*key).reasons.counts())
-        reasons.pop("", None)
-        return min(reasons, key=lambda reason: (-reasons[reason], reason), default="")
-
-    @cached_property
-    def reductions(self) -> dict[object, Any]:
-        """What was computed from the scores before, by what was asked: figures and words."""
-        return {}
+        return str(min(reasons.index, key=lambda reason: (-reasons[reason], reason)))
 
     def column(self, metric: str, variant: str) -> Column:
-        """The scores of one metric in the order of the images; empty where it was not computed."""
-        return _column(self.table, metric, variant)
+        """The values of a metric, and what became of each of the images; of what only some images
+        have, those. It is empty where the metric was not computed."""
+        values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
+        statuses, photographs = self._statuses, self._photographs
+        if variant in OF_PICTURE and (metric, variant) in self.keys:
+            return Column(values, statuses, photographs)
+        known = values.notna().to_numpy()
+        ok = Coded.equal_words("ok", int(known.sum()))
+        return Column(values[known], ok, None if photographs is None else photographs[known])
+
+    @cached_property
+    def _statuses(self) -> Coded:
+        return coded(self.frame["status"])
+
+    @cached_property
+    def _photographs(self) -> Coded | None:
+        return None if self.groups is None else coded(self.groups)
+
+    @cached_property
+    def keys(self) -> frozenset[Key]:
+        """The metrics and variants that some image has, be it with a reason in their place."""
+        return frozenset(keys_of(self.frame))
 
     def scored(self, metric: str, variant: str) -> pd.Series[float]:
-        """The metric's value by image_id, for the images that have one."""
-        return _scored(self.table, metric, variant)
-
-    def reduced(self, name: Hashable, reduce: Callable[[], T]) -> T:
-        """What `reduce` returns, computed once under this name: a figure, not the scores."""
-        if name not in self.reductions:
-            self.reductions[name] = reduce()
-        known: T = self.reductions[name]
-        return known
+        """The metric's value by image, for the images that have one."""
+        name = f"{metric}.{variant}"
+        return self.frame[name].dropna() if name in self.frame else pd.Series(dtype=np.float64)
 
     def count(self, metric: str, variant: str) -> int:
         """How many images have a value of the metric."""
-        return self.reduced(
-            ("count", metric, variant), lambda: int(self.column(metric, variant).scored.sum())
-        )
+        name = f"{metric}.{variant}"
+        return int(self.frame[name].count()) if name in self.frame else 0
 
     def some_above_zero(self, diagnostic: str) -> bool:
         """Whether a diagnostic is above 0 on any image."""
-        return self.reduced(
-            ("above", diagnostic), lambda: bool((self.scored(diagnostic, "diagnostic") > 0).any())
-        )
+        return bool((self.scored(diagnostic, DIAGNOSTIC) > 0).any())
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image by kind; None where none were stored."""
         return self.store.pictures(self.run_id, image_id)
 
     @cached_property
-    def photographs(self) -> Coded | None:
-        """The photograph of each of the images, where several were cut from one; else None."""
-        known = self.table.photographs
-        return None if known is None or len(known.present().words) == len(known) else known
-
-    @cached_property
-    def groups(self) -> dict[str, str] | None:
-        """Photograph by image_id, where several images were cut from the same one; else None."""
-        known = self.photographs
-        return None if known is None else dict(zip(self.images.ids, known.tolist(), strict=True))
+    def groups(self) -> pd.Series[Any] | None:
+        """Photograph by image, where several images were cut from the same one; else None."""
+        if "group" not in self.frame or self.frame["group"].isna().all():
+            return None
+        names = self.frame["group"].where(self.frame["group"].notna(), self.images.to_series())
+        return names.astype("category") if names.nunique() < len(names) else None
 
     @property
     def rows(self) -> pd.DataFrame:
         """A row for each image, metric and variant, with the facts of the cell; not for many."""
-        rows = long_rows(self.store, self.run_id, self.cell.columns)
-        return rows[rows["status"] != UNREADABLE].reset_index(drop=True)
-
-    @property
-    def stored_rows(self) -> pd.DataFrame:
-        """The same with those of images that could not be read, and without the cell's facts."""
-        return score_rows(self.store, self.run_id)
+        return long_rows(self._readable, self.cell.columns)
 
 
-NOTHING = Coded(np.empty(0, np.int32), ())
-EMPTY = Column(np.empty(0, dtype=np.int32), np.empty(0), NOTHING, NOTHING)
-"""Scores that were not computed."""
+def coded(words: pd.Series[str]) -> Coded:
+    """A list of words as statistics take them."""
+    known = words.astype("category").cat
+    return Coded(known.codes.to_numpy(np.int32), tuple(map(str, known.categories)))
 
 
-@lru_cache(KEPT)
-def _column(table: Scores, metric: str, variant: str) -> Column:
-    return table.column(metric, variant) or EMPTY
+def once(
+    figure: Callable[Concatenate[Line, P], T],
+) -> Callable[Concatenate[Line, P], T]:
+    """A figure of a line that is computed once for the same arguments."""
+
+    @wraps(figure)
+    def asked(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = figure, args, tuple(kwargs.items())
+        if name not in line.known:
+            line.known[name] = figure(line, *args, **kwargs)
+        known: T = line.known[name]
+        return known
+
+    return asked
 
 
-@lru_cache(KEPT)
-def _scored(table: Scores, metric: str, variant: str) -> pd.Series[float]:
-    column = _column(table, metric, variant)
-    column = column.chosen(column.scored)
-    every = len(column.at) == len(table.images)  # then all lines share one index
-    index = table.images.index if every else table.images.index[column.at]
-    return pd.Series(column.values, index=index)
-
-
+@once
 def exact_images(line: Line) -> frozenset[str]:
     """The images that are equal to the compared picture in every 8-bit value."""
     scored = line.scored("psnr", "paper")
-    return frozenset(map(str, scored.index[np.isposinf(scored.to_numpy())]))
+    return frozenset(scored.index[np.isposinf(scored)])
 
 
 def failed_images(line: Line) -> frozenset[str]:
     """The images that have a row of status failed."""
-    columns = (line.column(*key) for key in line.table.keys)
-    places = {at for c in columns for at in c.at[c.statuses.equal("failed")].tolist()}
-    return frozenset(line.images.ids[at] for at in places)
+    return frozenset(line.images[line.frame["status"] == "failed"])
 
 
 def late_images(line: Line) -> frozenset[str]:
     """The images on which the attack's time ran out, whatever it had by then."""
-    late = line.scored("over_budget", "diagnostic")
-    return frozenset(map(str, late.index[late == 1]))
+    late = line.scored(OVER, DIAGNOSTIC)
+    return frozenset(late.index[late == 1])
 
 
-def not_run(line: Line) -> int:
-    """How many images the run's last command planned that have no rows yet."""
-    planned = line.cell.outcome.planned_images
-    return max(0, planned - len(line.images))
+def reconstructs(line: Line) -> bool:
+    """Whether the line's attack made a picture: scored, with a residual, or stored."""
+    return (
+        line.count("psnr", "standard") > 0
+        or line.count("gradient_residual", DIAGNOSTIC) > 0
+        or (len(line.images) > 0 and len(line.store.pictured(line.run_id)) > 0)
+    )
+
+
+def traits(line: Line) -> frozenset[str]:
+    """What the line's attack knows and assumes."""
+    return traits_of(line.cell.attack.known_as)
+
+
+def meets_trained_model(line: Line) -> bool:
+    """Whether the attack met the model that a client trains: not one whose block 0 was altered for
+    the attack, unless the model was trained with that block."""
+    return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -22,11 +21,8 @@ from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
-from mjp_privacy.report.lines import Line
-from mjp_privacy.report.rows import STAGE, cell_scores
+from mjp_privacy.report.lines import STAGE, Line, read_frame
 from mjp_privacy.uploads.folder import REFUSED
-
-__all__ = ["Loaded", "load_runs"]
 
 AGAIN = "Run the attack again; it continues where it stopped."
 EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
@@ -34,10 +30,9 @@ EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 2
 
 @dataclass(frozen=True)
 class Loaded:
-    """The lines of all runs, how long their stages took, and what else of the runs is damaged."""
+    """The lines of all runs, and what else of the runs is damaged or was refused."""
 
     lines: Sequence[Line]
-    timings: pd.DataFrame
     remarks: Sequence[str] = ()
 
     @property
@@ -53,7 +48,7 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     """
     check_folders(runs)
     lines: list[Line] = []
-    timings, remarks = [], []
+    remarks: list[str] = []
     stores = [RunStore(run).without(RunStore(run).damaged()) for run in runs]
     for store, name in zip(stores, run_names(runs), strict=True):
         cells = store.read_cells()
@@ -67,13 +62,27 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
             loaded.append(_line(store, name, cell, len(lines) + len(loaded) + 1))
             if progress:
                 progress.advance()
-        if all(not line.stored and line.cell.outcome.status == "ok" for line in loaded):
+        if all(line.stored.empty and line.cell.outcome.status == "ok" for line in loaded):
             _refuse_empty(store, loaded)
-        lines += [line for line in loaded if not _is_refused(line)]
-        remarks += _refused(name, loaded)
-        timings += [_timings(line) for line in loaded]
+        refused = [line for line in loaded if line.cell.model.label == REFUSED]
+        lines += [line for line in loaded if line not in refused]
+        if count := max((line.planned for line in refused), default=0):
+            remarks.append(
+                f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
+                "`mjp check` names what is wrong with each; mended, the same attack takes them in."
+            )
         remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store)]
-    return Loaded(lines, pd.concat(timings, ignore_index=True), remarks)
+    return Loaded(lines, remarks)
+
+
+def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
+    frame = read_frame(store, cell.run_id)
+    if (cell.client.batch or 1) > 1:
+        # an earlier version took the pictures for those of the labels in their order: nobody knows
+        frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
+    folder = store.folder(cell.run_id)
+    damaged = sorted(path for path in store.left_out if path.parent == folder)
+    return Line(number, name, cell, frame, store, left_out=damaged)
 
 
 def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
@@ -85,22 +94,6 @@ def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
         f"{store.root} is an empty run: expected rows of its {len(lines)} cell(s) under "
         f"{store.root / 'rows'}, but there are none. {AGAIN}"
     )
-
-
-def _refused(name: str, lines: Sequence[Line]) -> list[str]:
-    """A sentence for uploads that could not be attacked: they are no client's line."""
-    cells = [line.cell for line in lines if _is_refused(line)]  # one for each attack
-    count = max((cell.outcome.planned_images for cell in cells), default=0)
-    if not count:
-        return []
-    return [
-        f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
-        "`mjp check` names what is wrong with each; mended, the same attack takes them in."
-    ]
-
-
-def _is_refused(line: Line) -> bool:
-    return line.cell.model.label == REFUSED
 
 
 def _damaged_lists(store: RunStore) -> Iterator[str]:
@@ -117,19 +110,7 @@ def _damaged_lists(store: RunStore) -> Iterator[str]:
             yield f"{place} ({error.got}): the run of that experiment writes it again"
 
 
-def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
-    table = cell_scores(store, cell.run_id)
-    if (cell.client.batch or 1) > 1:
-        # an earlier version took the pictures for those of the labels in their order: nobody knows
-        table.keys = [key for key in table.keys if key[0] != "gradient_residual"]
-    planned = max(0, cell.outcome.planned_images - len(table.unreadable))
-    counted = replace(cell, outcome=replace(cell.outcome, planned_images=planned))
-    folder = store.folder(cell.run_id)
-    damaged = sorted(path for path in store.left_out if path.parent == folder)
-    return Line(number, name, counted, table, store, left_out=damaged)
-
-
-def _timings(line: Line) -> pd.DataFrame:
+def timings(line: Line) -> pd.DataFrame:
     """A row for each block and stage: how many seconds an image took, and on what device.
 
     The images of a block share its time equally.
@@ -138,15 +119,25 @@ def _timings(line: Line) -> pd.DataFrame:
     if not names:
         return pd.DataFrame()
     blocks = line.store.read(line.run_id, ["block", *names]).groupby("block")[names]
-    seconds, images = blocks.mean(), blocks.count()
+    known = (
+        blocks.agg(["mean", "count"])
+        .stack(0, future_stack=True)
+        .rename_axis(["block", "stage"])
+        .reset_index()
+    )
     made_with = line.store.about(line.run_id)[-1].get("made_with", {})
-    return pd.concat(
-        pd.DataFrame(
-            {"stage": name.removeprefix(STAGE), "seconds": seconds[name], "images": images[name]}
-        )
-        for name in names
-    ).assign(line=line.number, device=made_with.get("device", ""))
+    return pd.DataFrame(
+        {
+            "stage": known["stage"].str.removeprefix(STAGE),
+            "seconds": known["mean"],
+            "images": known["count"].astype(int),
+            "line": line.number,
+            "device": made_with.get("device", ""),
+        }
+    )
 
+
+# folders ------------------------------------------------------------------------------------------
 
 RUN = ("cells.*.parquet", "rows/*/*.parquet", "cells.json")
 """What makes a folder a run: one of these files; the last is that of an earlier version."""
@@ -282,24 +273,27 @@ class RunConfig:
 
     run: Path
     file: str  # what the config is called beside the page
-    fields: dict[str, Any]
-    software: dict[str, Any]  # that it was made with
+    fields: Mapping[str, Any]
+    software: Mapping[str, Any]  # that it was made with
+
+    @property
+    def text(self) -> str:
+        """The config as `mjp attack` reads it."""
+        return str(yaml.safe_dump(self.fields, sort_keys=False, allow_unicode=True))
 
 
 def run_configs(runs: Sequence[Path]) -> list[RunConfig]:
     """Every experiment of these run folders; runs of earlier versions have kept the last one."""
-    places = [(run, path) for run in runs for path in _kept(run)]
-    names = [CONFIG]
-    if len(places) > 1:
-        names = [f"config_{number}.yaml" for number in range(1, len(places) + 1)]
-    return [
-        RunConfig(run, name, *_experiment(path))
-        for name, (run, path) in zip(names, places, strict=True)
+    places = [
+        (run, path)
+        for run in runs
+        for path in sorted((run / "experiments").glob("*.yaml")) or [run / "experiment.yaml"]
     ]
-
-
-def _kept(run: Path) -> list[Path]:
-    return sorted((run / "experiments").glob("*.yaml")) or [run / "experiment.yaml"]
+    numbered = len(places) > 1
+    return [
+        RunConfig(run, f"config_{number}.yaml" if numbered else CONFIG, *_experiment(path))
+        for number, (run, path) in enumerate(places, 1)
+    ]
 
 
 def _experiment(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -307,17 +301,10 @@ def _experiment(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         check_digest(path, EXPERIMENT)
         with EXPERIMENT.reading(path):
-            content = _content(EXPERIMENT.text(path), shown(path))
+            fields = _mapping(yaml_value(EXPERIMENT.text(path), shown(path)))
     except UserError:
         return {}, {}
-    fields = _mapping(content)
     return _mapping(fields.get("experiment")), _mapping(fields.get("made_with"))
-
-
-@lru_cache(16)
-def _content(text: str, where: str) -> Any:
-    """What a YAML text says: a report asks it three times."""
-    return yaml_value(text, where)
 
 
 def _mapping(content: Any) -> dict[str, Any]:
@@ -329,35 +316,47 @@ def _named(run: Path) -> str:
     return plain(run.resolve().name)
 
 
-def config_text(config: dict[str, Any]) -> str:
-    """The config as `mjp attack` reads it."""
-    return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-
-
-def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, str], ...]:
+def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tuple[str, str], ...]:
     """Software, config hash, weights and images of every run, as (heading, text)."""
     facts: list[tuple[str, str]] = []
-    configs = run_configs(runs)
+    runs = dict.fromkeys(config.run for config in configs)
     for config in configs:
-        prefix = _prefix(config, len(runs), len(configs))
+        words = [_named(config.run)] if len(runs) > 1 else []
+        if len(configs) > len(runs):  # what tells the facts of one config from those of others
+            words.append(plain(str(config.fields.get("name", config.file))))
+        prefix = f"{', '.join(words)}: " if words else ""
         facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
         if not config.fields:
             facts.append((f"{prefix}config", "experiment.yaml is missing or cannot be read"))
         else:
-            digest = hashlib.sha256(config_text(config.fields).encode()).hexdigest()
+            digest = hashlib.sha256(config.text.encode()).hexdigest()
             facts.append((f"{prefix}config, sha256", digest))
     for run in runs:
         prefix = f"{_named(run)}: " if len(runs) > 1 else ""
-        root = RunStore(run).root
-        if digest := _images_digest([line for line in lines if line.store.root == root]):
+        if digest := _images_digest(_of_run(run, lines)):
             facts.append((f"{prefix}images and their hashes, sha256", digest))
-    return (*facts, *_weights(lines))
+    models = {
+        (model.label, model.checkpoint, str(model.checkpoint_sha))
+        for model in (line.cell.model for line in lines)
+        if model.checkpoint
+    }
+    weights = [
+        (f"weights of {name}", f"{file}, sha256 {sha}") for name, file, sha in sorted(models)
+    ]
+    return (*facts, *weights)
+
+
+def _of_run(run: Path, lines: Sequence[Line]) -> list[Line]:
+    root = RunStore(run).root
+    return [line for line in lines if line.store.root == root]
 
 
 def _images_digest(lines: Sequence[Line]) -> str:
     """The SHA-256 of the names of a run's images and of their hashes; "" where no row has any."""
     hashes: dict[str, str] = {}
-    for line in {line.images: line for line in lines}.values():  # equal images are one object
+    for line in lines:
+        if hashes.keys() >= set(line.images):
+            continue
         rows = line.store.read(line.run_id, ["image_id", "sha256", "pixel_sha256"])
         if {"sha256", "pixel_sha256"} <= set(rows):
             both = rows["sha256"].fillna("") + " " + rows["pixel_sha256"].fillna("")
@@ -366,52 +365,31 @@ def _images_digest(lines: Sequence[Line]) -> str:
     return hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest() if listed else ""
 
 
-def _prefix(config: RunConfig, runs: int, configs: int) -> str:
-    """What tells the facts of one config from those of others."""
-    words = [_named(config.run)] if runs > 1 else []
-    words += [plain(str(config.fields.get("name", config.file)))] if configs > runs else []
-    return f"{', '.join(words)}: " if words else ""
-
-
-def _weights(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    models = {
-        (line.cell.model.label, line.cell.model.checkpoint, line.cell.model.checkpoint_sha)
-        for line in lines
-        if line.cell.model.checkpoint
-    }
-    return [
-        (f"weights of {label}", f"{checkpoint}, sha256 {sha}")
-        for label, checkpoint, sha in sorted(models, key=str)
-    ]
-
-
-def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
+def commands(configs: Sequence[RunConfig], lines: Sequence[Line]) -> str:
     """Shell commands that attack and report again; words in capitals stand for your own files."""
     parts: list[str] = []
     begun: set[Path] = set()
-    for config in run_configs(runs):
+    for config in configs:
         if config.fields:
-            parts.append(_attack_again(config, lines) + (" --add" if config.run in begun else ""))
+            own = _of_run(config.run, lines)
+            parts.append(_attack_again(config, own) + (" --add" if config.run in begun else ""))
             begun.add(config.run)
-    names = [f"again/{_named(run)}" for run in runs]
+    names = [f"again/{_named(run)}" for run in dict.fromkeys(config.run for config in configs)]
     parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
 
 
-def _attack_again(of_run: RunConfig, lines: Sequence[Line]) -> str:
-    config, name, run = of_run.fields, of_run.file, _named(of_run.run)
-    root = RunStore(of_run.run).root
-    own = [line for line in lines if line.store.root == root]
-    words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
-    if any("round" in line.cell.other for line in own):
+def _attack_again(config: RunConfig, lines: Sequence[Line]) -> str:
+    words = [f"mjp attack {config.file} --out {quote(f'again/{_named(config.run)}')}"]
+    if any("round" in line.cell.other for line in lines):
         words.append("--uploads UPLOADS")
-    elif config.get("images") not in ("embedded", "flat"):
+    elif config.fields.get("images") not in ("embedded", "flat"):
         words.append("--images IMAGES")
-    planned = max((line.cell.outcome.planned_images for line in own), default=0)
+    planned = max((line.planned for line in lines), default=0)
     words += [f"--limit {planned}"] if planned else []
     weights = [
         f"{quote(plain(str(label)))}=FILE"
-        for label, model in _mapping(config.get("models")).items()
+        for label, model in _mapping(config.fields.get("models")).items()
         if isinstance(model, dict) and _is_file(model.get("checkpoint"))
     ]
     words += [f"--weights {' '.join(weights)}"] if weights else []

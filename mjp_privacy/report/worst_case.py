@@ -1,7 +1,6 @@
 """Lines derived from others: per image the best attack, or the one an attacker would take.
 
-A group is all lines that attack the same target. For each image of a group, with its attacks a in
-the order of the cells,
+For each image of a client, with the attacks a on it in the order of the cells,
 
     worst_case        argmax_a PSNR_a (standard)     needs the truth: an upper bound of any selector
     attackers_choice  argmin_a gradient_residual_a   needs no truth
@@ -15,22 +14,31 @@ candidates; an image without candidates has a reason in place of scores.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+import pandas as pd
 
-from attacks import traits_of
+from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
-from mjp_privacy.metrics.coded import Coded, Images
-from mjp_privacy.report.lines import Line, exact_images, target_of
-from mjp_privacy.report.published import grouped, which
-from mjp_privacy.report.rows import Column, Scores, joined
+from mjp_privacy.report.lines import (
+    DIAGNOSTIC,
+    OF_PICTURE,
+    Line,
+    exact_images,
+    meets_trained_model,
+    reconstructs,
+    scores_of,
+    split,
+    traits,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,303 +53,196 @@ class Rule:
 
 WORST_CASE = Rule("worst_case", "psnr", "standard", 1)
 ATTACKERS_CHOICE = Rule("attackers_choice", "gradient_residual", "diagnostic", -1)
-RULES = (WORST_CASE, ATTACKERS_CHOICE)
+RULES = {rule.name: rule for rule in (WORST_CASE, ATTACKERS_CHOICE)}
+
+OF_IMAGE = (
+    *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
+    *("shuffled_patches", "moved_patches", "empty_mask"),
+)
+"""Diagnostics that are the same for every attack on an image."""
+
+OF_RECONSTRUCTION = ("visible_psnr", "masked_psnr", "gradient_residual")
+"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
+
+REASONS_NAMED = 30
+NO_PSNR = "its PSNR is not a number"
+NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DerivedLine(Line):
     """A line that takes each of its images from one of its members."""
 
     members: tuple[Line, ...]  # the attacks it chose among, in the order of the cells
-    chosen: Choice  # by image_id; images without a candidate are not in it
+    chosen: pd.Series[int]  # their places by image; images without a candidate are not in it
+
+    @property
+    def rule(self) -> Rule:
+        """How it chose."""
+        return RULES[self.role]
 
     @property
     def counts(self) -> dict[str, int]:
         """How many images each member was chosen for, by its label (`april, line 3` if shared)."""
-        labels = [line.cell.attack.title for line in self.members]
+        labels = [line.attack for line in self.members]
+        counts = self.chosen.value_counts()
         return {
-            label if labels.count(label) == 1 else f"{label}, line {line.number}": count
-            for label, line, count in zip(labels, self.members, self.chosen.counts, strict=True)
+            label if labels.count(label) == 1 else f"{label}, line {line.number}": int(
+                counts.get(place, 0)
+            )
+            for place, (label, line) in enumerate(zip(labels, self.members, strict=True))
         }
 
     @property
     def taken(self) -> tuple[Line, ...]:
         """The members that were chosen for some image."""
-        pairs = zip(self.members, self.chosen.counts, strict=True)
-        return tuple(member for member, count in pairs if count)
+        places = set(self.chosen)
+        return tuple(line for place, line in enumerate(self.members) if place in places)
+
+    def source(self, image_id: str) -> Line | None:
+        """The line that was chosen for an image."""
+        place = self.chosen.get(image_id)
+        return None if place is None else self.members[place]
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of the line chosen for this image; None where there are none."""
-        line = self.chosen.get(image_id)
+        line = self.source(image_id)
         return None if line is None else line.reconstruction(image_id)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Lines on one target: the attacks, the controls, and what is derived from the attacks."""
-
-    attacks: tuple[Line, ...]
-    controls: tuple[Line, ...]
-    derived: tuple[DerivedLine, ...] = ()
-
-
-def reduced_groups(lines: Sequence[Line]) -> list[Group]:
-    """Groups in the order of their first line; derived lines are numbered after all others."""
-    by_target: dict[object, list[Line]] = {}
-    for line in lines:
-        by_target.setdefault((line.run, target_of(line.cell)), []).append(line)
-    number = max((line.number for line in lines), default=0)
-    groups = []
-    for on_target in by_target.values():
-        attacks = tuple(line for line in on_target if line.role == "attack")
-        controls = tuple(line for line in on_target if line.role != "attack")
-        derived = tuple(
-            replace(line, number=number + i) for i, line in enumerate(derive(attacks), 1)
-        )
-        number += len(derived)
-        groups.append(Group(attacks, controls, derived))
-    return groups
-
-
-def derived_lines(groups: Sequence[Group]) -> list[DerivedLine]:
-    """The derived lines of all groups, in the order of their numbers."""
-    return [line for group in groups for line in group.derived]
+def shown_attacks(line: Line) -> tuple[Line, ...]:
+    """The attacks whose pictures a line shows: its own, or those that a derived one took."""
+    return line.taken if isinstance(line, DerivedLine) else (line,)
 
 
 def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
-    """The derived lines of one group, all numbered 0; none with fewer than two attacks.
+    """The derived lines of one client, all numbered 0; none with fewer than two attacks.
 
     Where some attacks use several uploads there are two lines for each rule: one over the attacks
     that use a single upload, one over all of them. An attack that was refused or failed on every
     image uses none.
     """
-    members = tuple(line for line in adaptive_attacks(attacks) if len(line.images))
+    members = [line for line in adaptive_attacks(attacks) if len(line.images)]
     if len(members) < 2:
         return []
-    once = adaptive_attacks(attacks, single=True)
-    single = tuple(line for line in once if len(line.images))
+    once = adaptive_attacks([line for line in attacks if line.uploads == 1], beside=attacks)
+    single = [line for line in once if len(line.images)]
     several = any(line.uploads > 1 and reconstructs(line) for line in members)
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
     derived = []
-    for rule in RULES:
+    for rule in RULES.values():
         for candidates, scope in scopes:
             chosen = choose(candidates, rule)
-            if chosen or rule is WORST_CASE:  # without stored residuals none can be chosen
+            if len(chosen) or rule is WORST_CASE:  # without residuals none can be chosen
                 derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
     return derived
 
 
-def meets_trained_model(line: Line) -> bool:
-    """Whether the attack met the model that a client trains: not one whose block 0 was altered for
-    the attack, unless the model was trained with that block."""
-    return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
-
-
-def reconstructs(line: Line) -> bool:
-    """Whether the line's attack made a picture: scored, with a residual, or stored."""
-    return (
-        line.count("psnr", "standard") > 0
-        or line.count("gradient_residual", "diagnostic") > 0
-        or (len(line.images) > 0 and len(line.store.pictured(line.run_id)) > 0)
-    )
-
-
-def adaptive_attacks(attacks: Sequence[Line], *, single: bool = False) -> Sequence[Line]:
+def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> list[Line]:
     """The attacks on the trained model, if at least one of them is a match for the client.
 
     Where a client masks patches, that is an attack which knows MJP and made a picture, or any that
     got an exact one. Without one there is no worst case: what an attack made for another client
     gets says nothing about this one.
-    single: only attacks that use one upload.
+    beside: all attacks on the client, which show whether it masks
     """
     trained = [line for line in attacks if meets_trained_model(line)]
-    trained = [line for line in trained if not single or line.uploads == 1]
-    masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in attacks)
+    every = beside or attacks
+    masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in every)
     known = any(
-        exact_images(line)
-        or ("masks" in traits_of(line.cell.attack.known_as) and reconstructs(line))
-        for line in trained
+        exact_images(line) or ("masks" in traits(line) and reconstructs(line)) for line in trained
     )
     return trained if known or not masked else []
 
 
-def choose(members: Sequence[Line], rule: Rule) -> Choice:
-    """The best member for each image; among equals the first in the order of the cells."""
-    distinct = {line.images for line in members}
-    images = (
-        members[0].images if len(distinct) == 1 else Images.of(chain(*(i.ids for i in distinct)))
-    )
-    best = np.full(len(images), -np.inf)
-    member = np.full(len(images), -1, dtype=np.int16)
-    for number, line in enumerate(members):
-        column = line.column(rule.metric, rule.variant)
-        column = column.chosen(column.scored)
-        at = images.places(line.images.ids)[column.at]
-        merit = rule.sign * column.values
-        better = (member[at] < 0) | (merit > best[at])
-        best[at[better]], member[at[better]] = merit[better], number
-    return Choice(images, tuple(members), member)
+def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
+    """The place of the best member for each image; among equals the first in the order of the
+    cells. Images for which none has a value are left out."""
+    merits = pd.concat(
+        [rule.sign * line.scored(rule.metric, rule.variant) for line in members], axis=1
+    ).sort_index()
+    worst = -sys.float_info.max  # of what is known, also where that is -inf
+    best = merits.clip(lower=worst).fillna(-np.inf).to_numpy().argmax(axis=1)
+    return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
 
 
-def _line(members: tuple[Line, ...], chosen: Choice, rule: Rule, label: str) -> DerivedLine:
+def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: str) -> DerivedLine:
     first = members[0]
     uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
-    planned = max(line.cell.outcome.planned_images for line in members)
     cell = replace(
         first.cell,
         attack=AttackFacts(title=label, name=label, role=rule.name, uploads=uploads),
-        outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
+        outcome=OutcomeFacts(
+            run_id=f"{label}, {first.run_id}",
+            planned_images=max(line.planned for line in members),
+        ),
     )
-    return DerivedLine(0, first.run, cell, ChosenScores(chosen), first.store, members, chosen)
+    frame = _frame(members, chosen)
+    return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
 
 
-OF_IMAGE = frozenset(
-    (
-        *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
-        *("shuffled_patches", "moved_patches", "empty_mask"),
-    )
-)
-"""Diagnostics that are the same for every attack on an image."""
+def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
+    """The rows of the chosen reconstructions; where none was chosen, why.
 
-OF_RECONSTRUCTION = frozenset(("visible_psnr", "masked_psnr", "gradient_residual"))
-"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
-
-REASONS_NAMED = 30
-
-NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
-
-
-class Choice(Mapping[str, Line]):
-    """The line that was chosen for each image, by its id; images without one are left out."""
-
-    def __init__(
-        self, images: Images, members: Sequence[Line], member: NDArray[np.integer]
-    ) -> None:
-        self.images = images
-        self.members = members
-        self.member = member
-        """(n,) the chosen member of each image by its place among the members; -1 for none."""
-
-    def __getitem__(self, image_id: str) -> Line:
-        member = int(self.member[self.images.place[image_id]])
-        if member < 0:
-            raise KeyError(image_id)
-        return self.members[member]
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.images.ids[at] for at in np.flatnonzero(self.member >= 0).tolist())
-
-    def __len__(self) -> int:
-        return int((self.member >= 0).sum())
-
-    @property
-    def counts(self) -> list[int]:
-        """How many images each member was chosen for."""
-        chosen = self.member[self.member >= 0]
-        return [int(n) for n in np.bincount(chosen, minlength=len(self.members))]
-
-
-class ChosenScores(Scores):
-    """The rows of the chosen reconstructions, as a table of scores.
-
-    Diagnostics of the image come from the chosen line too, or else from the first that has them.
+    What is the same for every attack on an image comes from the chosen line too, or else from the
+    first that has it.
     """
-
-    codes = None
-    unreadable: Mapping[str, str] = {}
-
-    def __init__(self, choice: Choice) -> None:
-        self.choice = choice
-        self.images = choice.images
-        keys = dict.fromkeys(key for line in choice.members for key in line.table.keys)
-        self.keys = [key for key in keys if _kind(*key)]
-
-    def column(self, metric: str, variant: str) -> Column | None:
-        """The rows of one metric; None where it was not computed."""
-        kind = _kind(metric, variant)
-        columns = [
-            column._replace(at=self.images.places(line.images.ids)[column.at])
-            for line in (self.choice.members if kind else ())
-            for column in [line.column(metric, variant)]
-        ]
-        member, open_images = self.choice.member, np.ones(len(self.images), dtype=bool)
-        parts = []
-        for only_scored, only_chosen in PREFERRED[kind]:
-            for number, column in enumerate(columns):
-                taken = open_images[column.at]
-                if only_chosen:
-                    taken &= member[column.at] == number
-                if only_scored:
-                    taken &= column.statuses.equal("ok")
-                parts.append(column.chosen(taken))
-                open_images[column.at[taken]] = False
-        if kind == "score" and self._unchosen:
-            parts.append(self._without_choice(columns))
-        return joined([part for part in parts if len(part.at)])
-
-    @cached_property
-    def photographs(self) -> Coded | None:  # type: ignore[override]
-        """The photograph that each image was cut from, as the first member with it says."""
-        tables = [line.table for line in self.choice.members]
-        if all(table.photographs is None for table in tables):
-            return None
-        found = dict(zip(self.images.ids, self.images.ids, strict=True))
-        for table in reversed(tables):
-            photographs = table.photographs.tolist() if table.photographs else table.images.ids
-            found |= zip(table.images.ids, photographs, strict=True)
-        return Coded.of([*found.values()])
-
-    def _without_choice(self, columns: Sequence[Column]) -> Column:
-        """Rows that say why no member was chosen for an image."""
-        with_rows = np.unique(np.concatenate([column.at for column in columns]))
-        at = with_rows[self.choice.member[with_rows] < 0].astype(np.int32)
-        said = [self._unchosen[place] for place in at.tolist()]
-        statuses, reasons = (Coded.of([pair[part] for pair in said]) for part in (0, 1))
-        return Column(at, np.full(len(at), np.nan), statuses, reasons)
-
-    @cached_property
-    def _unchosen(self) -> dict[int, tuple[str, str]]:
-        """(status, reason) of each image without a choice, as its members' PSNR say them; a NaN
-        counts as failed."""
-        without = self.choice.member < 0
-        said: list[dict[int, tuple[str, str]]] = []
-        for line in self.choice.members:
-            column = line.column("psnr", "standard")
-            column = column._replace(at=self.images.places(line.images.ids)[column.at])
-            column = column.chosen(without[column.at])
-            pairs = zip(column.statuses.tolist(), column.reasons.tolist(), strict=True)
-            said.append(dict(zip(column.at.tolist(), pairs, strict=True)))
-            broken = column.at[column.statuses.equal("ok") & np.isnan(column.values)]
-            said[-1] |= dict.fromkeys(broken.tolist(), ("failed", "its PSNR is not a number"))
-        reason = cache(partial(_reason, self.choice.members))
-        places = np.flatnonzero(without).tolist()
-        return {at: reason(tuple(of_line.get(at) for of_line in said)) for at in places}
+    frames = [line.frame for line in members]
+    images = frames[0].index
+    for frame in frames[1:]:
+        images = images if images.equals(frame.index) else images.union(frame.index)
+    names = dict.fromkeys(str(name) for frame in frames for name in frame)
+    scores = {name for frame in frames for name in scores_of(frame)}
+    kept = [name for name in names if name not in scores or _kind(name)]
+    words = {"status": object, "reason": object}
+    parts = [
+        frame.reindex(columns=[n for n in kept if n in frame]).loc[chosen.index[chosen == place]]
+        for place, frame in enumerate(frames)
+    ]
+    rows = pd.concat([part.astype(words) for part in parts if len(part)] or [parts[0]])
+    rows = rows.reindex(images, columns=kept).astype(words)
+    for name in kept:
+        if name == "group" or _kind(name) == "image":
+            for frame in frames:
+                missing = rows[name].isna()
+                if name in frame and missing.any():
+                    rows.loc[missing, name] = frame[name].reindex(images)[missing]
+    reasons = _reasons(members, images.difference(chosen.index))
+    rows.loc[reasons.index, ["status", "reason"]] = reasons
+    return rows.drop(columns=["code", "label_source"], errors="ignore").astype(
+        dict.fromkeys(words, "category")
+    )
 
 
-PREFERRED: Mapping[str, Sequence[tuple[bool, bool]]] = {
-    **{"score": ((False, True),), "reconstruction": ((False, True),), "": ()},
-    "image": ((True, True), (True, False), (False, True), (False, False)),
-}
-"""Which rows stand for an image, by kind of metric, the first before the next: whether only those
-with a score, and whether only those of the chosen line."""
-
-
-def _kind(metric: str, variant: str) -> str:
-    """Whether a metric scores the picture, the reconstruction without truth, or the image; "" for
+def _kind(name: str) -> str:
+    """Whether a column scores the picture, the reconstruction without truth, or the image; "" for
     what describes how an attack worked."""
-    if variant in ("paper", "standard"):
+    metric, variant = split(name)
+    if variant in OF_PICTURE:
         return "score"
-    if variant == "diagnostic" and metric in OF_RECONSTRUCTION:
+    if variant == DIAGNOSTIC and metric in OF_RECONSTRUCTION:
         return "reconstruction"
-    of_image = variant == "diagnostic" and metric in OF_IMAGE
-    return "image" if of_image or (metric, variant) == ("top1", "intact") else ""
+    of_image = variant == DIAGNOSTIC and metric in OF_IMAGE
+    return "image" if of_image or name == "top1.intact" else ""
 
 
-def _reason(members: Sequence[Line], outcomes: Sequence[tuple[str, str] | None]) -> tuple[str, str]:
+def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
+    """Status and reason of images for which no member was chosen, as the members say them."""
+    tried: dict[str, list[tuple[Line, str, str]]] = {}
+    for line in members:
+        rows = line.frame.loc[line.frame.index.intersection(images)]
+        said = rows[["status", "reason"]].astype(object)
+        broken = (said["status"] == "ok") & rows.get("psnr.standard", said["status"]).isna()
+        said.loc[broken, "status"], said.loc[broken, "reason"] = "failed", NO_PSNR
+        for image, status, reason in said.itertuples(name=None):
+            tried.setdefault(image, []).append((line, status, reason))
+    reasons = {image: _reason(outcomes) for image, outcomes in tried.items()}
+    return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
+
+
+def _reason(tried: Sequence[tuple[Line, str, str]]) -> tuple[str, str]:
     """(status, reason) of an image for which no member was chosen."""
-    by_member = zip(members, outcomes, strict=True)
-    tried = [(line, *outcome) for line, outcome in by_member if outcome is not None]
     statuses = {status for _, status, _ in tried}
     if "ok" in statuses:
         return "unsupported", NO_RESIDUAL
@@ -368,11 +269,11 @@ def has_truth(line: Line) -> bool:
 
     False where pictures are stored but none that they could be compared with. A line without
     pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the other
-    lines of its group.
+    lines of its client.
     """
     if isinstance(line, DerivedLine):
         return all(has_truth(member) for member in line.members)
-    if line.column("psnr", "standard").statuses.equal("ok").any():
+    if ("psnr", "standard") in line.keys and (line.frame["status"] == "ok").any():
         return True
     stored = picture_ids(line)
     tensors = line.reconstruction(stored[0]) if stored else None
@@ -383,14 +284,14 @@ def picture_ids(line: Line) -> list[str]:
     """The images for which a reconstruction is stored, scored or not, sorted."""
     if isinstance(line, DerivedLine):
         stored = [(member, picture_ids(member)) for member in line.taken]
-        return sorted(i for member, ids in stored for i in ids if line.chosen.get(i) is member)
+        return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
     return sorted(line.store.pictured(line.run_id))
 
 
-def attackers_choice_by_image(lines: Sequence[Line]) -> dict[str, Line]:
+def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
     """The attack that somebody without the truth would take for each image that has a picture.
 
-    attackers_choice_by_image(group.attacks)["upload_7/0"].attack     "pixel_lattice"
+    attackers_choice_by_image(client.attacks)["upload_7/0"].attack     "pixel_lattice"
 
     That is the one with the smallest gradient residual; among equals the first line. For an image
     without any residual (the labels are unknown, or the gradient was not sent) it is the highest
@@ -398,19 +299,22 @@ def attackers_choice_by_image(lines: Sequence[Line]) -> dict[str, Line]:
     upload supports. Other attacks come after those, one with more uploads before one with fewer.
     Attacks that met a client with an altered block 0 count only where no other made a picture.
     """
-    attacks = [line for line in lines if line.role == "attack"]
-    trained = [line for line in attacks if meets_trained_model(line)]
-    altered = [line for line in attacks if not meets_trained_model(line)]
-    return {**_choice(altered), **_choice(trained)}
-
-
-def _choice(attacks: Sequence[Line]) -> dict[str, Line]:
-    by_habit: dict[str, Line] = {}
-    for line in sorted(attacks, key=_rank):
-        for image in picture_ids(line):
-            by_habit.setdefault(image, line)
-    by_residual = choose(attacks, ATTACKERS_CHOICE)
-    return by_habit | {i: line for i, line in by_residual.items() if i in by_habit}
+    taken: dict[str, Line] = {}
+    for trained in (False, True):
+        members = [
+            line
+            for line in attacks
+            if line.role == "attack" and meets_trained_model(line) == trained
+        ]
+        by_habit: dict[str, Line] = {}
+        for line in sorted(members, key=_rank):
+            for image in picture_ids(line):
+                by_habit.setdefault(image, line)
+        taken |= by_habit
+        if by_habit:
+            by_residual = choose(members, ATTACKERS_CHOICE)
+            taken |= {i: members[place] for i, place in by_residual.items() if i in by_habit}
+    return taken
 
 
 def _rank(line: Line) -> tuple[int, int]:
@@ -420,28 +324,16 @@ def _rank(line: Line) -> tuple[int, int]:
     return place, -line.uploads
 
 
-# in words ----------------------------------------------------------------------------------------
+# in words -----------------------------------------------------------------------------------------
 
 
-def choice_notes(lines: Sequence[Line], derived: Sequence[DerivedLine]) -> list[str]:
-    """Notes on what each derived line is made of, and on which lines are controls."""
-    notes = [_sentence(line) for line in derived]
-    notes += grouped([*lines, *derived], _missing_images)
-    controls = [line for line in lines if line.role in ("floor", "ceiling")]
-    if controls:
-        notes.append(
-            f"Controls ({which(controls, lines)}) are not attacks: a floor shows what a score is "
-            "worth, a ceiling what an attack can reach. They may use the private images, so they "
-            "are not compared with published figures, and no derived line chooses them."
-        )
-    return notes
-
-
-def _sentence(line: DerivedLine) -> str:
+def choice_sentence(line: DerivedLine) -> str:
+    """What a derived line is made of."""
+    lacking = "score" if line.rule is WORST_CASE else "residual"
     how = (
         "an oracle selection that takes, for each image, the attack with the highest PSNR "
         "(standard); an upper bound on what any selector can reach"
-        if line.role == WORST_CASE.name
+        if line.rule is WORST_CASE
         else "for each image the attack with the smallest gradient residual; the private images "
         "are not used for the choice"
     )
@@ -452,8 +344,9 @@ def _sentence(line: DerivedLine) -> str:
     ]
     if line.uploads > 1:
         parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
-    if incomplete := _incomplete_choices(line):
-        lacking = "score" if line.role == WORST_CASE.name else "residual"
+    values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
+    compared = pd.concat(values, axis=1).count(axis=1)
+    if incomplete := int((compared < len(line.members)).sum()):
         parts.append(
             f"For {incomplete} of these images not every attack could be compared: at least one "
             f"has no {lacking}."
@@ -461,25 +354,13 @@ def _sentence(line: DerivedLine) -> str:
     return " ".join(parts)
 
 
-def _incomplete_choices(line: DerivedLine) -> int:
-    """On how many images at least one member has no value to be chosen by."""
-    (rule,) = (rule for rule in RULES if rule.name == line.role)
-    images = line.chosen.images
-    compared = np.zeros(len(images), dtype=int)
-    for member in line.members:
-        column = member.column(rule.metric, rule.variant)
-        compared[images.places(member.images.ids)[column.at[column.scored]]] += 1
-    return int(((line.chosen.member >= 0) & (compared < len(line.members))).sum())
-
-
-def _missing_images(line: Line) -> list[str]:
+def missing_images(line: Line) -> list[str]:
     """Why images of a derived line have no reconstruction; other lines have their own section."""
     if not isinstance(line, DerivedLine):
         return []
-    column = line.column("psnr", "standard")
-    column = column.chosen(~column.statuses.equal("ok"))
-    reasons = Counter(zip(column.statuses.tolist(), column.reasons.tolist(), strict=True))
+    lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]]
+    reasons = Counter(lost.itertuples(index=False, name=None))
     return [
-        f"{'1 image' if count == 1 else f'{count} images'} {status}: {reason}"
+        f"{counted(count, 'image')} {status}: {reason}"
         for (status, reason), count in reasons.most_common(REASONS_NAMED)
     ]

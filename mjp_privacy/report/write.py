@@ -20,32 +20,27 @@ were that differ in their batch.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.text import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.charts.curves import write_batches, write_rounds
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import image_counts
-from mjp_privacy.report.lines import CLIENT_FACTS, Line, not_run
-from mjp_privacy.report.notes import Section, unfinished, unreadable_images
+from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
+from mjp_privacy.report.notes import Section, grouped, unfinished, unreadable_images
 from mjp_privacy.report.page.gallery import write_strip
-from mjp_privacy.report.rows import UNREADABLE, shared_facts
-from mjp_privacy.report.runs import check_out, config_text, nothing_in_the_way, run_configs
+from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
 from mjp_privacy.report.tables.text import csv_text, latex, markdown, table_csv
 from mjp_privacy.report.worst_case import DerivedLine
@@ -106,7 +101,7 @@ def write_report(
         then("choosing pictures")
         _ = contents.gallery
         then("tables")
-        _ = contents.standard  # what is wrong with a run is said before anything is written
+        _ = contents.tables  # what is wrong with a run is said before anything is written
         with nothing_in_the_way(out), working_in(output_folder(out)):
             sweep(out)
             files = _write_texts(contents, out, everything=everything)
@@ -139,7 +134,7 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
             + len(unreadable_images([line]))
             for line in lines
         ),
-        not_run=sum(not_run(line) for line in lines),
+        not_run=sum(line.not_run for line in lines),
         damaged=sum(len(line.left_out) for line in lines),
     )
 
@@ -194,9 +189,8 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
     tables.append(contents.main(folded=everything))
     tables += contents.details if everything else []
     under = Section("Under which assumptions", card_notes(card))
-    missing = Section(
-        "Images and lines without a score", (*unfinished(contents.lines), *contents.reasons)
-    )
+    owed = grouped(contents.lines, unfinished)
+    missing = Section("Images and lines without a score", (*owed, *contents.reasons))
     more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
     notes = contents.notes if everything else (missing, Section("More", (more,)))
     sections = [section for section in (under, *notes) if section.items]
@@ -215,9 +209,7 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         texts["table5.md"] = markdown(contents.card.verdict, [contents.table5], [])
         texts["table5.tex"] = latex([contents.table5], [])
         texts["table5.csv"] = table5_csv(contents.table5_rows)
-    for config in run_configs(contents.runs):
-        if config.fields:
-            texts[config.file] = config_text(config.fields)
+    texts |= {config.file: config.text for config in contents.configs if config.fields}
     written = [_write_text(out / name, text) for name, text in texts.items()]
     written.append(write_samples(lines, out, many_runs=many))
     written += [write_choices(contents.derived, out)] if contents.derived else []
@@ -303,65 +295,31 @@ with the highest second number counts (00003.0002.….parquet); RunStore reads t
 """
 
 
-def _row_count(lines: Sequence[Line]) -> int:
-    """At most so many scores are stored: not every image has every diagnostic."""
-    return sum(len(line.images) * len(line.table.keys) for line in lines)
-
-
 def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
     """Write samples.csv, or samples.txt for many rows, into the folder; the file's path.
 
     A line without rows becomes one row with its status and reason.
     """
-    if (stored := _row_count(lines)) > MOST_ROWS:
+    # at most: not every image has every diagnostic
+    if (stored := sum(len(line.images) * len(line.keys) for line in lines)) > MOST_ROWS:
         runs = [*dict.fromkeys(line.run for line in lines)]
-        text = WHERE.format(
-            rows=stored,
-            most=MOST_ROWS,
-            plural="s" if len(runs) > 1 else "",
-            runs=", ".join(runs),
-            first=runs[0],
-        )
-        return _write_text(out / "samples.txt", text)
+        plural = "s" if len(runs) > 1 else ""
+        known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
+        return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-
-    def write(place: Path) -> None:
-        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            written = csv.writer(file, lineterminator="\n")
-            written.writerow(columns)
-            for line in lines:
-                written.writerows(_samples(line, columns))
-
-    write_atomically(out / "samples.csv", write)
+    write_csv((_samples(line, columns) for line in lines), out / "samples.csv")
     return out / "samples.csv"
 
 
-def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The line's rows, those of images that could not be read last; what all of them have in common
-    is not put into a table first, which would take longer than all else."""
+def _samples(line: Line, columns: list[str]) -> pd.DataFrame:
+    """The line's rows, those of images that could not be read last."""
     facts = {**line.cell.columns, "run": line.run}
-    if not line.stored:
+    if line.stored.empty:
         facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
-    rows = line.stored_rows
-    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-    shared = shared_facts(rows, facts)
-    return zip(
-        *(
-            map(_csv_cell, rows[name].tolist())
-            if name in rows
-            else repeat(_csv_cell(shared.get(name)), len(rows))
-            for name in columns
-        ),
-        strict=True,
-    )
-
-
-def _csv_cell(value: Any) -> Any:
-    """A value as CSV has it: nothing where it is missing, and no formula."""
-    if isinstance(value, str):
-        return formula_free(value)
-    return "" if value is None or value != value else value
+        return pd.DataFrame([facts]).reindex(columns=columns)
+    rows = long_rows(line.stored, facts)
+    unreadable = rows["status"] == UNREADABLE
+    return pd.concat([rows[~unreadable], rows[unreadable]]).reindex(columns=columns)
 
 
 def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
@@ -389,16 +347,13 @@ def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
 
 def _choices(line: DerivedLine) -> pd.DataFrame:
     """A row for each image for which an attack was chosen, by image."""
-    member = line.chosen.member
-    images = line.chosen.images.index[member >= 0]
-    chosen = pd.DataFrame(
-        [(m.number, m.run_id, m.attack) for m in line.members],
-        columns=["chosen_line", "chosen_run_id", "chosen_attack"],
-    ).take(member[member >= 0])
+    facts = [(member.number, member.run_id, member.attack) for member in line.members]
+    names = ["chosen_line", "chosen_run_id", "chosen_attack"]
+    chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
     of_line = {"line": line.number, "run": line.run, "reduction": line.attack}
-    return pd.concat(
-        [pd.DataFrame(of_line, index=images).reset_index(), chosen.reset_index(drop=True)], axis=1
-    )[[*of_line, "image_id", *chosen]]
+    images = pd.DataFrame(of_line, index=line.chosen.index).reset_index()
+    table = pd.concat([images, chosen.reset_index(drop=True)], axis=1)
+    return table[[*of_line, "image_id", *names]]
 
 
 # CSV ----------------------------------------------------------------------------------------------

@@ -29,9 +29,8 @@ from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.charts.tradeoff import family_and_strength
-from mjp_privacy.report.clients import Client
+from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import reduced_groups
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.record import TruthFile
 from tests.helpers.federations import MJP, MODEL, config, content, images, run, task
@@ -339,8 +338,7 @@ def test_tables_and_charts_name_it_as_a_defence(finished: Path, tmp_path: Path) 
     assert family_and_strength(text)[0] == "withheld"
     experiment = load_experiment({"name": "recorded", "attacks": [{"name": "mean_image"}]})
     attack_uploads(experiment, finished / "uploads", tmp_path, device="cpu")
-    (group, *_) = reduced_groups(load_runs([tmp_path]).lines)
-    client = Client(group)
+    (client, *_) = clients_of(load_runs([tmp_path]).lines)
     assert client.defended
     assert client.name == "plain, lora {rank: 2, targets: [qkv, fc1]}"
 

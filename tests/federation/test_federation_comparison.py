@@ -18,7 +18,7 @@ from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, leakage_table, wilson, worst_case
 from mjp_privacy.federation.config import load_federation, plain
-from mjp_privacy.report.rows import CellScores
+from mjp_privacy.report.lines import image_frame
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
 
@@ -138,7 +138,7 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
     grey = next(line for line in lines if line.attack == "grey")
     rows = attack.store.read(attack.run_id)
     rows["psnr.standard"], rows["status"] = [3.0, 50.0], ["ok", "failed"]
-    changed = dataclasses.replace(attack, table=CellScores.of_table(rows))
+    changed = dataclasses.replace(attack, stored=image_frame(rows))
     found = worst_case([changed, grey], "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
     assert (found["failed"], found["unreached"]) == (1, 1)
@@ -149,7 +149,7 @@ def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None
     attack = next(line for line in lines if line.attack == "patch_gradient")
     rows = attack.store.read(attack.run_id).drop(columns="grey_psnr.diagnostic")
     with pytest.raises(UserError, match="grey"):
-        worst_case([dataclasses.replace(attack, table=CellScores.of_table(rows))], "1 upload")
+        worst_case([dataclasses.replace(attack, stored=image_frame(rows))], "1 upload")
 
 
 @pytest.mark.nightly

@@ -38,7 +38,7 @@ from PIL import Image
 
 from mjp_privacy import cli
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.rows import long_rows
+from mjp_privacy.report.lines import long_rows, read_frame
 
 HOME = Path(__file__).parent / "oracle"
 
@@ -230,7 +230,7 @@ def stored_cells(folder: Path) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """What the list of cells says of each cell, and the cell's rows with the columns of ROW."""
     store = RunStore(folder)
     for cell in store.read_cells():
-        yield cell, long_rows(store, cell["run_id"], cell)
+        yield cell, long_rows(read_frame(store, cell["run_id"]), cell)
 
 
 def stored_pictures(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, torch.Tensor]]]:

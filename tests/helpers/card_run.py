@@ -18,8 +18,8 @@ import pandas as pd
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import Card, CardFigure, CardRow
+from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import as_many, image_rows, intact, write_rows
 
@@ -280,7 +280,7 @@ def interval(values: Mapping[str, float]) -> tuple[float, float]:
 
 def card_of(folder: Path) -> Card:
     """The card that a report of this run has."""
-    return build_card(reduced_groups(load_runs([folder]).lines))
+    return build_card(clients_of(load_runs([folder]).lines))
 
 
 def card_of_lines(

@@ -26,7 +26,7 @@ from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.slurm import SlurmEngine
 from mjp_privacy.experiment.engines.worker import task_file
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.rows import long_rows
+from mjp_privacy.report.lines import long_rows, read_frame
 from tests.helpers.runs import one_cell
 
 CONFIG = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}], dtypes=["float32", "float64"])
@@ -37,7 +37,7 @@ ROW = ["cell_key", "image_id", "metric", "variant"]
 def all_rows(out: Path) -> pd.DataFrame:
     """The rows of a run, without what a clock measured; none of them stands there twice."""
     store = RunStore(out)
-    parts = [long_rows(store, str(cell["run_id"]), cell) for cell in store.read_cells()]
+    parts = [long_rows(read_frame(store, str(cell["run_id"])), cell) for cell in store.read_cells()]
     rows = pd.concat(parts).sort_values(ROW, kind="stable").reset_index(drop=True)
     assert not rows.duplicated(ROW).any()
     return rows[~rows["metric"].str.contains("seconds")].reset_index(drop=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
 
 LADDER = {
@@ -105,7 +106,7 @@ def lines_of(folder: Path) -> list[Line]:
 
 
 def derived_of(folder: Path) -> dict[str, DerivedLine]:
-    derived = derived_lines(reduced_groups(lines_of(folder)))
+    derived = derived_lines(clients_of(lines_of(folder)))
     return {line.attack: line for line in derived}
 
 

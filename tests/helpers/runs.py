@@ -13,7 +13,7 @@ from PIL import Image
 
 from mjp_privacy.experiment.run import RunSummary, run_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.rows import long_rows
+from mjp_privacy.report.lines import long_rows, read_frame
 
 SIDE, PATCH = 32, 8  # LPIPS needs 31 pixels
 KEYS = ["run_id", "image_id", "metric", "variant"]
@@ -102,7 +102,7 @@ def rows(out: Path, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     wanted = listed if run_ids is None else run_ids
     for entry in listed.values():  # which images the last command was given
         entry.pop("data", None), entry.pop("planned_images", None)
-    parts = [long_rows(store, run_id, listed.get(run_id, {})) for run_id in wanted]
+    parts = [long_rows(read_frame(store, run_id), listed.get(run_id, {})) for run_id in wanted]
     parts = [part.assign(run_id=run_id) for part, run_id in zip(parts, wanted, strict=True)]
     with warnings.catch_warnings():  # a column that one cell has no value in has no type there
         warnings.simplefilter("ignore", FutureWarning)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.clients import Client, attacked_ones, client_titles, clients_of
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import add_pictures, cell, image_id, intact
 
@@ -25,7 +24,7 @@ def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[
     for entry in cells:
         psnr: list[float | str] = ["failed" if entry["run_id"] == "failed" else 20.0]
         simple_line(store, entry, psnr, **diagnostics)
-    return clients_of(reduced_groups(load_runs([folder]).lines))
+    return attacked_ones(clients_of(load_runs([folder]).lines))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def picture_alone(folder: Path, psnr: float | str, *, stored: bool) -> Client:
     simple_line(store, entry, [psnr])
     if stored:
         add_pictures(store, "masked_span", {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)])
-    (client,) = clients_of(reduced_groups(load_runs([folder]).lines))
+    (client,) = attacked_ones(clients_of(load_runs([folder]).lines))
     return client
 
 

@@ -13,12 +13,12 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.figures import success, success_share
+from mjp_privacy.report.clients import clients_of
+from mjp_privacy.report.figures import success_share
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables import comparisons as paired
 from mjp_privacy.report.tables.comparisons import CLIENTS_TITLE, clients_table, correlation
 from mjp_privacy.report.tables.text import DASH, TextTable
-from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
 from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
 from tests.helpers.report_rows import (
@@ -59,7 +59,7 @@ def run(
 
 
 def table(folder: Path) -> TextTable | None:
-    return paired.tests_table(reduced_groups(load_runs([folder]).lines))
+    return paired.tests_table(clients_of(load_runs([folder]).lines))
 
 
 def by_title(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -258,7 +258,7 @@ def by_hand(folder: Path) -> ByHand:
 
 def table_of(*folders: Path) -> list[dict[str, str]]:
     """A mapping by header for every client."""
-    table = clients_table(reduced_groups(load_runs(folders).lines))
+    table = clients_table(clients_of(load_runs(folders).lines))
     assert table is not None
     assert table.title == CLIENTS_TITLE
     assert len(table.align) == len(table.header) == len(set(table.header))
@@ -356,12 +356,12 @@ def test_success_counts_images_that_have_no_reconstruction(
     tmp_path: Path, psnr: list[float | str], expected: tuple[float, float]
 ) -> None:
     (line,) = load_runs([two_attacks(tmp_path, psnr)]).lines
-    assert (success(line, 20, "standard"), success(line, 30, "standard")) == expected
+    assert (success_share(line, 20).percent, success_share(line, 30).percent) == expected
 
 
 def test_nobody_knows_is_no_share(tmp_path: Path) -> None:
     (line,) = load_runs([two_attacks(tmp_path, ["unscored"])]).lines
-    assert math.isnan(success(line, 20, "standard"))
+    assert math.isnan(success_share(line, 20).percent)
     assert success_share(line, 20).text() == "0 of 0"
 
 
@@ -382,4 +382,4 @@ def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
 
 def test_controls_alone_make_no_table(tmp_path: Path) -> None:
     two_attacks(tmp_path, [10.0], role="floor")
-    assert clients_table(reduced_groups(load_runs([tmp_path]).lines)) is None
+    assert clients_table(clients_of(load_runs([tmp_path]).lines)) is None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import LINE_NOTES, not_scored
+from mjp_privacy.report.notes import BOUNDS, not_scored
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import agreement_table, correlation
 from mjp_privacy.report.tables.details import evenly_spaced, identification_table
@@ -177,7 +177,7 @@ def keys(folder: Path, psnr: float = 12.0, zero_rows: float = 0.0, **facts: obje
     diagnostics = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
     write_rows(store, entry, image_rows(entry, image_id(0), psnr, diagnostics=diagnostics))
     (line,) = load_runs([folder]).lines
-    return {note.key for note in LINE_NOTES if list(note.of(line))}
+    return {note.__name__ for note in BOUNDS if list(note(line))}
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.details import regions_table
 from mjp_privacy.report.tables.text import DASH, main_table
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.ladder_rows import curve_run
 from tests.helpers.report_rows import (
@@ -196,7 +196,7 @@ def run_of(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[L
 
 
 def main_of(lines: list[Line]) -> list[dict[str, str]]:
-    derived = derived_lines(reduced_groups(lines))
+    derived = derived_lines(clients_of(lines))
     built = build_table(lines, "standard", derived)
     table = main_table(built, many_runs=False, caption="", title="Every line")
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]

@@ -10,9 +10,9 @@ import pytest
 
 from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import card_table
-from mjp_privacy.report.notes import FLAGS
+from mjp_privacy.report.clients import clients_of
+from mjp_privacy.report.flags import FLAGS
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.card_run import card_of_lines, keys
 from tests.helpers.report_rows import cell, intact
 
@@ -317,7 +317,7 @@ def test_an_attack_that_a_client_of_another_run_met_is_missed_and_named(tmp_path
     exact = intact("exact", attack="masked_span", model="C", **MASKED)
     card_of_lines(tmp_path / "two", (lattice, [20.0], {}), (exact, [math.inf], {}))
     lines = load_runs([tmp_path / "one", tmp_path / "two"]).lines
-    card = build_card(reduced_groups(lines))
+    card = build_card(clients_of(lines))
     without = [row.one_upload.without for row in card.rows if row.one_upload]
     assert without == [("pixel_lattice",), ("masked_span",), ()]
     assert [keys(row) for row in card.rows] == ["fewer_attacks", "fewer_attacks", ""]

@@ -14,6 +14,7 @@ from PIL import Image
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import HEADINGS
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.page import gallery
 from mjp_privacy.report.page.gallery import (
     GAP,
@@ -31,7 +32,7 @@ from mjp_privacy.report.page.gallery import (
 )
 from mjp_privacy.report.pictures import pixels
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
     add_pictures,
@@ -82,7 +83,7 @@ def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
     psnr = (*(float(7 * i % 21) for i in range(20)), 20.5)
     line = only_line(small_run(tmp_path, psnr))
     by_score = [image_id(i) for i in np.argsort(psnr, kind="stable")]
-    order = list(images_in_order(line.images.names, line))
+    order = list(images_in_order(set(line.images), line))
     assert order[:3] == [(by_score[place], True) for place in (2, 10, 18)]
     assert order[3:5] == [(by_score[0], False), (by_score[20], False)]
     assert sorted(name for name, _ in order) == sorted(by_score)
@@ -97,8 +98,8 @@ def test_without_scores_the_first_pictures_by_name_are_shown(tmp_path: Path) -> 
     write_pictures(store, entry, {image_id(i): 20.0 for i in range(5)})
     lines = load_runs([tmp_path]).lines
     expected = [(image_id(i), i < 3) for i in range(5)]
-    assert list(images_in_order(lines[0].images.names, None)) == expected
-    assert list(images_in_order(lines[0].images.names, lines[0])) == expected
+    assert list(images_in_order(set(lines[0].images), None)) == expected
+    assert list(images_in_order(set(lines[0].images), lines[0])) == expected
 
 
 # what is kept -------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def test_without_scores_the_first_pictures_by_name_are_shown(tmp_path: Path) -> 
 
 def test_every_line_shows_the_same_images(tmp_path: Path) -> None:
     lines = load_runs([two_attacks(tmp_path)]).lines
-    derived = derived_lines(reduced_groups(lines))
+    derived = derived_lines(clients_of(lines))
     filled = fill_gallery([*lines, *derived], derived[0])
     assert {shown.image_id for shown in filled.shown} == {image_id(i) for i in range(4)}
     for shown in filled.shown:
@@ -215,7 +216,7 @@ def strip_run(folder: Path, setting: str = "c") -> Path:
 
 
 def strip_of(folder: Path) -> Strip:
-    groups = reduced_groups(load_runs([folder]).lines)
+    groups = clients_of(load_runs([folder]).lines)
     strip = card_strip(groups, build_card(groups))
     assert strip is not None
     return strip

@@ -14,10 +14,10 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs
 from tests.helpers.report_rows import add_pictures, cell, image_id, image_rows, write_rows
 from tests.helpers.report_rows import write_pictures as store_pictures
@@ -158,7 +158,7 @@ def test_a_derived_line_shows_what_it_chose(tmp_path: Path) -> None:
     for entry in cells:
         entry |= {"victim": "intact"}
     lines = run_of(tmp_path / "run", cells, {"a": 20.0})
-    (worst,) = derived_lines(reduced_groups(lines))
+    (worst,) = derived_lines(clients_of(lines))
     both = [*lines, worst]
     write_pictures(both, ["a"], tmp_path / "out", client_names=named(both))
     folder = tmp_path / "out" / "plain"

@@ -46,7 +46,7 @@ def mjp(command: str, **stands_for: Path) -> None:
 
 def test_the_commands_make_the_same_rows_and_report(finished: Path) -> None:
     run = finished / "run"
-    first, second = commands([run], load_runs([run]).lines).splitlines()
+    first, second = commands(run_configs([run]), load_runs([run]).lines).splitlines()
     assert first == (
         "mjp attack config.yaml --out again/run --images IMAGES --limit 2 --weights 'my ViT'=FILE"
     )
@@ -68,7 +68,7 @@ def test_the_config_is_the_runs_and_its_hash_is_told(finished: Path) -> None:
     config, software = kept.fields, kept.software
     text = Path("config.yaml").read_bytes()
     assert yaml.safe_load(text) == config
-    facts = dict(provenance([finished / "run"], load_runs([finished / "run"]).lines))
+    facts = dict(provenance(run_configs([finished / "run"]), load_runs([finished / "run"]).lines))
     assert facts["config, sha256"] == hashlib.sha256(text).hexdigest()
     (digest,) = (value for name, value in facts.items() if name.startswith("images and their"))
     assert digest == hashlib.sha256("".join(listed(finished / "run")).encode()).hexdigest()
@@ -113,7 +113,7 @@ def test_what_is_your_own_is_in_capitals(
     tmp_path: Path, config: Any, facts: dict[str, Any], expected: str
 ) -> None:
     lines = described(tmp_path / "run", config, **facts)
-    assert commands([tmp_path / "run"], lines).splitlines() == [
+    assert commands(run_configs([tmp_path / "run"]), lines).splitlines() == [
         *(expected, "mjp report again/run --out again/report")
     ]
 
@@ -122,7 +122,7 @@ def test_several_runs_have_a_config_each(tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("one", "two")]
     for run in runs:
         described(run, {"images": "embedded", "name": run.name})
-    first, second, third = commands(runs, load_runs(runs).lines).splitlines()
+    first, second, third = commands(run_configs(runs), load_runs(runs).lines).splitlines()
     assert first == "mjp attack config_1.yaml --out again/one"
     assert second == "mjp attack config_2.yaml --out again/two"
     assert third == "mjp report again/one again/two --out again/report"
@@ -130,7 +130,7 @@ def test_several_runs_have_a_config_each(tmp_path: Path) -> None:
     for config in run_configs(runs):
         written = yaml.safe_load((tmp_path / "out" / config.file).read_text())
         assert written["name"] == config.run.name
-    names = [name for name, _ in provenance(runs, load_runs(runs).lines)]
+    names = [name for name, _ in provenance(run_configs(runs), load_runs(runs).lines)]
     assert {name.split(": ")[0] for name in names if "config" in name} == {"one", "two"}
 
 
@@ -140,7 +140,7 @@ def test_a_folder_that_two_experiments_filled_has_a_command_for_each(tmp_path: P
     for name, seen in (("first", "grey"), ("second", "patch_gradient")):
         attack(images, tmp_path / "run", one_cell(name=name, attacks=[{"name": seen}]), add=True)
     run = tmp_path / "run"
-    one, two, last = commands([run], load_runs([run]).lines).splitlines()
+    one, two, last = commands(run_configs([run]), load_runs([run]).lines).splitlines()
     assert one.startswith("mjp attack config_1.yaml --out again/run --images IMAGES")
     assert two.startswith("mjp attack config_2.yaml --out again/run --images IMAGES")
     assert "--add" not in one
@@ -149,7 +149,7 @@ def test_a_folder_that_two_experiments_filled_has_a_command_for_each(tmp_path: P
     write_report([run], tmp_path / "out")
     names = [yaml.safe_load((tmp_path / f"out/config_{n}.yaml").read_text())["name"] for n in "12"]
     assert names == ["first", "second"]
-    headings = [heading for heading, _ in provenance([run], load_runs([run]).lines)]
+    headings = [heading for heading, _ in provenance(run_configs([run]), load_runs([run]).lines)]
     assert {"first: config, sha256", "second: config, sha256"} <= set(headings)
 
 
@@ -163,7 +163,10 @@ def test_a_run_whose_config_cannot_be_read_has_a_report(tmp_path: Path, text: st
         (run / "experiment.yaml").write_text(text)
     (kept,) = run_configs([run])
     assert (kept.fields, kept.software) == ({}, {})
-    assert commands([run], load_runs([run]).lines) == "mjp report again/run --out again/report"
+    assert (
+        commands(run_configs([run]), load_runs([run]).lines)
+        == "mjp report again/run --out again/report"
+    )
     write_report([run], tmp_path / "out")
     assert not (tmp_path / "out/config.yaml").exists()
 
@@ -176,7 +179,7 @@ def test_names_cannot_leave_their_word(tmp_path: Path) -> None:
     models = {evil: {"checkpoint": "x.pth"}, HOSTILE: {"checkpoint": "y.pth"}}
     made = {"experiment": {"images": "embedded", "models": models}}
     (store.root / "experiment.yaml").write_text(yaml.safe_dump(made, sort_keys=False))
-    first, second = commands([store.root], load_runs([store.root]).lines).splitlines()
+    first, second = commands(run_configs([store.root]), load_runs([store.root]).lines).splitlines()
     assert shlex.split(first) == [
         *("mjp", "attack", "config.yaml", "--out", f"again/{evil}"),
         *("--weights", f"{evil}=FILE", f"{HOSTILE}=FILE"),

@@ -15,11 +15,10 @@ from attacks.april import April
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.clients import PLAIN
+from mjp_privacy.report.clients import PLAIN, clients_of
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.figures import exact_share, image_counts, success_share
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import card_of, card_of_lines, keys
 from tests.helpers.ladder_rows import simple_line
@@ -118,13 +117,8 @@ def test_unscored_pictures_are_in_no_count_and_said_apart(tmp_path: Path) -> Non
         assert row.one_upload.of == 1 + ("unsupported" in psnr)
 
 
-@pytest.mark.parametrize("many_files", [False, True])
-def test_rows_marked_ok_without_any_score_count_as_not_recovered(
-    tmp_path: Path, many_files: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a line of such rows nor such rows of a line vanish, however they are read."""
-    if many_files:
-        monkeypatch.setattr("mjp_privacy.report.rows.AT_ONCE", 0)
+def test_rows_marked_ok_without_any_score_count_as_not_recovered(tmp_path: Path) -> None:
+    """Neither a line of such rows nor such rows of a line vanish."""
     for name, psnr in (("some", [30.0, math.nan]), ("all", [math.nan, math.nan])):
         store, entry = RunStore(tmp_path / name), intact("patch_gradient")
         store.write_cells([entry])
@@ -227,7 +221,7 @@ def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) 
         said = of_several(card, [tmp_path]).verdict
         assert (said != card.verdict) == (name == "other")
     assert "small" not in said
-    assert card == build_card(reduced_groups(load_runs([tmp_path]).lines))
+    assert card == build_card(clients_of(load_runs([tmp_path]).lines))
 
 
 # files that are no images -------------------------------------------------------------------------

@@ -14,20 +14,18 @@ import torch
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.page.page import page_data, page_images
 from mjp_privacy.report.pictures import write_pictures
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.comparisons import RESIDUALS_HEADER as HEADER
-from mjp_privacy.report.tables.comparisons import groups_without_truth, residual_table
+from mjp_privacy.report.tables.comparisons import residual_table, without_truth
 from mjp_privacy.report.worst_case import (
     PREFERENCE,
     attackers_choice_by_image,
-    derived_lines,
     has_truth,
     picture_ids,
-    reduced_groups,
 )
 from mjp_privacy.uploads.folder import UploadFolder
 from tests.helpers.federations import MJP, run
@@ -113,13 +111,13 @@ def test_the_residual_is_that_of_the_stored_picture(recorded: Path) -> None:
 
 def test_the_table_of_recorded_uploads(recorded: Path) -> None:
     lines = load_runs([recorded / "blind_run"]).lines
-    groups = reduced_groups(lines)
+    groups = clients_of(lines)
     table = residual_table(groups)
     assert table is not None
-    assert table.header == HEADER
+    (title,) = {client.title for client in groups}
     assert [cells[:3] for cells in table.rows] == [
-        ("small (c)", "patch_gradient", "2"),
-        ("small (c)", "masked_span", "2"),
+        (title, "patch_gradient", "2"),
+        (title, "masked_span", "2"),
     ]
     choice = attackers_choice_by_image(groups[0].attacks)
     smallest = {
@@ -133,18 +131,15 @@ def test_the_table_of_recorded_uploads(recorded: Path) -> None:
     assert {image: line.attack for image, line in choice.items()} == smallest
     for title, cells in zip(("patch_gradient", "masked_span"), table.rows, strict=True):
         assert cells[4] == str(list(smallest.values()).count(title))
-    named = residual_table(groups, lambda group: f"client of {len(group.attacks)}")
-    assert named is not None
-    assert {cells[0] for cells in named.rows} == {"client of 3"}
-    assert residual_table(reduced_groups(load_runs([recorded / "seen_run"]).lines)) is None
+    assert residual_table(clients_of(load_runs([recorded / "seen_run"]).lines)) is None
 
 
 def test_derived_lines_hold_the_pictures_of_what_was_chosen(recorded: Path) -> None:
     lines = load_runs([recorded / "blind_run"]).lines
-    derived = {line.role: line for line in derived_lines(reduced_groups(lines))}
+    derived = {line.role: line for line in derived_lines(clients_of(lines))}
     choice = derived["attackers_choice"]
     assert not has_truth(choice)
-    assert picture_ids(choice) == sorted(choice.chosen)
+    assert picture_ids(choice) == sorted(choice.chosen.index)
     assert len(picture_ids(choice)) == 2
     assert all(choice.reconstruction(image) is not None for image in picture_ids(choice))
     assert picture_ids(derived["worst_case"]) == []
@@ -253,15 +248,15 @@ def test_figures_of_the_table(tmp_path: Path) -> None:
         "token_span": {"0": None},
         "april": {},
     }
-    (group,) = reduced_groups(planted(tmp_path, attacks))
-    assert groups_without_truth([group]) == [group]
+    (group,) = clients_of(planted(tmp_path, attacks))
+    assert without_truth([group]) == [group]
     table = residual_table([group])
     assert table is not None
     low, median, high = np.percentile(list(values.values()), (25, 50, 75))
     assert table.rows == (
-        ("DeiT-S (a)", "patch_gradient", "7", f"{median:.4f} [{low:.4f}, {high:.4f}]", "6"),
-        ("DeiT-S (a)", "masked_span", "2", "4.5000 [2.2500, 6.7500]", "1"),
-        ("DeiT-S (a)", "token_span", "1", "unknown: no labels or no gradient", "0"),
+        ("plain", "patch_gradient", "7", f"{median:.4f} [{low:.4f}, {high:.4f}]", "6"),
+        ("plain", "masked_span", "2", "4.5000 [2.2500, 6.7500]", "1"),
+        ("plain", "token_span", "1", "unknown: no labels or no gradient", "0"),
     )
 
 
@@ -275,7 +270,7 @@ def test_a_line_that_says_nothing_is_not_taken_for_one_without_truth(tmp_path: P
     for line in load_runs([tmp_path]).lines:
         assert has_truth(line)
         assert picture_ids(line) == []
-    assert residual_table(reduced_groups(load_runs([tmp_path]).lines)) is None
+    assert residual_table(clients_of(load_runs([tmp_path]).lines)) is None
 
 
 def test_the_page_has_the_residual_of_each_picture(recorded: Path) -> None:

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run, lines_of
 from tests.helpers.report_rows import build_table, image_id, image_rows, intact, write_rows
@@ -28,9 +29,8 @@ def ladder(tmp_path: Path) -> dict[str, DerivedLine]:
 
 def outcome(line: DerivedLine, image: str) -> tuple[str, str]:
     """Status and reason of one image's PSNR."""
-    column = line.column("psnr", "standard")
-    place = column.at.tolist().index(line.images.place[image])
-    return column.statuses.tolist()[place], column.reasons.tolist()[place]
+    row = line.frame.loc[image]
+    return row["status"], row["reason"]
 
 
 def by_image(line: DerivedLine, metric: str, variant: str = "standard") -> list[float]:
@@ -176,7 +176,7 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
     folders = [
         ladder_of(tmp_path / name, (intact("x", attack=name), [10.0])) for name in ("one", "two")
     ]
-    assert derived_lines(reduced_groups(load_runs(folders).lines)) == []
+    assert derived_lines(clients_of(load_runs(folders).lines)) == []
 
 
 def test_a_run_without_residuals_has_no_choice_by_them(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_derived_lines_stand_behind_all_others(tmp_path: Path) -> None:
 def test_controls_and_reductions_stand_beside_no_published_figure(tmp_path: Path) -> None:
     ladder_run(tmp_path / "run")
     lines = lines_of(tmp_path / "run")
-    frame = build_table(lines, "paper", derived_lines(reduced_groups(lines))).frame
+    frame = build_table(lines, "paper", derived_lines(clients_of(lines))).frame
     assert frame["paper_row"].notna().tolist() == [True] + [False] * 7
     assert frame["paper_row"].iloc[0] == "(2) DeiT-S b"
 

@@ -24,7 +24,7 @@ from mjp_privacy.experiment import block_file
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
-from mjp_privacy.report.rows import cell_scores
+from mjp_privacy.report.lines import read_frame
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
@@ -213,11 +213,11 @@ def test_readers_in_mid_run_see_whole_states(store: RunStore) -> None:
                 begun = latest[0]
                 known = scores(own)
                 shown = own.pictures("c1", images[read[0] % 12])
-                table = cell_scores(own, "c1")
+                table = read_frame(own, "c1")
                 assert [cell["run_id"] for cell in own.read_cells()] == ["c1"]
                 assert own.damaged() == []
                 assert len(own.about("c1")) >= 1
-                if {*known} != {*images} or len(table.images) != 12:
+                if {*known} != {*images} or len(table) != 12:
                     faults.append(f"{len(known)} images")
                 if not all(begun - 4 <= value <= latest[0] + 1 for value in known.values()):
                     faults.append(f"{known} after {begun}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.rows import long_rows
+from mjp_privacy.report.lines import long_rows, read_frame
 from tests.store.material import flip
 from tools.convert_run import main
 
@@ -36,7 +36,7 @@ def test_what_stands_in_it(old: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     listed = (old / "images.csv").read_text()
     for cell in cells:
         rows = new.read(cell["run_id"])
-        assert long_rows(new, cell["run_id"], cell)["image_id"].nunique() == 3
+        assert long_rows(read_frame(new, cell["run_id"]), cell)["image_id"].nunique() == 3
         assert {*rows["status"]} <= {"ok", "failed", "unreadable"}
         assert all(digest in listed for digest in rows["pixel_sha256"] if digest)
         for about in new.about(cell["run_id"]):

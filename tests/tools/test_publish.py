@@ -16,9 +16,9 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, success_share, summary
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows
 from tools import publish, published_rows
 from tools.published_rows import Line, read
@@ -61,13 +61,13 @@ def test_published_lines_equal_those_of_the_report(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     published_rows.write([tmp_path / "run"], path, commit="abc", source="x")
     lines = load_runs([tmp_path / "run"]).lines
-    lines = [x for x in (*lines, *derived_lines(reduced_groups(lines))) if len(x.images)]
+    lines = [x for x in (*lines, *derived_lines(clients_of(lines))) if len(x.images)]
     published = read(path).lines
     assert [line.facts["attack"] for line in published] == [line.attack for line in lines]
     for line, again in zip(lines, published, strict=True):
         assert again.figure("share_exact") == exact_share(line).text()
         assert again.figure("share20") == success_share(line, 20).text()
-        theirs, ours = summary(line, "psnr", "standard", cap=100.0), again.psnr
+        theirs, ours = summary(line, "psnr", "standard"), again.psnr
         assert ours.counts == theirs.counts
         for name in ("mean", "low", "high"):
             expected = pytest.approx(getattr(theirs, name), rel=1e-6, nan_ok=True)

@@ -30,11 +30,21 @@ from mjp_privacy.report.figures import (
     THRESHOLDS,
     capped_median,
     exact_share,
-    success,
+    success_share,
     summary,
     varying_columns,
 )
-from mjp_privacy.report.lines import CLIENT_FACTS, Line, client_text, fact, options_text, target_of
+from mjp_privacy.report.lines import (
+    CLIENT_FACTS,
+    DIAGNOSTIC,
+    Line,
+    client_text,
+    coded,
+    fact,
+    options_of,
+    options_text,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,21 +83,18 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
 
 def _other_options(line: Line) -> str:
     """The attack's options except its number of uploads, as JSON with sorted keys."""
-    try:
-        options = json.loads(line.cell.attack.options or "{}")
-    except (TypeError, ValueError):
+    options = options_of(line.cell.attack.options)
+    if options is None:
         return str(line.cell.attack.options)
-    if not isinstance(options, dict):
-        return str(options)
     others = {key: value for key, value in options.items() if key not in ROUND_OPTIONS}
     return json.dumps(others, sort_keys=True)
 
 
 def _upload_point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
-    score = summary(line, "psnr", "standard", cap=PSNR_CAP)
+    score = summary(line, "psnr", "standard")
     low, high = _median_interval(line)
     floor, ceiling = (
-        summary(line, name, "diagnostic", cap=PSNR_CAP, interval=False).mean
+        summary(line, name, DIAGNOSTIC, interval=False).mean
         for name in ("grey_psnr", "ceiling_psnr")
     )
     return {
@@ -104,10 +111,10 @@ def _upload_point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
         "n": score.n,
         "n_not_scored": score.counts.total - score.n,
         **{"psnr_mean": score.mean, "psnr_mean_lo": score.low, "psnr_mean_hi": score.high},
-        "psnr_median": capped_median(line, "psnr", "standard"),
+        "psnr_median": capped_median(line),
         **{"psnr_median_lo": low, "psnr_median_hi": high},
-        "psnr_exact": summary(line, "psnr", "paper", interval=False).exact,
-        **{f"psnr_from_{limit}": success(line, limit, "standard") for limit in THRESHOLDS},
+        "psnr_exact": exact_share(line).count,
+        **{f"psnr_from_{limit}": success_share(line, limit).percent for limit in THRESHOLDS},
         **{"grey_mean": floor, "ceiling_mean": ceiling},
     }
 
@@ -174,7 +181,7 @@ def _best(members: Sequence[Line]) -> Iterator[Line]:
     for place in sorted(places):
         yield max(
             places[place],
-            key=lambda x: (exact_share(x).percent, capped_median(x, "psnr", "standard")),
+            key=lambda x: (exact_share(x).percent, capped_median(x)),
         )
 
 
@@ -191,9 +198,9 @@ def _batch_point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> d
         **{"attack": line.cell.attack.known_as, "line": line.number},
         **{"n": share.of, "exact": share.count},
         **{"exact_lo": share.interval[0], "exact_hi": share.interval[1]},
-        "psnr_median": capped_median(line, "psnr", "standard"),
+        "psnr_median": capped_median(line),
         **{"psnr_median_lo": low, "psnr_median_hi": high},
-        "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
+        "grey_mean": summary(line, "grey_psnr", DIAGNOSTIC, interval=False).mean,
     }
 
 
@@ -207,7 +214,7 @@ def _model(line: Line) -> dict[str, Any]:
 
 def _median_interval(line: Line) -> tuple[float, float]:
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    groups = None if line.groups is None else [line.groups[image] for image in values.index]
+    groups = None if line.groups is None else coded(line.groups[values.index])
     return median_interval(values.to_numpy(), groups)
 
 

@@ -24,7 +24,7 @@ from mjp_privacy.report.charts.chart import (
     stretch,
 )
 from mjp_privacy.report.figures import THRESHOLDS, summary
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import DIAGNOSTIC, Line, exact_images
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,9 +126,8 @@ def curve_of(
     places = np.unique([low, *steps, high])
     if len(places) > MOST_STEPS:
         places = places[np.linspace(0, len(places) - 1, MOST_STEPS).round().astype(int)]
-    column, photographs = line.column(metric, "standard"), line.photographs
-    groups = None if photographs is None else photographs[column.at]
-    return success_curve(column.values, column.statuses, places, groups=groups, higher=not smaller)
+    scores, statuses, groups = line.column(metric, "standard")
+    return success_curve(scores.to_numpy(), statuses, places, groups=groups, higher=not smaller)
 
 
 def _band_words(curves: Sequence[SuccessCurve]) -> str:
@@ -148,7 +147,7 @@ def floor_mean(lines: Sequence[Line]) -> float:
     """Mean PSNR of a uniform grey over the images of the lines, each once; NaN where unknown."""
     by_run: dict[str, pd.Series[float]] = {}
     for line in lines:
-        levels = line.scored("grey_psnr", "diagnostic").clip(upper=PSNR_CAP)
+        levels = line.scored("grey_psnr", DIAGNOSTIC).clip(upper=PSNR_CAP)
         known = by_run.setdefault(line.run, levels)
         if not known.index.equals(levels.index):
             by_run[line.run] = known.combine_first(levels)
@@ -224,14 +223,13 @@ class Ridge:
 def ridge_of(line: Line) -> Ridge:
     """The figures of a line's row."""
     scored = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    in_8_bits = line.scored("psnr", "paper")
-    same = scored.index.isin(in_8_bits.index[np.isposinf(in_8_bits.to_numpy(dtype=float))])
-    grey = line.scored("grey_psnr", "diagnostic").clip(upper=PSNR_CAP)
+    same = scored.index.isin(exact_images(line))
+    grey = line.scored("grey_psnr", DIAGNOSTIC).clip(upper=PSNR_CAP)
     counts = summary(line, "psnr", "standard", interval=False).counts
     return Ridge(
         values=scored.to_numpy(dtype=float),
         inexact=scored.to_numpy(dtype=float)[~same],
-        exact=int(same.sum()) if len(in_8_bits) else None,
+        exact=int(same.sum()) if line.count("psnr", "paper") else None,
         tried=counts.ok + counts.failed + counts.unsupported,
         floor=float(grey.mean()) if len(grey) else math.nan,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from mjp_privacy.core.drawing import INK, MUTED, PAPER, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card import floor_values
 from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
-from mjp_privacy.report.figures import THRESHOLDS
+from mjp_privacy.report.clients import Client, circumstances, distinct_clients
+from mjp_privacy.report.figures import THRESHOLDS, summary
+from mjp_privacy.report.flags import missed_attacks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,6 +143,70 @@ def _number(text: str) -> float:
         return float(found.group(1)) if found else math.nan
     except ValueError:
         return math.nan
+
+
+def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
+    """The chart of clients that are otherwise alike and differ in defence; none for few.
+
+    Of several groups of like clients the largest is drawn; clients on which fewer attacks were run
+    are left out and counted.
+    """
+    alike: dict[object, list[Client]] = {}
+    for client in distinct_clients(clients):
+        if client.one_upload is not None:
+            around = (circumstances(client), client.lines[0].run)
+            alike.setdefault(around, []).append(client)
+    group = max(alike.values(), key=len, default=[])
+    compared = [client for client in group if not missed_attacks(client, group)]
+    points: list[TradeoffPoint] = []
+    for client in compared:
+        point = _client_point(client)
+        ordered = any(p.family == point.family and p.strength == point.strength for p in points)
+        points.append(replace(point, strength=math.nan) if ordered else point)
+    drawable = [point for point in points if point.drawable]
+    if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
+        return ()
+    floors = [floor_values(client).clip(upper=PSNR_CAP).mean() for client in compared]
+    made = tradeoff_chart(points, floor=float(pd.Series(floors).mean()))
+    if left := len(group) - len(compared):
+        more = f" {left} further clients had fewer attacks run on them and are left out."
+        made = replace(made, caption=made.caption + more)
+    return (made,)
+
+
+def _client_point(client: Client) -> TradeoffPoint:
+    line = client.one_upload
+    assert line is not None
+    leakage, accuracy = summary(line, "psnr", "standard"), summary(line, "top1", "intact")
+    family, strength = family_and_strength(_defence(client))
+    return TradeoffPoint(
+        label=client.title,
+        family=family,
+        strength=strength,
+        accuracy=100 * accuracy.mean,
+        accuracy_low=100 * accuracy.low,
+        accuracy_high=100 * accuracy.high,
+        leakage=leakage.mean,
+        leakage_low=leakage.low,
+        leakage_high=leakage.high,
+        n=leakage.n,
+        not_scored=leakage.counts.total - leakage.n,
+    )
+
+
+def _defence(client: Client) -> str:
+    """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
+    cell, facts = client.cell, client.cell.client
+    rule = "MJP" if client.masks else "shuffled"
+    parts = [f"{rule} γ={cell.gamma:g}"] if cell.gamma else []
+    parts += ["dal"] if facts.dal and cell.gamma else []
+    parts += [f"plain_share {facts.plain_share:g}"] if facts.plain_share else []
+    parts += [f"withhold {facts.withhold}"] if facts.withhold else []
+    parts += ["positions sinusoidal"] if facts.positions != "own" else []
+    parts += [f"lora {facts.lora}"] if facts.lora else []
+    parts += [f"position_noise {facts.position_noise:g}"] if facts.position_noise else []
+    parts += facts.defenses.split(" + ") if facts.defenses else []
+    return "; ".join(parts) or "none"
 
 
 def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoint]:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
-from mjp_privacy.report.card import HEADINGS, Card, any_uploads_line, one_upload_line
+from mjp_privacy.report.card import HEADINGS, Card
 from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import SMALL_SIDE, Pixels, pixels, png
 from mjp_privacy.report.tables.text import capped
-from mjp_privacy.report.worst_case import DerivedLine, Group, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 SIDE, GAP, HEAD = 192, 6, 62  # pixels
 LETTERS = 26  # of a line over a tile
@@ -46,18 +46,16 @@ class Strip:
         return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
 
 
-def card_strip(groups: Sequence[Group], card: Card) -> Strip | None:
+def card_strip(clients: Sequence[Client], card: Card) -> Strip | None:
     """The strip of a card's main client; None where the card has no client."""
-    clients, _ = card_clients(groups)
-    if not clients:
+    shown, _ = card_clients(clients)
+    if not shown:
         return None
-    row, client = card.rows[card.main], clients[card.main]
-    attacks = client.group.attacks
+    row, client = card.rows[card.main], shown[card.main]
     if row.one_upload is None and row.any_uploads is None:
-        with_pictures = (line for line in attacks if picture_ids(line))
+        with_pictures = (line for line in client.attacks if picture_ids(line))
         return Strip(tuple((line.attack, line) for line in with_pictures), client)
-    published = [x for x in attacks if row.published and x.number == row.published.line]
-    lines = [next(iter(published), None), one_upload_line(client), any_uploads_line(client)]
+    lines = (client.published, client.one_upload, client.any_uploads)
     columns = zip(HEADINGS.values(), lines, strict=False)
     return Strip(tuple((title, line) for title, line in columns if line is not None), client)
 
@@ -171,7 +169,7 @@ class Gallery:
         fed: dict[int, str] = {}
         read: dict[int, dict[str, Tensor] | None] = {}  # by line; derived ones show another's
         for line in lines:
-            source = line.chosen.get(image_id) if isinstance(line, DerivedLine) else line
+            source = line.source(image_id) if isinstance(line, DerivedLine) else line
             if source is None:
                 continue
             if source.number not in read:

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import numpy as np
+import pandas as pd
 from markupsafe import Markup
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
@@ -64,8 +64,8 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
             sections=_sections(contents),
             downloads=downloads,
             citation=CITATION,
-            provenance=provenance(contents.runs, contents.lines),
-            commands=commands(contents.runs, contents.lines),
+            provenance=provenance(contents.configs, contents.lines),
+            commands=commands(contents.configs, contents.lines),
             style=_asset("page.css"),
             script=script,
             policy=_policy(script),
@@ -206,7 +206,7 @@ DIGITS = 6  # significant ones of a per-image score
 def page_images(contents: Contents) -> list[str]:
     """The images whose scores are in the page, where two lines are compared image by image: all,
     or as many as there is room for, evenly spaced among them, and those shown."""
-    every, lines = contents.image_ids, [*contents.lines, *contents.derived]
+    every, lines = contents.image_ids, contents.every_line
     most = max(MOST_COMPARED // max(1, len(lines)), 2)
     if len(every) <= most:
         return every
@@ -217,7 +217,7 @@ def page_images(contents: Contents) -> list[str]:
 
 def folded_lines(contents: Contents) -> set[int]:
     """The lines that the page shows on demand: controls, and float64 beside other precisions."""
-    lines = [*contents.lines, *contents.derived]
+    lines = contents.every_line
     single = any(line.cell.dtype != "float64" for line in contents.lines)
     double = {line.number for line in lines if line.cell.dtype == "float64"} if single else set()
     return double | {line.number for line in lines if line.role in ("floor", "ceiling")}
@@ -227,7 +227,7 @@ def lines_table(contents: Contents) -> TextTable:
     """Every line, with what must not be taken at face value in words."""
     table, flags = contents.main(folded=True), contents.line_flags
     rows = [
-        (*row, "; ".join(flag.name for flag in flags.get(int(row[0]), ()))) for row in table.rows
+        (*row, "; ".join(flag.words for flag in flags.get(int(row[0]), ()))) for row in table.rows
     ]
     header = (*table.header, "beware")
     return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
@@ -235,7 +235,7 @@ def lines_table(contents: Contents) -> TextTable:
 
 def page_data(contents: Contents, images: Sequence[str]) -> str:
     """The text of `<script type="application/json">`; pictures of the strip stand in the page."""
-    lines = [*contents.lines, *contents.derived]
+    lines = contents.every_line
     scores = {line.number: _scores(line, images) for line in lines}
     found = [name for name in SCORES if any(name in of_line for of_line in scores.values())]
     folded, several = folded_lines(contents), contents.loaded.many_runs
@@ -288,10 +288,7 @@ def _exact(line: Line, images: Sequence[str]) -> list[int]:
 
 
 def _values(line: Line, metric: str, variant: str, images: Sequence[str]) -> list[float]:
-    column = line.column(metric, variant)
-    values = np.full(len(line.images) + 1, np.nan)  # the last one for images it does not have
-    values[column.at[column.scored]] = column.values[column.scored]
-    known: list[float] = values[line.images.places(images)].tolist()
+    known: list[float] = line.scored(metric, variant).reindex(pd.Index(images)).tolist()
     return known
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 import numpy as np
 import pandas as pd
@@ -18,28 +17,28 @@ from mjp_privacy.metrics.comparisons import (
     FLIPS,
     MOST_FLIPPED,
     PairedTest,
-    RankAgreement,
     holm,
     paired_test,
     rank_agreement,
 )
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share
-from mjp_privacy.report.card import (
-    CardFigure,
-    any_uploads_line,
-    card_figure,
-    card_row,
-    floor_values,
-    one_upload_line,
-)
-from mjp_privacy.report.clients import Client, circumstances, client_titles, clients_of
+from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row, floor_values
+from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import THRESHOLDS, shared_scores, success_share
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.flags import merged
+from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.published import TITLES
-from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, capped, number
+from mjp_privacy.report.tables.text import (
+    DASH,
+    Column,
+    TextTable,
+    below_cap,
+    capped,
+    number,
+    table_of,
+)
 from mjp_privacy.report.worst_case import (
     ATTACKERS_CHOICE,
-    Group,
     attackers_choice_by_image,
     has_truth,
     picture_ids,
@@ -62,61 +61,71 @@ CLIENTS_CAPTION = (
 )
 
 
-def clients_table(groups: Sequence[Group]) -> TextTable | None:
+@dataclass(frozen=True)
+class ClientRow:
+    """A client with its row of the card and what the attacker's choice gets from it."""
+
+    client: Client
+    row: CardRow
+    chosen: CardFigure | None
+
+    @property
+    def n(self) -> int:
+        """The number of images in its first column."""
+        counted = self.row.one_upload or self.row.any_uploads or self.row.published
+        return counted.n if counted else 0
+
+
+def clients_table(clients: Sequence[Client]) -> TextTable | None:
     """A line for every client; None where there is none."""
-    clients = clients_of(groups)
-    if not clients:
-        return None
-    limits = [f"≥ {limit} dB" for limit in THRESHOLDS]
-    header = (
-        *("Client", "n", "APRIL as published"),
-        *("best, 1 upload", "median", "exact", *limits, "attacker's choice, 1 upload"),
-        *("best, any uploads", "median (any)", "exact (any)", f"{limits[0]} (any)"),
-        *("floor", "flags"),
-    )
-    titles = client_titles(clients)
-    body = tuple(_client_row(c, title, clients) for c, title in zip(clients, titles, strict=True))
-    return TextTable(
-        CLIENTS_TITLE, CLIENTS_CAPTION, header, body, "lr" + "r" * (len(header) - 3) + "l"
-    )
-
-
-def _client_row(client: Client, title: str, every: Sequence[Client]) -> tuple[str, ...]:
-    row = card_row(client, title, every)
-    one, several = one_upload_line(client), any_uploads_line(client)
-    counted = row.one_upload or row.any_uploads or row.published
-    n = counted.n if counted else 0
-    figures = (row.published, row.one_upload, row.any_uploads)
-    flags = {flag.key: flag for figure in figures if figure for flag in figure.flags}
-    names = [flag.name for flag in (*row.flags, *flags.values())]
-    return (
-        *(title, str(n), _figure_mean(row.published, n), _figure_mean(row.one_upload, n)),
-        *(_median(row.one_upload), _exact(row.one_upload)),
-        *(DASH if one is None else success_share(one, limit).text() for limit in THRESHOLDS),
-        _figure_mean(_attackers_choice(client), n),
-        *(_figure_mean(row.any_uploads, n), _median(row.any_uploads), _exact(row.any_uploads)),
-        DASH if several is None else success_share(several, THRESHOLDS[0]).text(),
-        *(_figure_mean(row.floor, n), "; ".join(names)),
-    )
-
-
-def _attackers_choice(client: Client) -> CardFigure | None:
-    """The line chosen by residual among attacks on one upload."""
-    lines: list[Line] = [
-        line
-        for line in client.group.derived
-        if line.role == ATTACKERS_CHOICE.name and line.uploads == 1
+    rows = []
+    for client in attacked_ones(clients):
+        line = client.chosen_by(ATTACKERS_CHOICE, single=True)
+        chosen = None if line is None else card_figure(client, line, floor_values(client))
+        rows.append(ClientRow(client, card_row(client), chosen))
+    first, _ = THRESHOLDS
+    columns = [
+        Column("Client", lambda r: r.client.title, "l"),
+        Column("n", lambda r: r.n),
+        Column("APRIL as published", lambda r: _mean(r.row.published, r.n)),
+        Column("best, 1 upload", lambda r: _mean(r.row.one_upload, r.n)),
+        Column("median", lambda r: _median(r.row.one_upload)),
+        Column("exact", lambda r: _exact(r.row.one_upload)),
+        *(Column(f"≥ {limit} dB", _share_from(limit)) for limit in THRESHOLDS),
+        Column("attacker's choice, 1 upload", lambda r: _mean(r.chosen, r.n)),
+        Column("best, any uploads", lambda r: _mean(r.row.any_uploads, r.n)),
+        Column("median (any)", lambda r: _median(r.row.any_uploads)),
+        Column("exact (any)", lambda r: _exact(r.row.any_uploads)),
+        Column(f"≥ {first} dB (any)", lambda r: _share(r.client.any_uploads, first)),
+        Column("floor", lambda r: _mean(r.row.floor, r.n)),
+        Column("flags", _flags, "l"),
     ]
-    return card_figure(client, lines[0], floor_values(client)) if lines else None
+    return table_of(CLIENTS_TITLE, CLIENTS_CAPTION, columns, rows) if rows else None
 
 
-def _figure_mean(figure: CardFigure | None, n: int) -> str:
+def _share_from(limit: float) -> Callable[[ClientRow], str]:
+    return lambda row: _share(row.client.one_upload, limit)
+
+
+def _share(line: Line | None, limit: float) -> str:
+    return DASH if line is None else success_share(line, limit).text()
+
+
+def _flags(row: ClientRow) -> str:
+    """In words: the client's own, then those of its figures."""
+    figures = (row.row.published, row.row.one_upload, row.row.any_uploads)
+    of_figures = [flag for figure in figures if figure for flag in figure.flags]
+    return "; ".join(flag.words for flag in merged([*row.row.flags, *of_figures]))
+
+
+def _mean(figure: CardFigure | None, n: int) -> str:
+    """`71.74 [66.91, 76.26]`, with its n where that is not the row's."""
     if figure is None or not figure.n:
         return DASH
     other_n = "" if figure.n == n else f" (n={figure.n})"
     if figure.mean >= PSNR_CAP:
         return f"{capped(figure.mean, 2)}{other_n}"
-    interval = DASH if figure.low != figure.low else f"{figure.low:.2f}, {figure.high:.2f}"
+    interval = DASH if math.isnan(figure.low) else f"{figure.low:.2f}, {figure.high:.2f}"
     return f"{below_cap(figure.mean, 2)} [{interval}]{other_n}"
 
 
@@ -128,7 +137,7 @@ def _exact(figure: CardFigure | None) -> str:
     return DASH if figure is None else Share(figure.exact, figure.of, figure.trials).text()
 
 
-# uploads without their private images -----------------------------------------------------------
+# uploads without their private images -------------------------------------------------------------
 
 RESIDUALS = "Uploads without their private images"
 RESIDUALS_CAPTION = (
@@ -138,52 +147,34 @@ RESIDUALS_CAPTION = (
     "the residual and not the truth, would take this attack. A small residual is no proof of a "
     "good picture."
 )
-RESIDUALS_HEADER = ("client", "attack", "pictures", "gradient residual", "chosen")
 
 
-def groups_without_truth(groups: Sequence[Group]) -> list[Group]:
-    """The groups in which some attack's pictures have nothing to be compared with."""
-    return [g for g in groups if not all(has_truth(line) for line in g.attacks)]
+def without_truth(clients: Sequence[Client]) -> list[Client]:
+    """The clients of whom some attack's pictures have nothing to be compared with."""
+    return [c for c in attacked_ones(clients) if not all(map(has_truth, c.attacks))]
 
 
-def residual_table(
-    groups: Sequence[Group], client_of: Callable[[Group], str] | None = None
-) -> TextTable | None:
-    """What stands in place of scores for groups without truth; None if every group has it.
-
-    client_of: what the report calls a group's client; None: its model and setting
-    """
-    rows = [
-        (client_of(group) if client_of else _client_of(group), *cells)
-        for group in groups_without_truth(groups)
-        for cells in _residual_rows(group)
+def residual_table(clients: Sequence[Client]) -> TextTable | None:
+    """What stands in place of scores for clients without truth; None if all have it."""
+    rows = []
+    for client in without_truth(clients):
+        choices = Counter(attackers_choice_by_image(client.attacks).values())
+        for line in client.attacks:
+            if pictures := len(picture_ids(line)):
+                rows.append((client.title, line, pictures, choices[line]))
+    columns = [
+        Column("client", lambda row: row[0], "l"),
+        Column("attack", lambda row: row[1].title, "l"),
+        Column("pictures", lambda row: row[2]),
+        Column("gradient residual", lambda row: _residual(row[1])),
+        Column("chosen", lambda row: row[3]),
     ]
-    return (
-        TextTable(RESIDUALS, RESIDUALS_CAPTION, RESIDUALS_HEADER, tuple(rows), "llrrr")
-        if rows
-        else None
-    )
-
-
-def _client_of(group: Group) -> str:
-    cell = group.attacks[0].cell
-    return f"{cell.model.label} ({cell.setting})"
-
-
-def _residual_rows(group: Group) -> list[tuple[str, ...]]:
-    """Attack, number of pictures, residual and number of choices, for attacks with pictures."""
-    choices = Counter(line.number for line in attackers_choice_by_image(group.attacks).values())
-    with_pictures = [(line, len(picture_ids(line))) for line in group.attacks]
-    return [
-        (line.title, str(count), _residual(line), f"{choices[line.number]}")
-        for line, count in with_pictures
-        if count
-    ]
+    return table_of(RESIDUALS, RESIDUALS_CAPTION, columns, rows) if rows else None
 
 
 def _residual(line: Line) -> str:
     """`median [first quartile, third quartile]`, with its n where that is not the pictures'."""
-    values = line.scored("gradient_residual", "diagnostic")
+    values = line.scored("gradient_residual", DIAGNOSTIC)
     if values.empty:
         return "unknown: no labels or no gradient"
     low, median, high = (number(float(values.quantile(q)), 4) for q in (0.25, 0.5, 0.75))
@@ -231,110 +222,104 @@ class Comparison:
     first: Line
     second: Line
 
+    @property
+    def test(self) -> PairedTest:
+        """Their PSNR on the images that both have a score for, photograph by photograph."""
+        shared = shared_scores(self.first, self.second)
+        known = [line.groups for line in (self.second, self.first) if line.groups is not None]
+        groups = None
+        if known:
+            photographs = {image: name for names in known for image, name in names.items()}
+            groups = [photographs.get(image, image) for image in shared.index]
+        first, second = shared.to_numpy().T
+        return paired_test(first, second, groups=groups, cap=PSNR_CAP)
 
-def tests_table(groups: Sequence[Group]) -> TextTable | None:
+
+def tests_table(clients: Sequence[Client]) -> TextTable | None:
     """Each defended client beside the undefended one, and the best attack beside April's.
 
     At most 30 rows; the caption says what was left out. None where nothing can be compared.
     """
-    clients = clients_of(groups)
-    names = dict(zip(map(id, clients), client_titles(clients), strict=True))
-    between_clients, apart = _with_shared_images(_between_clients(clients, names))
-    between_attacks, _ = _with_shared_images(_between_attacks(clients, names))
+    attacked = attacked_ones(clients)
+    between_clients, apart = _with_shared_images(_between_clients(attacked))
+    between_attacks, _ = _with_shared_images(_between_attacks(attacked))
     shown = between_clients[: MOST - min(MOST_ATTACKS, len(between_attacks))]
     shown += between_attacks[: MOST - len(shown)]
     if not shown:
         return None
-    tests = [line_test(row.first, row.second) for row in shown]
-    adjusted = holm([test.p for test in tests])
-    rows = tuple(starmap(_cells, zip(shown, tests, adjusted, strict=True)))
-    header = (
-        *("lines", "compared", "n", "left out", "median", "mean [95 %]", "effect"),
-        *("p Wilcoxon", "Holm", "p sign flips"),
-    )
-    hidden = len(between_clients) + len(between_attacks) - len(shown)
-    return TextTable(TITLE, CAPTION + _omitted(hidden, apart), header, rows, "ll" + "r" * 8)
+    caption = CAPTION
+    if hidden := len(between_clients) + len(between_attacks) - len(shown):
+        caption += f" {hidden} further comparisons are not shown, nor counted by Holm."
+    if apart:
+        caption += f" {apart} pairs of clients share no image."
+    tests = [row.test for row in shown]
+    columns = [
+        Column("lines", lambda r: f"{r[0].first.number} − {r[0].second.number}", "l"),
+        Column("compared", lambda r: r[0].title, "l"),
+        Column("n", lambda r: _units(r[1])),
+        Column(
+            "left out", lambda r: len(r[0].first.images.union(r[0].second.images)) - r[1].images
+        ),
+        Column("median", lambda r: number(r[1].median, 2, sign=True)),
+        Column("mean [95 %]", lambda r: f"{number(r[1].mean, 2, sign=True)} [{_interval(r[1])}]"),
+        Column("effect", lambda r: correlation(r[1].effect)),
+        Column("p Wilcoxon", lambda r: p_text(r[1].p)),
+        Column("Holm", lambda r: p_text(r[2])),
+        Column("p sign flips", lambda r: p_text(r[1].p_flips, r[1].smallest_p_flips)),
+    ]
+    rows = zip(shown, tests, holm([test.p for test in tests]), strict=True)
+    return table_of(TITLE, caption, columns, rows)
 
 
-def _omitted(hidden: int, apart: int) -> str:
-    further = f" {hidden} further comparisons are not shown, nor counted by Holm." if hidden else ""
-    return further + (f" {apart} pairs of clients share no image." if apart else "")
+def _units(test: PairedTest) -> str:
+    if test.n == test.images:
+        return str(test.n)
+    return f"{test.n} photographs ({test.images} images)"
 
 
-def _with_shared_images(rows: Sequence[Comparison]) -> tuple[list[Comparison], int]:
-    """The comparisons whose lines share an image, and the number of the others."""
-    kept = [row for row in rows if len(shared_scores(row.first, row.second))]
-    return kept, len(rows) - len(kept)
+def _interval(test: PairedTest) -> str:
+    low, high = number(test.low, 2), number(test.high, 2)
+    return f"{low}, {high}" if low != DASH else DASH
 
 
-def _between_clients(clients: Sequence[Client], names: Mapping[int, str]) -> list[Comparison]:
+def _with_shared_images(rows: Iterator[Comparison]) -> tuple[list[Comparison], int]:
+    """The comparisons whose lines share an image, each pair of lines once, and the number of the
+    others."""
+    once: dict[tuple[Line, Line], Comparison] = {}
+    for row in rows:
+        once.setdefault((row.first, row.second), row)
+    kept = [row for row in once.values() if len(shared_scores(row.first, row.second))]
+    return kept, len(once) - len(kept)
+
+
+def _between_clients(clients: Sequence[Client]) -> Iterator[Comparison]:
     """Undefended against defended: worst case over one upload, then over any number."""
-    rows: dict[tuple[int, int], Comparison] = {}
     for undefended, defended in client_pairs(clients):
-        for one_upload, scope in ((True, "one upload"), (False, "any number of uploads")):
-            first, second = (best_line(x, one_upload=one_upload) for x in (undefended, defended))
-            if first is not None and second is not None:
-                title = f"worst case, {scope}: {names[id(undefended)]} − {names[id(defended)]}"
-                row = Comparison(title, first, second)
-                rows.setdefault((first.number, second.number), row)
-    return list(rows.values())
+        between = f"{undefended.title} − {defended.title}"
+        if undefended.one_upload and defended.one_upload:
+            title = f"worst case, one upload: {between}"
+            yield Comparison(title, undefended.one_upload, defended.one_upload)
+        first, second = best_line(undefended), best_line(defended)
+        if first and second:
+            yield Comparison(f"worst case, any number of uploads: {between}", first, second)
 
 
-def _between_attacks(clients: Sequence[Client], names: Mapping[int, str]) -> list[Comparison]:
+def _between_attacks(clients: Sequence[Client]) -> Iterator[Comparison]:
     """The best other attack against April as published: with one upload, then with any number."""
-    rows: dict[tuple[int, int], Comparison] = {}
     for client in clients:
-        april = next((line for line in client.group.attacks if _is_april(line)), None)
-        if april is None:
+        if (april := client.published) is None:
             continue
-        others = [
-            x for x in client.matching if x is not april and _mean_beside(x, april) > -math.inf
-        ]
-        for some in ([line for line in others if line.uploads == 1], others):
+        others = {line: _mean_beside(line, april) for line in client.matching if line is not april}
+        others = {line: mean for line, mean in others.items() if not math.isnan(mean)}
+        for some in ([line for line in others if line.uploads == 1], list(others)):
             if some:
-                best = max(some, key=lambda line: _mean_beside(line, april))
-                title = f"{names[id(client)]}: {best.title} − {april.title}"
-                rows.setdefault((best.number, april.number), Comparison(title, best, april))
-    return list(rows.values())
-
-
-def _is_april(line: Line) -> bool:
-    return line.cell.attack.known_as == "april" and line.count("psnr", "standard") > 0
+                best = max(some, key=lambda line: others[line])
+                yield Comparison(f"{client.title}: {best.title} − {april.title}", best, april)
 
 
 def _mean_beside(line: Line, other: Line) -> float:
-    """Mean of min(PSNR, 100) over the images that the other line scored too; -inf without any."""
-    scores = shared_scores(line, other)["first"].to_numpy()
-    return float(np.minimum(scores, PSNR_CAP).mean()) if len(scores) else -math.inf
-
-
-def line_test(line: Line, other: Line) -> PairedTest:
-    """Two lines' PSNR on the images that both have a score for, photograph by photograph."""
-    shared = shared_scores(line, other)
-    photographs = {**(line.groups or {}), **(other.groups or {})}
-    groups = [photographs.get(image, image) for image in shared.index] if photographs else None
-    first, second = shared.to_numpy().T
-    return paired_test(first, second, groups=groups, cap=PSNR_CAP)
-
-
-def _cells(comparison: Comparison, test: PairedTest, adjusted: float) -> tuple[str, ...]:
-    sides = (comparison.first, comparison.second)
-    planned = sides[0].images.names | sides[1].images.names
-    averaged = f"{test.n} photographs ({test.images} images)"
-    low, high = number(test.low, 2), number(test.high, 2)
-    interval = f"{low}, {high}" if low != DASH else DASH
-    return (
-        f"{comparison.first.number} − {comparison.second.number}",
-        comparison.title,
-        str(test.n) if test.n == test.images else averaged,
-        str(len(planned) - test.images),
-        number(test.median, 2, sign=True),
-        f"{number(test.mean, 2, sign=True)} [{interval}]",
-        correlation(test.effect),
-        p_text(test.p),
-        p_text(adjusted),
-        p_text(test.p_flips, test.smallest_p_flips),
-    )
+    """Mean of min(PSNR, 100) over the images that the other line scored too; NaN without any."""
+    return float(shared_scores(line, other)["first"].clip(upper=PSNR_CAP).mean())
 
 
 def p_text(p: float, smallest: float | None = None) -> str:
@@ -356,7 +341,7 @@ def client_pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
     and both have a best attack. Among several undefended clients one whose model was not trained
     with shuffled patches is taken, then one of the same model, then the likest.
     """
-    attacked = [client for client in clients if best_line(client, one_upload=False)]
+    attacked = [client for client in clients if best_line(client)]
     undefended = [client for client in attacked if not client.defended]
     pairs = []
     for client in attacked:
@@ -377,14 +362,12 @@ def _distance(undefended: Client, defended: Client) -> tuple[bool, ...]:
     )
 
 
-def best_line(client: Client, *, one_upload: bool) -> Line | None:
-    """The worst case of a client, as on the card; None where no matching attack scored.
+def best_line(client: Client) -> Line | None:
+    """The worst case of a client over any number of uploads, as on the card."""
+    return client.any_uploads or client.one_upload
 
-    With `one_upload` over attacks on a single upload, else over all.
-    """
-    single = one_upload_line(client)
-    return single if one_upload else any_uploads_line(client) or single
 
+# do the metrics agree? ----------------------------------------------------------------------------
 
 FEWEST = 3  # images; two are always in perfect order
 
@@ -409,20 +392,16 @@ def agreement_table(line: Line) -> TextTable | None:
         {metric: common[metric].to_numpy(dtype=np.float64) for metric in scores}
     )
     names = [TITLES[metric] for metric in agreement.metrics]
-    rows = tuple((name, *_agreement_cells(agreement, at)) for at, name in enumerate(names))
+
+    def cell(row: int, column: int) -> str:
+        values = agreement.spearman if column > row else agreement.kendall
+        return "" if column == row else correlation(float(values[row, column]))
+
+    places = range(len(names))
+    rows = tuple((names[row], *(cell(row, column) for column in places)) for row in places)
     caption = AGREEMENT_CAPTION.format(n=agreement.n, line=line.number)
     title = f"Do the metrics agree? {line.label}"
     return TextTable(title, caption, ("", *names), rows, "l" + "r" * len(names))
-
-
-def _agreement_cells(agreement: RankAgreement, row: int) -> list[str]:
-    def cell(column: int) -> str:
-        if column == row:
-            return ""
-        values = agreement.spearman if column > row else agreement.kendall
-        return correlation(float(values[row, column]))
-
-    return [cell(column) for column in range(len(agreement.metrics))]
 
 
 def correlation(value: float) -> str:

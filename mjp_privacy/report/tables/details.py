@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from mjp_privacy.metrics.matching import (
     MOST,
     MOST_MATCHED,
     SIDE,
-    Identification,
     Pointing,
     identify,
     matched_distances,
@@ -32,8 +32,10 @@ from mjp_privacy.report.lines import (
     client_text,
     scalar_text,
 )
+from mjp_privacy.report.runs import timings
 from mjp_privacy.report.tables.text import (
     DASH,
+    Column,
     Record,
     TextTable,
     attack,
@@ -42,71 +44,67 @@ from mjp_privacy.report.tables.text import (
     gamma,
     number,
     records,
+    table_of,
 )
 from mjp_privacy.report.worst_case import picture_ids
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def diagnostics_table(paper: Table, standard: Table) -> TextTable:
+DIAGNOSTICS_CAPTION = (
+    "The ceiling is the PSNR of the true patch embeddings inverted by minimum norm, against "
+    "the image that the client fed to its model: the limit that the rank of the embedding sets "
+    "to attacks without a prior. In setting (c) no attack reaches it without putting the "
+    "patches back; the same oracle with the patches left in the order they were fed stands "
+    "beside it (oracle in place), and even a blurred guess may beat that one. The distance to "
+    "the ceiling is a mean over images, with both PSNRs capped at 100 dB. Below grey: the "
+    "share of images for which a uniform grey scores better than the attack; there the attack "
+    "failed, and its score does not measure protection. PSNR is of the standard variant; exact "
+    "in 8 bits counts by the paper variant. Medians are given of cond(A), of the numerical "
+    "rank of A at the precision of the client's gradient, of the number of its nonzero rows, "
+    "and of the number of shuffled patches; empty masks counts the images in which no patch "
+    "was shuffled."
+)
+
+
+def diagnostics_table(standard: Table) -> TextTable:
     """Ceiling, conditioning and number of shuffled patches, for every line."""
-    header = (
-        *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median"),
-        *(
-            "exact in 8 bits",
-            "below grey",
-            "ceiling (n)",
-            "ceiling − PSNR",
-            "oracle in place",
-            "cond(A)",
-            "rank(A)",
-            "nonzero rows",
-            "shuffled patches",
-            "empty masks",
-        ),
-    )
-    caption = (
-        "The ceiling is the PSNR of the true patch embeddings inverted by minimum norm, against "
-        "the image that the client fed to its model: the limit that the rank of the embedding sets "
-        "to attacks without a prior. In setting (c) no attack reaches it without putting the "
-        "patches back; the same oracle with the patches left in the order they were fed stands "
-        "beside it (oracle in place), and even a blurred guess may beat that one. The distance to "
-        "the ceiling is a mean over images, with both PSNRs capped at 100 dB. Below grey: the "
-        "share of images for which a uniform grey scores better than the attack; there the attack "
-        "failed, and its score does not measure protection. PSNR is of the standard variant; exact "
-        "in 8 bits counts by the paper variant. Medians are given of cond(A), of the numerical "
-        "rank of A at the precision of the client's gradient, of the number of its nonzero rows, "
-        "and of the number of shuffled patches; empty masks counts the images in which no patch "
-        "was shuffled."
-    )
-    pairs = zip(records(paper), records(standard), strict=True)
-    body = tuple(_diagnostics_row(record, rounded["psnr_exact"]) for rounded, record in pairs)
-    align = "rlllll" + "r" * (len(header) - 6)
-    return TextTable("Ceilings and the linear system", caption, header, body, align)
+
+    def fact_of(title: str, name: str, decimals: int | None = None) -> Column:
+        shown = scalar_text if decimals is None else lambda value: number(value, decimals)
+        return Column(title, lambda record: shown(record[name]))
+
+    columns = [
+        Column("#", lambda r: r["line"]),
+        Column("Model", lambda r: r["model"], "l"),
+        Column("Set.", lambda r: r["setting"], "l"),
+        Column("γ", lambda r: scalar_text(r["gamma"]), "l"),
+        Column("Attack", attack, "l"),
+        Column("dtype", lambda r: r["dtype"], "l"),
+        Column("PSNR median", lambda r: capped(r["psnr_median"], 2)),
+        Column("exact in 8 bits", lambda r: r["psnr_exact"] if r["n"] else DASH),
+        Column("below grey", _below_grey),
+        Column("ceiling (n)", _ceiling),
+        fact_of("ceiling − PSNR", "ceiling_distance", 2),
+        fact_of("oracle in place", "in_place_mean", 2),
+        Column("cond(A)", lambda r: condition(r["cond_a_median"])),
+        fact_of("rank(A)", "rank_a_median"),
+        fact_of("nonzero rows", "nonzero_rows_median"),
+        fact_of("shuffled patches", "shuffled_patches_median"),
+        fact_of("empty masks", "empty_masks"),
+    ]
+    title = "Ceilings and the linear system"
+    return table_of(title, DIAGNOSTICS_CAPTION, columns, records(standard))
 
 
 def _below_grey(record: Record) -> str:
-    n = record["below_grey_n"]
-    return f"{round(record['below_grey'] * n / 100)} of {n}"
+    share, n = record["below_grey"], record["below_grey_n"]
+    return DASH if math.isnan(share) else f"{round(share * n / 100)} of {n}"
 
 
-def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
-    n = record["n"]
-    ceiling = number(record["ceiling_mean"], 2)
-    empty = record["empty_masks"]
-    return (
-        *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(scalar_text(record["gamma"]), attack(record), str(record["dtype"])),
-        capped(record["psnr_median"], 2),
-        str(exact_in_8_bits) if n else DASH,
-        DASH if math.isnan(record["below_grey"]) else _below_grey(record),
-        ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
-        number(record["ceiling_distance"], 2),
-        number(record["in_place_mean"], 2),
-        condition(record["cond_a_median"]),
-        scalar_text(record["rank_a_median"]),
-        scalar_text(record["nonzero_rows_median"]),
-        scalar_text(record["shuffled_patches_median"]),
-        DASH if empty is None or math.isnan(empty) else f"{empty:.0f}",
-    )
+def _ceiling(record: Record) -> str:
+    mean = number(record["ceiling_mean"], 2)
+    return mean if mean == DASH else f"{mean} ({record['ceiling_n']})"
 
 
 REGIONS_CAPTION = (
@@ -127,24 +125,20 @@ def regions_table(lines: Sequence[Line]) -> TextTable | None:
     """The lines that have such diagnostics, with a column for each; None where no line has any."""
     measures = present(lines)
     shown = [line for line in lines if present([line])]
-    if not shown:
-        return None
-    header = ("#", "Model", "Set.", "γ", "Attack", "dtype", *(m.title for m in measures))
-    body = tuple(_row(line, measures) for line in shown)
-    align = "rlllll" + "r" * len(measures)
-    return TextTable("Masks, regions and residuals", REGIONS_CAPTION, header, body, align)
+    columns = [
+        Column("#", lambda line: line.number),
+        Column("Model", lambda line: line.cell.model.label, "l"),
+        Column("Set.", lambda line: line.cell.setting, "l"),
+        Column("γ", lambda line: gamma(line.cell.gamma), "l"),
+        Column("Attack", lambda line: line.title, "l"),
+        Column("dtype", lambda line: line.cell.dtype, "l"),
+        *(Column(measure.title, partial(_figure, measure)) for measure in measures),
+    ]
+    title = "Masks, regions and residuals"
+    return table_of(title, REGIONS_CAPTION, columns, shown) if shown else None
 
 
-def _row(line: Line, measures: Sequence[Measure]) -> tuple[str, ...]:
-    cell = line.cell
-    return (
-        *(str(line.number), cell.model.label, cell.setting, gamma(cell.gamma)),
-        *(line.title, cell.dtype),
-        *(_figure(line, measure) for measure in measures),
-    )
-
-
-def _figure(line: Line, measure: Measure) -> str:
+def _figure(measure: Measure, line: Line) -> str:
     value, n = measured(line, measure)
     same_n = n == line.count("psnr", "standard")
     return DASH if not n else number(value, measure.decimals) + ("" if same_n else f" (n={n})")
@@ -160,30 +154,28 @@ TIMING_CAPTION = (
 )
 
 
-def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | None:
+def timing_table(lines: Sequence[Line]) -> TextTable | None:
     """Medians over the blocks of each attack and dtype; None where nothing was timed."""
-    timed = timings[timings["images"] > 0] if len(timings) else timings
-    if timed.empty:
+    known = ((line, timings(line)) for line in lines)
+    of_lines = [
+        times.assign(attack=line.attack, dtype=line.cell.dtype)
+        for line, times in known
+        if len(times)
+    ]
+    timed = pd.concat(of_lines) if of_lines else pd.DataFrame({"images": []})
+    if not (timed["images"] > 0).any():
         return None
-    cells = {line.number: line.cell for line in lines}
-    timed = timed[timed["line"].isin(cells)]
     order = {stage: place for place, stage in enumerate(STAGES)}
-    timed = timed.assign(
-        attack=timed["line"].map({n: cell.attack.title for n, cell in cells.items()}),
-        dtype=timed["line"].map({n: cell.dtype for n, cell in cells.items()}),
-        order=timed["stage"].map(order).fillna(len(order)),
-    )
+    timed = timed[timed["images"] > 0]
+    timed = timed.assign(order=timed["stage"].map(order).fillna(len(order)))
     keys = ["attack", "dtype", "device", "order", "stage"]
     stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "seconds": "median"})
-    rows = tuple(
-        (
-            *(str(row[key]) for key in ("attack", "dtype", "stage", "device", "images")),
-            f"{row['seconds']:.3g}",
-        )
-        for row in stages.reset_index().to_dict("records")
-    )
-    header = ("Attack", "dtype", "Stage", "Device", "Images", "s / image")
-    return TextTable("Time", TIMING_CAPTION, header, rows, "llllrr")
+    columns = [
+        *(Column(t, itemgetter(t.lower()), "l") for t in ("Attack", "dtype", "Stage", "Device")),
+        Column("Images", itemgetter("images")),
+        Column("s / image", lambda row: f"{row['seconds']:.3g}"),
+    ]
+    return table_of("Time", TIMING_CAPTION, columns, stages.reset_index().to_dict("records"))
 
 
 # does a picture point to its own image? -----------------------------------------------------------
@@ -211,14 +203,13 @@ IDENTIFICATION_CAPTION = (
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Reconstructions and originals of one line: all of them small, a few at full size."""
+class Pair:
+    """A reconstruction and its original, small and, of some, at full size."""
 
     small: tuple[Tensor, Tensor]
-    full: tuple[Tensor, Tensor] | None  # None: nothing was shuffled
-    patch_size: int
-    of: int  # images of the line
-    trials: tuple[float, float]  # as how many independent images small and full count
+    full: tuple[Tensor, Tensor] | None
+    photograph: str
+    patches: int  # of a picture that was shuffled
 
 
 def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> TextTable | None:
@@ -226,27 +217,27 @@ def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> T
 
     A line needs two such images of equal size.
     """
-    facts = [
-        key
-        for key in varying_columns(lines)
-        if key not in ATTACK_FACTS | COMMAND_FACTS | MODEL_FACTS
-    ]
+    facts = set(varying_columns(lines)) - ATTACK_FACTS - COMMAND_FACTS - MODEL_FACTS
+    facts -= {"gamma", "setting"}
+    ordered = [key for key in varying_columns(lines) if key in facts]
     dtypes = len({line.cell.dtype for line in lines}) > 1
-    rows = []
-    for line in lines:
-        read = _read_pictures(line)
-        if read is not None:
-            run = [line.run] if many_runs else []
-            rows.append(
-                (str(line.number), *run, _line_name(line, facts, dtypes), *_identified(read))
-            )
-    if not rows:
-        return None
-    left = [*(["Run"] if many_runs else []), "Line"]
-    header = ("#", *left, "images", "chance", "pixels first", "LPIPS first", "features first")
-    header += ("patches matched first", "chance, matched", "PSNR matched")
-    align = "r" + "l" * len(left) + "r" * (len(header) - 1 - len(left))
-    return TextTable(IDENTIFICATION, IDENTIFICATION_CAPTION, header, tuple(rows), align)
+    read = [(line, pairs) for line in lines if len(pairs := _pairs(line)) > 1]
+    found = [(line, _identified(pairs, len(line.images))) for line, pairs in read]
+    names = (
+        *("images", "chance", "pixels first", "LPIPS first", "features first"),
+        *("patches matched first", "chance, matched", "PSNR matched"),
+    )
+    columns = [
+        Column("#", lambda row: row[0].number),
+        Column("Run", lambda row: row[0].run, "l") if many_runs else None,
+        Column("Line", lambda row: _line_name(row[0], ordered, dtypes), "l"),
+        *(Column(name, partial(_nth, at)) for at, name in enumerate(names)),
+    ]
+    return table_of(IDENTIFICATION, IDENTIFICATION_CAPTION, columns, found) if found else None
+
+
+def _nth(at: int, row: tuple[Line, Sequence[str]]) -> str:
+    return row[1][at]
 
 
 def evenly_spaced(names: Sequence[str], most: int) -> list[str]:
@@ -256,42 +247,29 @@ def evenly_spaced(names: Sequence[str], most: int) -> list[str]:
     return [names[at] for at in np.linspace(0, len(names) - 1, most).round().astype(int)]
 
 
-def _read_pictures(line: Line) -> _Read | None:
-    """The stored pictures of a line; None for fewer than two, or without their originals."""
+def _pairs(line: Line) -> list[Pair]:
+    """The stored pictures of a line that have originals; none where they differ in size."""
     scored = sorted({*line.scored("psnr", "standard").index} & {*picture_ids(line)})
     chosen = evenly_spaced(scored, MOST)
     matched = set(evenly_spaced(chosen, MOST_MATCHED))
-    small: list[tuple[Tensor, Tensor]] = []
-    full: list[tuple[Tensor, Tensor]] = []
-    photographs: tuple[list[str], list[str]] = [], []  # of small, of full
-    patches = 0
+    pairs: list[Pair] = []
     for image_id in chosen:
         tensors = line.reconstruction(image_id)
         if tensors is None or not {"images", "plain"} <= tensors.keys():
             continue
-        image, original = tensors["images"].float(), tensors["plain"].float()
-        if small and shrink(image[None])[0].shape != small[0][0].shape:
-            return None
-        small.append((shrink(image[None])[0], shrink(original[None])[0]))
-        photograph = (line.groups or {}).get(image_id, image_id)
-        photographs[0].append(photograph)
-        if image_id in matched and "mask" in tensors:
-            patches = tensors["mask"].numel()
-            full.append((image, original))
-            photographs[1].append(photograph)
-    if len(small) < 2:
-        return None
-    patch_size = _patch_size(full[0][0], patches) if len(full) > 1 else 0
-    return _Read(
-        _stacked(small),
-        _stacked(full) if patch_size else None,
-        patch_size,
-        len(line.images),
-        (independent_trials(photographs[0]), independent_trials(photographs[1])),
-    )
+        both = tensors["images"].float(), tensors["plain"].float()
+        small = shrink(both[0][None])[0], shrink(both[1][None])[0]
+        if pairs and small[0].shape != pairs[0].small[0].shape:
+            return []
+        photograph = image_id if line.groups is None else str(line.groups[image_id])
+        patches = tensors["mask"].numel() if image_id in matched and "mask" in tensors else 0
+        pairs.append(Pair(small, both if patches else None, photograph, patches))
+    return pairs
 
 
-def _stacked(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _stacked(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    import torch
+
     images, originals = zip(*pairs, strict=True)
     return torch.stack(images), torch.stack(originals)
 
@@ -304,26 +282,32 @@ def _patch_size(image: Tensor, patches: int) -> int:
 
 
 def _line_name(line: Line, facts: Sequence[str], dtypes: bool) -> str:
-    cell = line.cell
-    client = client_text(cell.columns, [key for key in facts if key not in ("gamma", "setting")])
+    cell, client = line.cell, client_text(line.cell.columns, facts)
     parts = [line.label, *([f"γ={gamma(cell.gamma)}"] if cell.gamma else [])]
     parts += [cell.dtype] if dtypes else []
     return ", ".join([*parts, *([client] if client != DASH else [])])
 
 
-def _identified(read: _Read) -> list[str]:
+def _identified(pairs: Sequence[Pair], of: int) -> list[str]:
+    """How often pictures point to their own image; `of`: images of the line."""
     matched: Floats | None = None
     psnr: float | None = None
-    if read.full is not None:
-        matched = matched_distances(*read.full, read.patch_size)
-        psnr = float(np.median(matched_psnr(*read.full, read.patch_size)))
-    found: Identification = identify(*read.small, matched=matched)
-    of_whole, of_matched = read.trials
+    shuffled = [pair for pair in pairs if pair.full]
+    large = [pair.full for pair in pairs if pair.full]
+    size = _patch_size(large[0][0], shuffled[-1].patches) if len(large) > 1 else 0
+    if size:
+        full = _stacked(large)
+        matched = matched_distances(*full, size)
+        psnr = float(np.median(matched_psnr(*full, size)))
+    found = identify(*_stacked(pair.small for pair in pairs), matched=matched)
+    trials, of_matched = (
+        independent_trials([pair.photograph for pair in some]) for some in (pairs, shuffled)
+    )
     whole = (found.pixels, found.perceptual, found.features)
-    ranked = [_pointing(pointing, of_whole) for pointing in whole]
+    ranked = [_pointing(pointing, trials) for pointing in whole]
     ranked.append(_pointing(found.patches, of_matched))
     few = DASH if found.patches is None else _chance(found.patches.first.of)
-    return [f"{found.n} of {read.of}", _chance(found.n), *ranked, few, capped(psnr, 2)]
+    return [f"{found.n} of {of}", _chance(found.n), *ranked, few, capped(psnr, 2)]
 
 
 def _pointing(pointing: Pointing | None, trials: float) -> str:

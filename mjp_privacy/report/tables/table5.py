@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
-from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
+from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.report.answer import LADDER
-from mjp_privacy.report.card import (
-    PUBLISHED,
-    any_uploads_line,
-    exact_pictures,
-    main_attack,
-    one_upload_line,
-)
-from mjp_privacy.report.clients import Client, clients_of
-from mjp_privacy.report.figures import capped_median, success_share, summary
-from mjp_privacy.report.lines import Line, not_run
+from mjp_privacy.report.card import NOT_RUN, CardFigure, card_figure, floor_values
+from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones
+from mjp_privacy.report.figures import accuracies, summary
+from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.published import (
     ARROWS,
     METRICS,
@@ -37,51 +32,54 @@ from mjp_privacy.report.published import (
     published_row,
 )
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
-from mjp_privacy.report.worst_case import Group, meets_trained_model
 from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
 PAPERS_SIZE = 224
-NOT_RUN = "not run"
 SCALE = {"acc": 100}  # in percent
+LEAK = (
+    *("leak_attack", "leak_uploads", "leak_exact", "leak_at_20", "leak_of", "leak_median"),
+    "leak_missing",
+)
+"""Columns of table5.csv."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What the best attack gets from a client: exact pictures of all, and at 20 dB or more."""
+    """What the best attack gets from a client."""
 
-    attack: str
+    figure: CardFigure
     uploads: int
-    exact: int
-    at_20: int
-    of: int
-    median: float
     missing: bool  # whether planned rows of an attack are not there: more may leak
 
     @classmethod
     def of_client(cls, client: Client) -> Leak | None:
         """Of one upload, or of several where no attack on one was run; None where none was."""
-        best = (one_upload_line(client), any_uploads_line(client))
+        best = (client.one_upload, client.any_uploads)
         line = next((x for x in best if x is not None and x.count("psnr", "standard")), None)
         if line is None:
             return None
-        given = success_share(line, 20)
-        median = capped_median(line, "psnr", "standard")
-        exact = exact_pictures(line)
-        rivals = [x for x in client.group.attacks if meets_trained_model(x)]
-        missing = any(map(not_run, rivals))
-        return cls(main_attack(line), line.uploads, exact, given.count, given.of, median, missing)
+        missing = any(x.not_run for x in client.attacks if meets_trained_model(x))
+        return cls(card_figure(client, line, floor_values(client)), line.uploads, missing)
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """Its values under LEAK."""
+        of = self.figure
+        counts = (of.attack, self.uploads, of.exact, of.above_20, of.of)
+        return (*counts, of.median, self.missing)
 
     def text(self) -> str:
         """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
+        figure = self.figure
         several = f" from {self.uploads} uploads" if self.uploads > 1 else ""
-        attack = f"{self.attack}; rows are missing" if self.missing else self.attack
-        if self.exact:
-            return f"{self.exact} of {self.of} exactly{several}: {attack}"
-        median = f"median {self.median:.1f} dB"
-        reached = f"{self.at_20 or 'none'} at 20 dB or more"
-        return f"0 of {self.of} exactly, {reached}, {median}{several}: {attack}"
+        attack = f"{figure.attack}; rows are missing" if self.missing else figure.attack
+        if figure.exact:
+            return f"{figure.exact} of {figure.of} exactly{several}: {attack}"
+        median = f"median {figure.median:.1f} dB"
+        reached = f"{figure.above_20 or 'none'} at 20 dB or more"
+        return f"0 of {figure.of} exactly, {reached}, {median}{several}: {attack}"
 
 
 @dataclass(frozen=True)
@@ -93,21 +91,20 @@ class Row:
     paper: PublishedRow | None
     leak: Leak | None
 
-    @property
+    @cached_property
     def scores(self) -> dict[str, Summary]:
         """Accuracy as a share, and the five metrics as the paper's scripts define them."""
-        cap = {"psnr": PSNR_CAP}
-        of_metric = {m: summary(self.line, m, "paper", cap=cap.get(m, math.inf)) for m in METRICS}
-        return {"acc": summary(self.line, "top1", "intact").as_share(), **of_metric}
+        of_metric = {metric: summary(self.line, metric, "paper") for metric in METRICS}
+        return {"acc": accuracies(self.line)[0], **of_metric}
 
 
-def table5_rows(groups: Sequence[Group]) -> list[Row]:
+def table5_rows(clients: Sequence[Client]) -> list[Row]:
     """The rows in the paper's order; those that stand for none of its rows only where none does."""
-    clients = clients_of(groups)
+    attacked = attacked_ones(clients)
     rows = [
-        Row(_group(line), line, _paper_row(line), _leak(client, clients))
-        for client in clients
-        for line in client.group.attacks
+        Row(_group(line), line, _paper_row(line), _leak(client, attacked))
+        for client in attacked
+        for line in client.attacks
         if line.cell.attack.known_as == PUBLISHED
     ]
     if not any(row.scores["psnr"].n for row in rows):
@@ -132,16 +129,14 @@ def _group(line: Line) -> int:
 def _leak(client: Client, clients: Sequence[Client]) -> Leak | None:
     """What leaks from the client; of shuffled pictures (b) what the same client gives of the plain
     ones (c), where that was asked: it is the same upload."""
+
+    def facts(client: Client) -> tuple[object, ...]:
+        cell = client.cell
+        return client.lines[0].run, cell.model.label, cell.gamma, cell.client, cell.seed
+
     cell = client.cell
-    same = [
-        other
-        for other in clients
-        if other.lines[0].run == client.lines[0].run
-        and (other.cell.model.label, other.cell.gamma) == (cell.model.label, cell.gamma)
-        and (other.cell.client, other.cell.seed) == (cell.client, cell.seed)
-    ]
     order = "cb" if cell.setting == "b" else cell.setting
-    chosen = [other for other in same if other.cell.setting in order]
+    chosen = [c for c in clients if facts(c) == facts(client) and c.cell.setting in order]
     chosen.sort(key=lambda o: (order.index(o.cell.setting), o.cell.dtype != cell.dtype))
     leaks = (Leak.of_client(other) for other in chosen)
     return next((leak for leak in leaks if leak is not None), None)
@@ -191,7 +186,7 @@ def digits(name: str, value: float) -> str:
 def differences(rows: Sequence[Row]) -> str:
     """One line under the table: what differs from the paper's, and what was not run."""
     cells = [row.line.cell for row in rows]
-    counts = sorted({score.n for row in rows for score in [row.scores["psnr"]]})
+    counts = sorted({row.scores["psnr"].n for row in rows})
     images = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     said = []
     if any(row.paper for row in rows):
@@ -236,8 +231,7 @@ def table5_csv(rows: Sequence[Row]) -> str:
             scale = SCALE.get(name, 1)
             record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}
             record |= {f"{name}_high": scale * score.high, f"{name}_n": score.n}
-        for leaked in fields(Leak):
-            record[f"leak_{leaked.name}"] = getattr(row.leak, leaked.name) if row.leak else None
+        record |= dict(zip(LEAK, row.leak.values if row.leak else [None] * len(LEAK), strict=True))
         record["paper_model"] = row.paper.model if row.paper else None
         record["paper_setting"] = row.paper.setting if row.paper else None
         for name in ("acc", *METRICS):

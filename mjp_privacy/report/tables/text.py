@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from mjp_privacy.core.text import FORMULA_STARTS, formula_free
-from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.metrics.statistics import DASH, PSNR_CAP
 from mjp_privacy.report.figures import Table
 from mjp_privacy.report.lines import CLIENT_FACTS, MARKS, client_text, options_text, scalar_text
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
 from mjp_privacy.report.worst_case import RULES
 
-DASH = "–"
+__all__ = ["DASH", "DECIMALS", "Column", "TextTable"]
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -32,7 +32,6 @@ COLUMN_TITLES = {
     "attack_options": "options",
     "attack_name": "attack's name",
 }
-REDUCTIONS = frozenset(rule.name for rule in RULES)
 
 Record = Mapping[str, Any]
 
@@ -47,6 +46,28 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
     align: str
     muted: frozenset[int] = frozenset()  # places of rows that are shown in grey
+
+
+class Column(NamedTuple):
+    """A column of a table: its title, what stands in it for a row, and its side."""
+
+    title: str
+    cell: Callable[[Any], object]
+    align: str = "r"
+
+
+def table_of(
+    title: str, caption: str, columns: Sequence[Column | None], rows: Iterable[Any]
+) -> TextTable:
+    """The table of these columns, without those that are None."""
+    shown = [column for column in columns if column]
+    return TextTable(
+        title,
+        caption,
+        tuple(column.title for column in shown),
+        tuple(tuple(str(column.cell(row)) for column in shown) for row in rows),
+        "".join(column.align for column in shown),
+    )
 
 
 def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
@@ -111,23 +132,13 @@ def attack(record: Record) -> str:
     return f"{record['attack']}{MARKS.get(str(record['role']), '')}"
 
 
-def varying_titles(varying: Sequence[str]) -> list[str]:
-    """Headers of the entries in which lines differ; several facts of the client share a column."""
-    client, others = _split(varying)
-    return [*(["client"] if client else []), *(title_of(key) for key in others)]
-
-
-def varying_cells(record: Record, varying: Sequence[str]) -> list[str]:
-    """The cells of one line under the headers of `varying_titles`."""
-    client, others = _split(varying)
-    text = [client_text(record, client)] if client else []
-    return [*text, *(_varying_cell(record, key) for key in others)]
-
-
-def _split(varying: Sequence[str]) -> tuple[list[str], list[str]]:
+def varying_columns_of(varying: Sequence[str]) -> list[Column]:
+    """The entries in which lines differ; several facts of the client share a column."""
     client = [key for key in varying if key in CLIENT_FACTS]
     client = client if len(client) > 1 else []
-    return client, [key for key in varying if key not in client]
+    others = [key for key in varying if key not in client]
+    shared = [Column("client", lambda record: client_text(record, client), "l")] if client else []
+    return [*shared, *(Column(title_of(key), _varying_cell(key), "l") for key in others)]
 
 
 def title_of(key: str) -> str:
@@ -135,11 +146,14 @@ def title_of(key: str) -> str:
     return COLUMN_TITLES.get(key, key.replace("_", " "))
 
 
-def _varying_cell(record: Record, key: str) -> str:
-    if key == "attack_options":
-        return options_text(record[key])
-    most = "≤ " if key == "uploads" and record["role"] in REDUCTIONS and record[key] > 1 else ""
-    return most + scalar_text(record[key])
+def _varying_cell(key: str) -> Callable[[Record], str]:
+    def cell(record: Record) -> str:
+        if key == "attack_options":
+            return options_text(record[key])
+        most = "≤ " if key == "uploads" and record["role"] in RULES and record[key] > 1 else ""
+        return most + scalar_text(record[key])
+
+    return cell
 
 
 def unscored(record: Record) -> str:
@@ -165,44 +179,40 @@ def records(table: Table) -> list[dict[str, Any]]:
 def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> TextTable:
     """Every line of `table` with its counts, its scores and what bounds them."""
     rows = records(table)
-    remarks = any(remark(row) for row in rows)
     several_dtypes = len({row["dtype"] for row in rows}) > 1
-    header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "Attack"]
-    header += [*(["dtype"] if several_dtypes else []), *varying_titles(table.varying)]
-    left = len(header)
-    header += ["n", "not scored", f"PSNR {ARROWS['psnr']}", "median", "exact", "≥ 20 dB"]
-    header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS if metric != "psnr"]
-    header += [f"Acc. {ARROWS['acc']}", "Acc. altered", "grey", "rank ceiling", "cond(A)"]
-    align = "r" + "l" * (left - 1) + "r" * (len(header) - left)
-    body = [_main_row(row, table.varying, many_runs, several_dtypes) for row in rows]
-    if remarks:
-        header, align = [*header, "Remark"], align + "l"
-        body = [[*cells, remark(row)] for cells, row in zip(body, rows, strict=True)]
-    return TextTable(title, caption, tuple(header), tuple(map(tuple, body)), align)
-
-
-def _main_row(
-    record: Record, varying: Sequence[str], many_runs: bool, several_dtypes: bool
-) -> list[str]:
-    run = [str(record["run"])] if many_runs else []
-    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
-    others = [metric for metric in METRICS if metric != "psnr"]
-    return [
-        *(str(record["line"]), *run, str(record["model"]), str(record["setting"])),
-        *(gamma(record["gamma"]), attack(record)),
-        *([str(record["dtype"])] if several_dtypes else []),
-        *varying_cells(record, varying),
-        *(str(record["n"]), unscored(record), score(record, "psnr")),
-        capped(record["psnr_median"], 2),
-        *(
-            (str(record["psnr_exact"]), f"{record['psnr_at_20']} of {tried}")
-            if record["n"]
-            else (DASH, DASH)
-        ),
-        *(score(record, name) for name in (*others, "acc", "acc_altered")),
-        *(number(record["grey_mean"], 2), number(record["ceiling_mean"], 2)),
-        condition(record["cond_a_median"]),
+    scores = [metric for metric in METRICS if metric != "psnr"]
+    columns = [
+        Column("#", lambda r: r["line"]),
+        Column("Run", lambda r: r["run"], "l") if many_runs else None,
+        Column("Model", lambda r: r["model"], "l"),
+        Column("Set.", lambda r: r["setting"], "l"),
+        Column("γ", lambda r: gamma(r["gamma"]), "l"),
+        Column("Attack", attack, "l"),
+        Column("dtype", lambda r: r["dtype"], "l") if several_dtypes else None,
+        *varying_columns_of(table.varying),
+        Column("n", lambda r: r["n"]),
+        Column("not scored", unscored),
+        _score(f"PSNR {ARROWS['psnr']}", "psnr"),
+        Column("median", lambda r: capped(r["psnr_median"], 2)),
+        Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
+        Column("≥ 20 dB", lambda r: f"{r['psnr_at_20']} of {_tried(r)}" if r["n"] else DASH),
+        *(_score(f"{TITLES[metric]} {ARROWS[metric]}", metric) for metric in scores),
+        _score(f"Acc. {ARROWS['acc']}", "acc"),
+        _score("Acc. altered", "acc_altered"),
+        Column("grey", lambda r: number(r["grey_mean"], 2)),
+        Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
+        Column("cond(A)", lambda r: condition(r["cond_a_median"])),
+        Column("Remark", remark, "l") if any(map(remark, rows)) else None,
     ]
+    return table_of(title, caption, columns, rows)
+
+
+def _score(title: str, name: str) -> Column:
+    return Column(title, lambda record: score(record, name))
+
+
+def _tried(record: Record) -> int:
+    return int(record["n"] + record["n_failed"] + record["n_unsupported"])
 
 
 def condition(value: float) -> str:
@@ -215,11 +225,8 @@ def comparison_table(table: Table) -> TextTable | None:
 
     None where no line has one.
     """
-    body: list[tuple[str, ...]] = []
-    for record in records(table):
-        if not isinstance(record["paper_row"], str):
-            continue
-        body += _comparison_rows(record)
+    compared = [record for record in records(table) if isinstance(record["paper_row"], str)]
+    body = [row for record in compared for row in _comparison_rows(record)]
     if not body:
         return None
     names = ("acc", *METRICS)

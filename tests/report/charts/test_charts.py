@@ -33,8 +33,7 @@ from mjp_privacy.report.charts.distributions import (
     ridge_of,
 )
 from mjp_privacy.report.charts.tradeoff import TradeoffPoint, tradeoff_chart
-from mjp_privacy.report.lines import Line
-from mjp_privacy.report.rows import CellScores
+from mjp_privacy.report.lines import Line, image_frame
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
 from tests.helpers.report_rows import HOSTILE, cell, image_id, image_rows, write_rows
 
@@ -271,7 +270,7 @@ def rows_of(line: Line) -> pd.DataFrame:
 
 
 def other_rows(line: Line, rows: pd.DataFrame) -> Line:
-    return Line(line.number, line.run, line.cell, CellScores.of_table(rows), line.store)
+    return Line(line.number, line.run, line.cell, image_frame(rows), line.store)
 
 
 def test_without_rows_there_is_no_chart_and_without_lpips_ssim_stands_in(tmp_path: Path) -> None:

@@ -1,0 +1,307 @@
+"""Flags: footnotes of one figure or client on the card, each a row of a table: its name, its
+sentence, when it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from mjp_privacy.core.text import first_of
+from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.clients import Client, same_kind
+from mjp_privacy.report.lines import (
+    DIAGNOSTIC,
+    Line,
+    exact_images,
+    failed_images,
+    late_images,
+    meets_trained_model,
+    traits,
+)
+from mjp_privacy.report.worst_case import DerivedLine, shown_attacks
+
+DIGITS = {"float32": 24, "float64": 53}
+"""Bits of a significand: cond(A) is compared with 2 to this power."""
+
+RESIDUAL_CONVERGED = 0.1
+"""An optimising attack whose picture leaves more than this of the gradient has not converged."""
+
+NAMED = 3
+"""Attacks that a flag is about which are called by their names."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a flag is asked of: a client; of a figure also its line and the PSNR of the best control
+    by image."""
+
+    client: Client
+    line: Line | None = None
+    floor: pd.Series[float] = field(default_factory=lambda: pd.Series(dtype=float))
+
+    @property
+    def of(self) -> Line:
+        """The line of the figure."""
+        assert self.line is not None
+        return self.line
+
+    @property
+    def chosen(self) -> tuple[Line, ...]:
+        """The attacks whose pictures the line shows."""
+        return shown_attacks(self.of)
+
+    @property
+    def rivals(self) -> list[Line]:
+        """The attacks on the trained model that compete for the pictures of the figure."""
+        uploads = max(self.of.uploads, 1)
+        rivals = (line for line in self.client.attacks if line.uploads <= uploads)
+        return [line for line in rivals if meets_trained_model(line)]
+
+    @property
+    def of_best(self) -> bool:
+        """Whether the figure is one of those that compete, or the best of them."""
+        return self.of in (*self.rivals, *self.client.derived)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A warning: `name` in a few words, `text` as a sentence, `applies` says when it holds, or of
+    which attacks."""
+
+    key: str
+    name: str
+    text: str
+    applies: Callable[[Case], bool | tuple[str, ...]] = field(repr=False, compare=False)
+    attacks: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The name, with the attacks that it is about where it is about some."""
+        return f"{self.name} by {first_of(self.attacks, NAMED)}" if self.attacks else self.name
+
+    @property
+    def sentence(self) -> str:
+        """The text, in which these attacks have their names."""
+        return self.text.replace("{attacks}", first_of(self.attacks, NAMED))
+
+
+def figure_flags(client: Client, line: Line, floor: pd.Series[float]) -> tuple[Flag, ...]:
+    """The flags of what one attacker got, an attack's line or a worst case.
+
+    Controls have none, nor what was not scored. floor: PSNR of the best control by image
+    """
+    if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
+        return ()
+    case = Case(client, line, floor)
+    found = ((flag, flag.applies(case)) for flag in OF_FIGURES)
+    return tuple(
+        replace(flag, attacks=holds) if isinstance(holds, tuple) else flag
+        for flag, holds in found
+        if holds
+    )
+
+
+def merged(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+    """Each flag once, in the order in which they come, about the attacks of all."""
+    found: dict[str, Flag] = {}
+    for flag in flags:
+        attacks = dict.fromkeys((*found.get(flag.key, flag).attacks, *flag.attacks))
+        found[flag.key] = replace(flag, attacks=tuple(attacks))
+    return tuple(found.values())
+
+
+def client_flags(client: Client) -> tuple[Flag, ...]:
+    """The flags that hold for all that was got from a client."""
+    case = Case(client)
+    return tuple(flag for flag in OF_CLIENTS if flag.applies(case))
+
+
+def _below(case: Case) -> bool:
+    """Whether the line's mean is below that of the floor on the same images."""
+    scored = case.of.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    both = scored.index.intersection(case.floor.index)
+    return len(both) > 0 and float((scored[both] - case.floor[both]).sum()) < 0
+
+
+def _median_above(line: Line, diagnostic: str, limit: float) -> bool:
+    values = line.scored(diagnostic, DIAGNOSTIC)
+    return len(values) > 0 and values.median() > limit
+
+
+def _ill_conditioned(case: Case) -> bool:
+    bits = DIGITS.get(case.of.cell.dtype)
+    bounded = [line for line in case.chosen if "rank" in traits(line)]
+    return bits is not None and any(_median_above(line, "cond_a", 2.0**bits) for line in bounded)
+
+
+def _unfinished(case: Case) -> bool:
+    """Whether a planned image has no row, or attacks that compete for the client's pictures have
+    not the same images: some were not run yet, or their rows are damaged."""
+    line = case.of
+    if not case.of_best:
+        return line.not_run > 0
+    members = line.members if isinstance(line, DerivedLine) else (line,)
+    begun = [member for member in (*members, *case.rivals) if len(member.images)]
+    differ = any(not line.images.equals(begun[0].images) for line in begun)
+    return differ or any(member.not_run for member in (*members, *case.rivals))
+
+
+def _cut_short(case: Case) -> bool:
+    """Whether an attack failed, or was ended by its time, on a picture that is not exact here."""
+    attacks = case.rivals if case.of_best else [case.of]
+    if len(exact := exact_images(case.of)) and len(exact) == len(case.of.images):
+        return False
+    single = attacks == [case.of]  # whose failures have a flag of their own
+    return any(
+        late_images(attack) - exact
+        or (not single and failed_images(attack) - exact)
+        or attack.cell.outcome.status == "failed"
+        for attack in attacks
+    )
+
+
+def _lacks(case: Case, *, unscored: bool) -> bool:
+    """Whether some pictures count nowhere; or whether some without a score count as lost."""
+    values, statuses, _ = case.of.column("psnr", "standard")
+    nowhere = statuses.equal("unscored")
+    return bool(nowhere.any() if unscored else (values.isna() & ~nowhere).any())
+
+
+def _unshuffled(case: Case) -> bool:
+    client = case.client
+    recipe = client.cell.client.plain_share != ClientFacts.plain_share
+    return bool(client.cell.gamma) and (recipe or any(map(unshuffled_images, client.lines)))
+
+
+def unshuffled_images(line: Line) -> frozenset[str]:
+    """The images of which the attack read an upload in which nothing was shuffled.
+
+    As the uploads show it themselves, or as the client's own mask of the first one says.
+    """
+    seen = (line.scored(name, DIAGNOSTIC) for name in ("unshuffled_uploads", "empty_mask"))
+    return frozenset(image for counts in seen for image in counts.index[counts > 0])
+
+
+def missed_attacks(client: Client, others: Sequence[Client]) -> tuple[str, ...]:
+    """Attacks on one upload that made pictures of a like client and were not even tried on this
+    one: with them, more might leak."""
+    tried, kind = {line.cell.attack.known_as for line in client.attacks}, same_kind(client)
+    found = (
+        line.cell.attack.known_as
+        for other in others
+        if other.attacks and same_kind(other) == kind
+        for line in other.matching
+        if line.uploads == 1
+    )
+    return tuple(dict.fromkeys(name for name in found if name not in tried))
+
+
+OF_FIGURES: tuple[Flag, ...] = (
+    Flag(
+        "below_floor",
+        "below the floor",
+        "A picture made without any gradient scores as well: the attack failed, which is no "
+        "measure of how well the client is protected.",
+        _below,
+    ),
+    Flag(
+        "altered_client",
+        "altered client",
+        "The attack met a model whose block 0 was altered for it, which no client trains.",
+        lambda case: not meets_trained_model(case.of),
+    ),
+    Flag(
+        "noise_ignored",
+        "noise not modelled",
+        "The client adds known errors to its upload, which {attacks} left out of account: an "
+        "attack that weighs them may get more.",
+        lambda case: tuple(
+            line.attack for line in case.chosen if case.client.noisy and "noise" not in traits(line)
+        ),
+    ),
+    Flag(
+        "not_converged",
+        "not converged",
+        "The attack optimises in steps and ended far from the uploaded gradient: more steps or "
+        "other starts may give more.",
+        lambda case: any(
+            "steps" in traits(line) and _median_above(line, "gradient_residual", RESIDUAL_CONVERGED)
+            for line in case.chosen
+        ),
+    ),
+    Flag(
+        "ill_conditioned",
+        "ill-conditioned",
+        "Rounding decides this score, so that another machine may give another: on most images "
+        "cond(A) exceeds what the precision of the gradients resolves.",
+        _ill_conditioned,
+    ),
+    Flag(
+        "assumes_8_bit",
+        "8-bit pixels assumed",
+        "Some of these pictures come from an attack that takes pixels for multiples of 1/255.",
+        lambda case: any("8 bit" in traits(line) for line in case.chosen),
+    ),
+    Flag(
+        "partly_inapplicable",
+        "not applicable to all",
+        "On some pictures every attack was refused or failed; they count as not recovered, and are "
+        "missing from the mean.",
+        lambda case: _lacks(case, unscored=False),
+    ),
+    Flag(
+        "partly_unscored",
+        "not all scored",
+        "Some pictures could not be scored, though an attack made them; they are in no count and "
+        "in no mean.",
+        lambda case: _lacks(case, unscored=True),
+    ),
+    Flag(
+        "cut_short",
+        "an attack failed",
+        "An attack failed, or its time ran out, on some of these pictures: with more memory or "
+        "time it may get more.",
+        _cut_short,
+    ),
+    Flag(
+        "unfinished",
+        "unfinished",
+        "Rows are missing, because attacks were not run on all pictures yet or their rows are "
+        "damaged; weaker attacks fill the gap, and more may leak.",
+        _unfinished,
+    ),
+)
+
+OF_CLIENTS: tuple[Flag, ...] = (
+    Flag(
+        "no_adaptive_attack",
+        "no adaptive attack",
+        "No attack that knows this client gave a picture: what is shown is the least that leaks.",
+        lambda case: not any(map(case.client.knows, case.client.matching)),
+    ),
+    Flag(
+        "fewer_attacks",
+        "fewer attacks",
+        "An attack that scored on another client of this model was not run on this one, so that "
+        "the two cannot be compared: with it, more may leak.",
+        lambda case: bool(case.client.matching and missed_attacks(case.client, case.client.others)),
+    ),
+    Flag(
+        "undeclared_error",
+        "error not declared",
+        "A defence changes the upload and does not say by how much, or cannot know it, so that the "
+        "attacks take the upload for better than it is: the client looks safer than it is.",
+        lambda case: any(line.some_above_zero("undeclared_error") for line in case.client.lines),
+    ),
+    Flag(
+        "some_unshuffled",
+        "some uploads unshuffled",
+        "In some uploads nothing was shuffled, by the client's recipe or because its mask was "
+        "empty, and the attacker can see in which.",
+        _unshuffled,
+    ),
+)
+FLAGS = {flag.key: flag for flag in (*OF_FIGURES, *OF_CLIENTS)}
