@@ -7,6 +7,7 @@ attack on batches verified it, as far as mean, std and the order of channels are
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # one attack ---------------------------------------------------------------------------------------
 
 CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
+COLUMNS_SAID = ("attack", "residual", "misfit", "PSNR", "exact", "seconds")
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,14 +71,14 @@ class Reconstructed:
 
     @property
     def residual(self) -> float:
-        """The mean of `residuals` over the images that have a picture: near 0, these have the
-        gradient that was sent. NaN where the labels are not known."""
+        """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
+        the labels are not known."""
         return _mean(self.residuals)
 
     @property
     def factor(self) -> float:
-        """The mean of `factors`: 0.017 means that the upload is the picture's gradient times that,
-        as a client sends it that clips; NaN where the labels are not known."""
+        """The mean of `factors`: 0.017 means that the upload is the picture's gradient times
+        that."""
         return _mean(self.factors)
 
     @property
@@ -91,8 +93,7 @@ class Reconstructed:
 
     @property
     def is_certain(self) -> bool:
-        """Whether every image has a picture, and each is the only one that meets the patch
-        embedding's equations; as far as mean, std and the order of the channels are as declared."""
+        """Whether every image has a picture and each is certain."""
         return self.certain is not None and not self.reasons and bool(self.certain.all())
 
     @property
@@ -108,16 +109,21 @@ class Reconstructed:
     @property
     def psnr(self) -> float:
         """The mean PSNR in dB, each capped at 100; NaN where no private images were given."""
-        return (
-            math.nan if self.scores is None else float(self.scores["psnr"].clip(upper=CAP).mean())
-        )
+        scored = self.scores
+        return math.nan if scored is None else float(scored["psnr"].clip(upper=CAP).mean())
 
     def scored(self, private: Tensor | None, batch: int = 1) -> Reconstructed:
         """The same with scores against the private images (m, 3, S, S). The order of pictures of
         a batch means nothing: each private image gets the one that fits it."""
         if private is None or self.images is None or len(self.images) < len(private):
             return self
-        places = list(range(len(private))) if batch == 1 else _matched(self.images, private, batch)
+        places = list(range(len(private)))
+        if len(self.images) > len(private):  # uploads that need not hold the same pictures
+            places = assigned(self.images, private).tolist()
+        elif batch > 1:
+            steps = [slice(at, at + batch) for at in range(0, len(private), batch)]
+            own = [assigned(self.images[step], private[step]) + step.start for step in steps]
+            places = torch.cat(own).tolist()
         usable = [at for at, place in enumerate(places) if place not in self.reasons]
         images, originals = self.images[[places[at] for at in usable]], private[usable]
         names = dict.fromkeys(METRICS[key].name for key in METRICS)
@@ -137,25 +143,21 @@ class Reconstructed:
         kept[list(doubts)] = False
         return replace(self, certain=kept)
 
-    def __str__(self) -> str:
-        said = ["no picture" if self.images is None else f"images {tuple(self.images.shape)}"]
-        for name, check in (("residual", self.residual), ("misfit", self.misfit)):
-            said += [] if math.isnan(check) else [f"{name} {check:.1e}"]
+    def facts(self) -> dict[str, str]:
+        """Its line of a table, with what is known of COLUMNS_SAID."""
+        checks = {"residual": self.residual, "misfit": self.misfit}
+        told = {name: f"{check:.1e}" for name, check in checks.items() if not math.isnan(check)}
         if self.scores is not None:
-            said.append(f"{self.psnr:.1f} dB, {self.exact} exact")
-        return f"{self.attack}: {', '.join(said)}"
+            told["PSNR"] = f"{self.psnr:.1f}"
+            told["exact"] = f"{self.exact} of {len(self.scores) + len(self.reasons)}"
+        return {"attack": self.attack, **told, "seconds": f"{self.seconds:.2f}"}
+
+    def __str__(self) -> str:
+        told = [f"{name} {value}" for name, value in list(self.facts().items())[1:]]
+        made = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
+        return f"{self.attack}: {', '.join([made, *told])}"
 
     __repr__ = __str__
-
-
-def _matched(images: Tensor, private: Tensor, batch: int) -> list[int]:
-    """The place of the picture that belongs to each private image: within its step, or anywhere
-    where the uploads of an attack need not hold the same pictures."""
-    if len(images) > len(private):
-        return [int(place) for place in assigned(images, private)]
-    steps = range(0, len(private), batch)
-    own = [assigned(images[at : at + batch], private[at : at + batch]) + at for at in steps]
-    return [int(place) for place in torch.cat(own)]
 
 
 def _mean(values: Tensor | None) -> float:
@@ -281,10 +283,11 @@ class Leak:
         )
 
     def __str__(self) -> str:
-        lines = [_line("attack", "residual", "misfit", "PSNR", "exact", "seconds")]
-        lines += [_described(made) for made in self.ranked]
+        rows = [made.facts() for made in self.ranked]
         if self.floor is not None:
-            lines.append(_line("floor: mean colour", "–", "–", f"{self.floor:.1f}", "–", "–"))
+            rows.append({"attack": "floor: mean colour", "PSNR": f"{self.floor:.1f}"})
+        table = pd.DataFrame(rows, columns=COLUMNS_SAID).fillna("–").set_index("attack")
+        lines = table.rename_axis(None).to_string().splitlines()
         lines += [
             f"{made.attack:22} names {int(made.mask.sum())} masked positions"
             for made in self
@@ -317,17 +320,13 @@ class Leak:
         figure = leak_figure(self.ranked, self.private, self.verdict, self.batch)
         if path is None:
             return figure
-        place = Path(path)
-        if not place.parent.is_dir() or place.is_dir():
-            raise UserError(
-                f"{place}: expected a file's name in a folder that exists. Give one such as "
-                "leak.png."
-            )
         try:
-            figure.savefig(place)
-        except (ValueError, OSError) as error:  # no suffix that matplotlib knows, a full disk
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, "a folder")
+            figure.savefig(path)
+        except (ValueError, OSError) as error:  # a suffix that matplotlib knows not, no such folder
             raise UserError(
-                f"{shown(place.name)}: expected a file that can be written, such as leak.png; got "
+                f"{shown(path)}: expected a file that can be written, such as leak.png; got "
                 f"{reason(error)}."
             ) from error
         return figure
@@ -436,21 +435,6 @@ def _of_batch(best: Reconstructed) -> str:
 def _coarse(check: float) -> float:
     """The number as far as it tells attacks from each other."""
     return math.inf if math.isnan(check) else float(f"{max(check, ROUNDING):.{DIGITS}g}")
-
-
-def _described(made: Reconstructed) -> str:
-    checks = [
-        "–" if math.isnan(check) else f"{check:.1e}" for check in (made.residual, made.misfit)
-    ]
-    scores = ["–", "–"]
-    if made.scores is not None:
-        scores = [f"{made.psnr:.1f}", f"{made.exact} of {len(made.scores) + len(made.reasons)}"]
-    return _line(made.attack, *checks, *scores, f"{made.seconds:.2f}")
-
-
-def _line(*cells: str) -> str:
-    name, *numbers = cells
-    return f"{name:22}" + "".join(f"{number:>10}" for number in numbers)
 
 
 # the picture --------------------------------------------------------------------------------------

@@ -98,3 +98,21 @@ def keeping(view: AttackerView, keep: Callable[[str], bool]) -> AttackerView:
 def changed(view: AttackerView, **facts: object) -> AttackerView:
     """The view whose uploads have these facts in place of their own."""
     return replace(view, updates=[replace(update, **facts) for update in view.updates])
+
+
+def gradient_of(
+    model: LoadedModel,
+    images: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+    normalised: bool = False,
+) -> dict[str, Tensor]:
+    """One step's gradient by name, as a plain loop makes it; normalised: the images are as fed."""
+    x = images if normalised else model.normalize(images)
+    logits = model(x, mask=mask)
+    loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    values = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {n: g for n, g in zip(names, values, strict=True) if g is not None}

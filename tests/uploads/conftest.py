@@ -1,7 +1,26 @@
-"""What these tests share: photographs, and a federation's uploads that nobody changes."""
+"""What these tests share: a federation's uploads that nobody changes, and a step of one's own."""
 
 from __future__ import annotations
 
+import pytest
+import torch
+from torch import Tensor
+
+from mjp_privacy.models import LoadedModel
 from tests.experiment.conftest import folder, images, recorded
+from tests.helpers.models import planted_model
+from tests.helpers.planted import gradient_of, planted_images
 
 __all__ = ["folder", "images", "recorded"]
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    """A small model of this package, whose pictures are known."""
+    return planted_model()
+
+
+@pytest.fixture(scope="module")
+def gradients(model: LoadedModel) -> dict[str, Tensor]:
+    """Of its step on the first planted picture, of class 3."""
+    return gradient_of(model, planted_images(1), torch.tensor([3]))

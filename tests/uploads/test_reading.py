@@ -1,108 +1,225 @@
-"""Gradients in every form that users have them, and the words for those that cannot be read."""
+"""Gradients in every form that users have them, and objects that cannot be attacked or saved: each
+is a UserError that names the argument."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.reading import read_gradients, separate_uploads
 from tests.helpers.models import some_images, some_labels, tiny
 
+NAN, HUGE = float("nan"), 10**400
+LONG, CONTROLS = "x" * 5000, "a\x1b[2Jb\n"
+MOST = 1200
+"""Characters of a message."""
+
+# every form ---------------------------------------------------------------------------------------
+
 
 @pytest.fixture
-def model() -> LoadedModel:
-    return tiny(torch.float32)
+def small() -> LoadedModel:
+    """A model with the gradient of one image in its .grad."""
+    model = tiny(torch.float32)
+    logits = model(model.normalize(some_images(1).float()))
+    nn.functional.cross_entropy(logits, some_labels(1)).backward()
+    return model
 
 
-def step(model: LoadedModel) -> dict[str, Tensor]:
-    """The gradient of one image, by name, also left in .grad."""
-    model.zero_grad()
-    x = model.normalize(some_images(1).float())
-    nn.functional.cross_entropy(model(x), some_labels(1)).backward()
+def by_name(model: LoadedModel) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_every_form_reads_the_same(model: LoadedModel) -> None:
-    by_name = step(model)
+def test_every_form_reads_the_same(small: LoadedModel) -> None:
+    sent = by_name(small)
+    trained = [g for name, g in sent.items() if name != "cls_token"]
     forms: dict[str, Any] = {
-        "dictionary": by_name,
-        "leading axis": {name: g.unsqueeze(0) for name, g in by_name.items()},
-        "module.": {f"module.{name}": g for name, g in by_name.items()},
-        "_orig_mod.module.": {f"_orig_mod.module.{name}": g for name, g in by_name.items()},
-        "parameter order": [p.grad for p in model.parameters()],
-        "NumPy": {name: g.numpy() for name, g in by_name.items()},
-        "model": model,
+        "leading axis": {name: g.unsqueeze(0) for name, g in sent.items()},
+        "wrappers": {f"_orig_mod.module.{name}": g for name, g in sent.items()},
+        "parameter order": [p.grad for p in small.parameters()],
+        "NumPy": {name: g.numpy() for name, g in sent.items()},
+        "big-endian NumPy": {name: g.numpy().astype(">f4") for name, g in sent.items()},
+        "model": small,
         ".grad": None,
-        "pairs": [(name, p.grad) for name, p in model.named_parameters()],
-        "big-endian NumPy": {name: g.numpy().astype(">f4") for name, g in by_name.items()},
-        "with None": {**by_name, "head.bias": None, "cls_token": None},
+        "pairs": [(name, p.grad) for name, p in small.named_parameters()],
+        "with None": {**sent, "cls_token": None},
+        "without a frozen parameter": trained,
     }
-    expected = read_gradients(by_name, model, model)
-    assert set(expected) == set(by_name)
+    small.cls_token.requires_grad_(False)
     for form, held in forms.items():
-        (held,) = separate_uploads(held)
-        read = read_gradients(held, model, model)
-        assert all(torch.equal(read[name], by_name[name].unsqueeze(0)) for name in read), form
-        assert len(read) == len(by_name) - (2 if form == "with None" else 0), form
+        (one,) = separate_uploads(held)
+        read = read_gradients(one, small, small)
+        assert all(torch.equal(read[name], sent[name].unsqueeze(0)) for name in read), form
+        assert set(sent) - set(read) <= {"cls_token"}, form
+    wrapped = nn.DataParallel(small)
+    assert read_gradients(None, wrapped, small).keys() == sent.keys()
 
 
-def test_a_list_may_leave_out_frozen_parameters(model: LoadedModel) -> None:
-    by_name = step(model)
-    model.cls_token.requires_grad_(False)
-    values = [g for name, g in by_name.items() if name != "cls_token"]
-    read = read_gradients(values, model, model)
-    assert set(read) == set(by_name) - {"cls_token"}
-    assert torch.equal(read["head.bias"][0], by_name["head.bias"])
-
-
-def test_wrapped_models_are_read_by_their_own_names(model: LoadedModel) -> None:
-    by_name = step(model)
-    wrapped = nn.DataParallel(model)
-    read = read_gradients(None, wrapped, model)
-    assert all(torch.equal(read[name][0], g) for name, g in by_name.items())
-
-
-def test_several_uploads_are_told_from_one_list(model: LoadedModel) -> None:
-    one = step(model)
+def test_several_uploads_are_told_from_one_list(small: LoadedModel) -> None:
+    one = by_name(small)
+    tensors = list(one.values())
+    several = [one], [one, one], [tensors], [tensors] * 3
+    assert [len(separate_uploads(held)) for held in several] == [1, 2, 1, 3]
     assert separate_uploads(one) == [one]
-    assert len(separate_uploads([one, one])) == 2
-    assert len(separate_uploads(list(one.values()))) == 1
-    assert len(separate_uploads([list(one.values())] * 3)) == 3
-    assert len(separate_uploads(g for g in one.values())) == 1
+    assert len(separate_uploads(tensors)) == len(separate_uploads(iter(tensors))) == 1
 
 
-def changed(model: LoadedModel, **entries: Any) -> dict[str, Any]:
-    return {**step(model), **{name.replace("__", "."): value for name, value in entries.items()}}
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"head.weight": torch.ones(3, 24)}, r"head\.weight .*\(3, 24\).*\(5, 24\)"),
+        ({"hed.bias": torch.ones(5)}, r"hed\.bias.*head\.bias"),
+        ({"head.bias": torch.ones(2, 5)}, r"head\.bias"),
+    ],
+)
+def test_a_wrong_entry_is_named(small: LoadedModel, entries: dict[str, Tensor], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        read_gradients({**by_name(small), **entries}, small, small)
 
 
-MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "shape": ({"head__weight": torch.ones(3, 24)}, r"head\.weight .*\(3, 24\).*\(5, 24\)"),
-    "unknown name": ({"hed__bias": torch.ones(5)}, r"hed\.bias.*head\.bias"),
-    "mixed axes": ({"head__bias": torch.ones(2, 5)}, r"head\.bias"),
-}
-"""Entries, and what the refusal names; `test_bad_objects.py` has values of every other type."""
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_entry_is_named(model: LoadedModel, mistake: str) -> None:
-    entries, words = MISTAKES[mistake]
-    with pytest.raises(UserError, match=words):
-        read_gradients(changed(model, **entries), model, model)
-
-
-def test_weights_in_place_of_gradients_are_refused(model: LoadedModel) -> None:
-    with pytest.raises(UserError, match="weights"):
-        read_gradients(dict(model.named_parameters()), model, model)
-
-
-def test_a_classifier_of_zeros_passes_nothing_back(model: LoadedModel) -> None:
+def test_weights_and_what_a_classifier_of_zeros_passes_back_are_refused(small: LoadedModel) -> None:
     """torchvision's fresh ViT has such a classifier."""
-    with torch.no_grad():
-        model.head.weight.zero_()  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="weights"):
+        read_gradients(dict(small.named_parameters()), small, small)
+    nothing = {**by_name(small), "patch_embed.proj.weight": torch.zeros(24, 3, 8, 8)}
     with pytest.raises(UserError, match="classifier"):
-        read_gradients(step(model), model, model)
+        read_gradients(nothing, small, small)
+
+
+# bad objects --------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """An object of a class that nothing here knows."""
+
+
+def held(value: Any) -> dict[str, Any]:
+    """Gradients of one parameter."""
+    return {"head.bias": value}
+
+
+NUMBERS: list[Any] = ["0.1", True, None, NAN, -1, HUGE, float("inf"), [0.1], torch.ones(2), "", {}]
+COUNTS: list[Any] = [*NUMBERS[:2], *NUMBERS[3:], 0, 1.5, 10**9, "5"]
+BAD: dict[str, list[Any]] = {
+    "model": [None, 5, "vit_tiny_patch16_224", [], [5], {}, nn.Module(), nn.Linear(2, 2), Foreign],
+    "gradients": [
+        *(5, "gradients.pt", [], [[]], [{}], {}, Foreign(), np.ones(3), torch.ones(3)),
+        *map(held, (None, 5, "x", [1.0], np.array([None] * 10), np.array(["a"] * 10), Foreign())),
+        *(held(torch.ones(10, dtype=dtype)) for dtype in (torch.int64, torch.bool, torch.cfloat)),
+        *(held(torch.ones(shape)) for shape in (0, 9, (10, 10, 1), (2, 9))),
+        held(torch.ones(10).to(torch.float8_e4m3fn)),
+        held(torch.ones(10, device="meta")),
+        held(torch.quantize_per_tensor(torch.ones(10), 0.1, 0, torch.qint8)),
+        *(held(torch.full((10,), NAN)), held(torch.zeros(10))),
+        *({LONG: torch.ones(1)}, {CONTROLS: torch.ones(1)}, {5: torch.ones(1)}),
+        *([torch.ones(1), {}], [torch.ones(1)] * 7),
+    ],
+    "labels": [
+        *("3", ["a"], [None], {}, Foreign(), [], -1, 10, HUGE, [2**70], 1.5, True, LONG),
+        *(torch.ones(1), torch.ones(1, dtype=torch.cfloat), torch.ones(0, dtype=torch.long)),
+        np.array(["3"]),
+    ],
+    "mean": ["0.5", NAN, [0.5, 0.5], [[0.5] * 3], 300, (HUGE,) * 3, ("a",) * 3, Foreign(), True],
+    "std": [0, -0.5, NAN, [0.5, 0, 0.5], 300, "x", (HUGE,) * 3],
+    "images": [
+        *(5, "cat.png", [], [[0.5]], Foreign(), np.array(["a"]), np.array([None])),
+        *(torch.rand(1, 1, 32, 32), torch.rand(3, 9, 9), torch.rand(0, 3, 32, 32), torch.ones(())),
+        *(torch.full((1, 3, 32, 32), NAN), torch.randn(1, 3, 32, 32)),
+        torch.rand(1, 3, 32, 32, dtype=torch.cfloat),
+        torch.zeros(1, 3, 32, 32, dtype=torch.bool),
+        torch.rand(1, 3, 32, 32, device="meta"),
+    ],
+    "kind": [None, 5, "", "Gradient", LONG, CONTROLS, [], np.ones(3)],
+    "batch": [value for value in COUNTS if value is not None],
+    "steps": COUNTS,
+    "lr": [*NUMBERS, 0],
+    "momentum": [*NUMBERS, 1.5],
+    "weight_decay": NUMBERS,
+    "noise": NUMBERS,
+    "rounding": NUMBERS,
+    "optimizer": [None, 5, "", "lion", "SGD ", LONG, [], {}],
+    "defenses": ["int8", ["int9"], ["int8", "float16"], [5], 5],
+}
+ATTACKING: dict[str, list[Any]] = {
+    **BAD,
+    "attacks": [
+        *(5, None, "", "aprl", LONG, CONTROLS, [], [5], {}, {"april": None}, {5: {}}, [["april"]]),
+        *({"april": {"engin": 1}}, {LONG: {}}, torch.ones(2), Foreign()),
+    ],
+    "dal_lambda": NUMBERS,
+    "seed": [None, "5", -1, 2**63, 1.5, True, HUGE],
+}
+SAVING: dict[str, list[Any]] = {
+    **{name: BAD[name][:3] for name in BAD},
+    "folder": [None, 5, "", " ", "a\0b", []],
+    "name": [None, 5, "", "../x", "a/b", ".hidden", "x" * 300, CONTROLS, []],
+    "label": [5, "", " ", LONG, CONTROLS, []],
+    "round": [None, "3", -1, 1.5, 10**30, True],
+    "series": [5, "", LONG, CONTROLS, []],
+    "gamma": [None, "0.3", -0.1, 1.5, NAN, True, 27],
+    "recipe": [5, "dal", [], {"dall": True}, {"dal": 5}, {"defenses": ["int9"]}, {5: 5}],
+}
+OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
+"""Arguments that matter for weight differences."""
+
+
+def cases(table: dict[str, list[Any]]) -> list[tuple[str, int]]:
+    return [(name, place) for name, values in table.items() for place in range(len(values))]
+
+
+def check_refused(call: Any, name: str, value: Any, **given: Any) -> None:
+    training = {"kind": "weight_difference", "lr": 0.1} if name in OF_TRAINING else {}
+    with pytest.raises(UserError) as caught:
+        call(**{**given, **training, name: value})
+    said = str(caught.value)
+    assert len(said) < MOST, said[:200]
+    assert said.replace("\n", "").isprintable(), ascii(said)
+    if name != "model" and not (name == "folder" and value in ("", " ")):
+        assert name.removesuffix("s") in said.lower(), said
+
+
+@pytest.mark.parametrize(("name", "place"), cases(ATTACKING))
+def test_a_bad_object_is_refused_by_its_name(
+    name: str, place: int, model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    given = {"attacks": "mask_locator", "model": model, "gradients": gradients}
+    check_refused(attack_gradients, name, ATTACKING[name][place], **given)
+
+
+@pytest.mark.parametrize(("name", "place"), cases(SAVING))
+def test_nothing_of_a_bad_object_is_saved(
+    name: str, place: int, tmp_path: Path, model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    given = {"folder": tmp_path / "uploads", "model": model, "gradients": gradients}
+    check_refused(save_upload, name, SAVING[name][place], **given)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"attacks": "patch_gradients"}, "mean patch_gradient"),
+        ({"kind": "weight_difference"}, "lr"),
+        ({"lr": 0.1}, "lr=0.1"),
+        ({"momentum": 0.9}, "momentum=0.9"),
+        ({"kind": "weight_difference", "lr": 0.1, "optimizer": "SGD"}, "sgd"),
+        ({"kind": "weight_difference", "lr": 0.1, "optimizer": "adam"}, "mean adamw"),
+        ({"autocast": "half"}, "autocast: .*bf16"),
+        ({"labels": [1, 2], "batch": 1}, r"labels: .*\[1, 2"),
+        ({"defenses": ["int8", "float16"]}, "rounding="),
+        ({"images": torch.randn(1, 3, 32, 32)}, "normalisation"),
+    ],
+)
+def test_what_helps_is_said(
+    model: LoadedModel, gradients: dict[str, Tensor], arguments: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        attack_gradients(model, gradients, **arguments)

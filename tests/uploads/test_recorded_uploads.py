@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,11 +17,14 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models import load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
 from tests.helpers.federations import MJP, run
+from tests.helpers.models import tiny
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (
     ATTACKS,
@@ -35,6 +41,7 @@ from tests.helpers.uploads import (
 )
 
 SPAN = {"name": "masked_span", "options": {"prior": "stationary"}}
+OTHER = NAME.replace("_000_", "_001_")
 
 
 def test_what_is_written_is_the_clients_gradient(recorded: Path) -> None:
@@ -48,13 +55,9 @@ def test_what_is_written_is_the_clients_gradient(recorded: Path) -> None:
     assert set(held) == {"pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"}
     for name, tensor in held.items():
         assert torch.allclose(tensor, given[name][0], atol=1e-6), name
-    assert upload.header.round == 1
-    assert upload.header.partial
+    assert (upload.header.round, upload.header.partial) == (1, True)
     assert upload.header.series == "b1s1_r00001_000"
     assert upload.header.mean == pytest.approx((0.4, 0.5, 0.6))
-
-
-GRADIENT = {"attacks": [{"name": "patch_gradient"}]}
 
 
 def test_recorded_uploads_give_the_images_back(folder: Path) -> None:
@@ -77,64 +80,75 @@ def test_recorded_uploads_give_the_images_back(folder: Path) -> None:
 
 def test_without_private_images_rows_are_unscored_and_pictures_are_kept(folder: Path) -> None:
     shutil.rmtree(folder / "truth")
-    edit_all(folder, labels=None)
     run = folder.parent / "run"
-    _, scores, found = attacked(folder)
-    assert set(scores[scores.title == "patch_gradient"].status) == {"unscored"}
-    assert set(scores[scores.title == "grey"].status) == {"unsupported"}
+    attacks = [*ATTACKS["attacks"], {"name": "inverting_gradients"}]
+    _, _, found = attacked(folder, **ONE)
+    assert (found[found.metric == "gradient_residual"].value < 1e-3).all()  # labels are in headers
+    assert "gradient_residual" in set(found.metric)
+    edit_all(folder, labels=None)
+    summary, scores, found = attacked(folder, attacks=attacks)
+    assert summary.failures == ()
+    assert "gradient_residual" not in set(found.metric)  # labels are not made up
+    by_title = scores.groupby("title")
+    assert set(by_title.get_group("patch_gradient").status) == {"unscored"}
+    for name, named in (("grey", ""), ("inverting_gradients", "labels")):
+        assert set(by_title.get_group(name).status) == {"unsupported"}
+        assert by_title.get_group(name).reason.str.contains(named).all()
     for stored in tensors(run, cell(run, attack="patch_gradient")["run_id"]).values():
         assert {"images"} <= set(stored) <= {"images", "named_mask"}
     assert not found.value[found.status == "unscored"].notna().any()
 
 
-def test_the_residual_is_computed_where_nothing_is_scored(folder: Path) -> None:
-    _, _, found = attacked(folder, **GRADIENT)
-    assert "gradient_residual" not in set(found.metric)
-    shutil.rmtree(folder / "truth")  # the labels are in the headers
-    _, _, found = attacked(folder, **GRADIENT)
-    assert (found[found.metric == "gradient_residual"].value < 1e-3).all()
-    assert "gradient_residual" in set(found.metric)
-
-
-def test_mjp_uploads_keep_mask_and_order_for_the_scorer(tmp_path: Path) -> None:
-    uploads = run(tmp_path, model=MJP, gamma=0.5) / "uploads"
+def test_mjp_uploads_keep_mask_order_and_localization(tmp_path: Path) -> None:
+    changes = {"model": {**MJP, "dal": "pca"}, "gamma": 0.5, "client": {"batch": 3, "dal": True}}
+    uploads = run(tmp_path, **changes) / "uploads"
+    assert UploadFolder(uploads).entries()[0].model().dal_kind == "pca"
     _, scores, found = attacked(uploads, attacks=[SPAN, {"name": "mask_locator"}])
     assert set(found[found.metric == "mask_recall"].value) == {1.0}
     assert set(found.setting) == {"c"}
     assert scores[scores.title == "masked_span"].value.notna().all()
 
 
-def test_groups_are_rounds_and_series(recorded: Path) -> None:
-    (group,) = group_uploads(UploadFolder(recorded).entries())
+def test_groups_are_rounds_and_series(folder: Path) -> None:
+    (group,) = group_uploads(UploadFolder(folder).entries())
     assert group.name == "small"
     assert [len(series.uploads) for series in group.series] == [2, 2]
     assert [u.header.round for u in group.series[0].uploads] == [1, 2]
-    assert len(group_uploads(UploadFolder(recorded).entries(), limit=1)[0].records) == 1
+    assert len(group_uploads(UploadFolder(folder).entries(), limit=1)[0].records) == 1
+    # A series with a gap is a line of its own: its second upload has other weights.
+    (folder / f"{OTHER.replace('at00001', 'at00002')}.json").unlink()
+    groups = group_uploads(UploadFolder(folder).entries())
+    assert sorted(len(group.series[0].uploads) for group in groups) == [1, 2]
 
 
-def test_probes_are_set_aside(tmp_path: Path) -> None:
+def test_probes_are_set_aside_and_have_the_clients_own_steps_unless_they_say(
+    tmp_path: Path,
+) -> None:
     """What the server averages does not depend on what is recorded."""
-    with_probes, without = run(tmp_path, "with"), run(tmp_path, "without", record={})
-    one = load_file(with_probes / "model.safetensors")
-    other = load_file(without / "model.safetensors")
+    client = {"batch": 3, "steps": 2, "upload": "weight_difference", "lr": 0.05}
+    record = {"rounds": [1], "images": 2, "probes": [{}, {"steps": 1}]}
+    outs = [run(tmp_path, str(i), client=client, record=r) for i, r in enumerate((record, {}))]
+    one, other = (load_file(out / "model.safetensors") for out in outs)
     assert all(one[name].equal(other[name]) for name in one)
+    uploads = UploadFolder(outs[0] / "uploads").entries()
+    assert sorted({(u.header.steps, u.name[:4]) for u in uploads}) == [(1, "b1s1"), (2, "b1s2")]
 
 
 def test_the_command_line_attacks_recorded_uploads(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A config of attacks alone needs them, and a run does not stand among them."""
     config, out = tmp_path / "attacks.yaml", tmp_path / "run"
     config.write_text(json.dumps(ATTACKS))
-    words = ["attack", str(config), "--uploads", str(folder), "--out", str(out)]
-    assert main([*words, "--device", "cpu", "--engine", "here", "--limit", "1"]) == 0
-    assert "1 image in 5 cells" in capsys.readouterr().out
-
-
-def test_a_config_of_attacks_alone_needs_uploads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["attack", "configs/uploads.yaml", "--out", str(tmp_path)]) == 2
+    words = ["attack", str(config), "--out", str(out), "--device", "cpu", "--limit", "1"]
+    assert main(words) == 2
     assert "--uploads" in capsys.readouterr().err
+    assert main([*words, "--uploads", str(folder), "--engine", "here"]) == 0
+    assert "1 image in 5 cells" in capsys.readouterr().out
+    for among in (folder, folder / "run"):
+        with pytest.raises(UserError, match="--uploads"):
+            attack_uploads(load_experiment(ATTACKS | ONE), folder, among, into=True)
+        assert not (folder / "experiment.yaml").exists()
 
 
 def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
@@ -148,112 +162,109 @@ def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
     own = {"weights": held["weights"], "mean": held["mean"], "std": held["std"], "model": {}}
     (folder / f"{NAME}.json").write_text(json.dumps(shown | own))
     assert "no private images" in check_uploads(folder)[0]
-    _, scores, _ = attacked(folder, **GRADIENT)
+    _, scores, _ = attacked(folder, **ONE)
     assert list(scores.status) == ["unscored"]
     assert UploadFolder(folder).entries()[0].header.client == "3"
-    (folder / held["weights"]).unlink()
-    with pytest.raises(UserError, match="weights"):
-        UploadFolder(folder).entries()[0].model()
-
-
-def psnr_of_gradient(folder: Path) -> list[float]:
-    _, scores, _ = attacked(folder, attacks=[{"name": "patch_gradient"}])
-    return list(scores.value)
 
 
 def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
     path = folder / "truth" / f"{NAME}.safetensors"
     right = path.read_bytes()
     change_truth(folder, lambda held: held | {"images": held["images"].flip(-1).contiguous()})
-    assert min(psnr_of_gradient(folder)) < 40
+    assert attacked(folder, **ONE)[1].value.min() < 40
     path.write_bytes(right)
-    assert min(psnr_of_gradient(folder)) > 60
+    assert attacked(folder, **ONE)[1].value.min() > 60
     before = cells(folder.parent / "run")
     edit_all(folder, lr=0.5)
-    psnr_of_gradient(folder)
+    attacked(folder, **ONE)
     assert cells(folder.parent / "run") != before
-
-
-def test_labels_that_nobody_knows_are_not_made_up(folder: Path) -> None:
-    edit_all(folder, labels=None)
-    attacks = [{"name": "patch_gradient"}, {"name": "inverting_gradients"}]
-    summary, scores, found = attacked(folder, attacks=attacks)
-    assert summary.failures == ()
-    assert "gradient_residual" not in set(found.metric)
-    matched = scores[scores.title == "inverting_gradients"]
-    assert set(matched.status) == {"unsupported"}
-    assert matched.reason.str.contains("labels").all()
-
-
-def test_images_that_cannot_be_prepared_fail_their_line_alone(folder: Path) -> None:
-    """The model takes pictures of 32 pixels, so they cannot be cropped from 10."""
-    edit_all(folder, series=None)
-    edit(folder, model={"resize": 10}, label="impossible")
-    summary, scores, _ = attacked(folder, **GRADIENT)
-    assert summary.exit_code == 3
-    assert any("resize" in failure for failure in summary.failures)
-    assert set(scores.status) == {"failed", "ok"}
-
-
-def test_a_series_with_a_gap_is_a_line_of_its_own(folder: Path) -> None:
-    """Its second upload has other weights than the other series' second one."""
-    (folder / "b1s1_r00001_001_at00002.json").unlink()
-    groups = group_uploads(UploadFolder(folder).entries())
-    assert sorted(len(group.series[0].uploads) for group in groups) == [1, 2]
-
-
-def test_localization_by_pca_is_known_from_the_recorded_weights(tmp_path: Path) -> None:
-    changes = {"model": {**MJP, "dal": "pca"}, "gamma": 0.5, "client": {"batch": 3, "dal": True}}
-    upload = UploadFolder(run(tmp_path, **changes) / "uploads").entries()[0]
-    assert upload.model().dal_kind == "pca"
-
-
-def test_a_probe_has_the_clients_own_steps_unless_it_says(tmp_path: Path) -> None:
-    client = {"batch": 3, "steps": 2, "upload": "weight_difference", "lr": 0.05}
-    record = {"rounds": [1], "images": 2, "probes": [{}, {"steps": 1}]}
-    uploads = UploadFolder(run(tmp_path, client=client, record=record) / "uploads").entries()
-    assert sorted({(u.header.steps, u.name[:4]) for u in uploads}) == [(1, "b1s1"), (2, "b1s2")]
 
 
 def test_an_optimiser_that_nobody_knows_here_is_a_row_as_check_says(folder: Path) -> None:
     edit_all(folder, kind="weight_difference", lr=0.1, optimizer="lion")
-    summary, scores, _ = attacked(folder, **GRADIENT)
+    summary, scores, _ = attacked(folder, **ONE)
     assert summary.exit_code == 0
     assert set(scores.status) == {"unsupported"}
     assert scores.reason.str.contains("lion").all()
     assert scores.reason.iloc[0] in check_uploads(folder)[0]
 
 
+def memory(model: LoadedModel) -> set[int]:
+    return {parameter.data_ptr() for parameter in model.parameters()}
+
+
+def test_models_in_other_precisions_and_of_other_rounds_are_their_own(recorded: Path) -> None:
+    variants = ModelVariants(tiny(torch.float32), torch.device("cpu"))
+    before = {name: p.detach().clone() for name, p in variants.model.named_parameters()}
+    altered = [
+        variants.of(block0, dtype, positions)
+        for block0 in ("intact", "april_block")
+        for dtype in ("float32", "float64")
+        for positions in ("own", "sinusoidal")
+    ]
+    assert altered[0] is variants.model
+    assert variants.of("april_block", "float64") is altered[6]  # each is made once
+    assert all(p.equal(before[name]) for name, p in variants.model.named_parameters())
+    (group,) = group_uploads(UploadFolder(recorded).entries())
+    opened = Recorded(recorded, [group], torch.device("cpu"), {}).open(group.name)
+    series = group.series[0].uploads
+    assert series[0].header.weights != series[1].header.weights
+    models = [opened.at(upload, dtype) for upload in series for dtype in ("float32", "float64")]
+    assert [m.cls_token.dtype for m in models] == [torch.float32, torch.float64] * 2
+    for made in (altered, models):
+        assert all(memory(a).isdisjoint(memory(b)) for a, b in combinations(made, 2))
+
+
 # uploads that differ or contradict each other -----------------------------------------------------
 
 
-OTHER = NAME.replace("_000_", "_001_")
-
-
-def test_headers_of_a_series_that_contradict_each_other_fail_that_series(folder: Path) -> None:
+def contradicted(folder: Path) -> None:
     edit(folder, mean=[0.1, 0.1, 0.1])
-    text, usable = check_uploads(folder)
-    assert not usable
-    assert "series b1s1_r00001_000: mean" in text
-    _, scores, _ = attacked(folder, **ONE)
-    failed = scores[scores.status == "failed"]
-    assert sorted(failed.image_id) == [NAME, NAME.replace("at00001", "at00002")]
-    assert (scores.status == "ok").sum() == 1
 
 
 def same_image(folder: Path) -> None:
+    edit_all(folder, series=None)
     held = folder / "truth" / f"{OTHER}.safetensors"
     (folder / "truth" / f"{NAME}.safetensors").write_bytes(held.read_bytes())
 
 
-def test_two_uploads_of_one_image_in_one_line_fail_alone(folder: Path) -> None:
+def impossible(folder: Path) -> None:
+    """The model takes pictures of 32 pixels, so they cannot be cropped from 10."""
     edit_all(folder, series=None)
-    same_image(folder)
-    _, scores, _ = attacked(folder, **ONE)
-    failed = scores[scores.status == "failed"]
-    assert sorted(failed.image_id) == [NAME, OTHER]
-    assert failed.reason.str.contains("same name").all()
-    assert (scores.status == "ok").sum() == 2
+    edit(folder, model={"resize": 10}, label="impossible")
+
+
+def without_truth(folder: Path) -> None:
+    edit_all(folder, series=None)
+    (folder / "truth" / f"{NAME}.safetensors").unlink()
+
+
+LATER = NAME.replace("at00001", "at00002")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "failed", "named"),
+    [
+        (contradicted, {NAME, LATER}, "series b1s1_r00001_000: mean"),
+        (same_image, {NAME, OTHER}, "same name"),
+        (impossible, None, "resize"),  # rows of its images, whose line cannot be opened
+        (without_truth, set(), ""),
+    ],
+)
+def test_what_does_not_fit_fails_alone(
+    folder: Path, spoil: Callable[[Path], None], failed: set[str] | None, named: str
+) -> None:
+    spoil(folder)
+    text, usable = check_uploads(folder)
+    summary, scores, _ = attacked(folder, **ONE)
+    assert named in text
+    assert usable == (summary.exit_code == 0) == (failed == set())
+    rows: pd.DataFrame = scores[scores.status == "failed"]
+    assert len(rows) == 1 if failed is None else set(rows.image_id) == failed
+    assert rows.reason.str.contains(named.split(": ")[-1]).all()
+    left = {contradicted: ["ok"], same_image: ["ok"] * 2, without_truth: ["ok"] * 3 + ["unscored"]}
+    others = sorted(scores[scores.status != "failed"].status)
+    assert others == left.get(spoil, ["ok"] * 3)
 
 
 def test_a_batch_that_fits_into_no_block_fails_alone(folder: Path) -> None:
@@ -276,17 +287,10 @@ def test_two_precisions_in_one_folder_are_two_lines(folder: Path) -> None:
     assert {"small, round 1, float32", "small, round 1, float64"} <= set(rows.model)
 
 
-def test_an_upload_without_truth_leaves_its_neighbours_their_scores(folder: Path) -> None:
-    edit_all(folder, series=None)
-    (folder / "truth" / f"{NAME}.safetensors").unlink()
-    _, scores, _ = attacked(folder, **ONE)
-    assert sorted(scores.status) == ["ok", "ok", "ok", "unscored"]
-
-
 def test_another_folder_of_the_same_name_replaces_nothing(folder: Path, tmp_path: Path) -> None:
     """Whether its lines have the same names or others; one that was moved is the same folder."""
-    out, experiment = tmp_path / "run", load_experiment(ATTACKS | GRADIENT)
-    attacked(folder, **GRADIENT)
+    out, experiment = tmp_path / "run", load_experiment(ATTACKS | ONE)
+    attacked(folder, **ONE)
     before = written(out)
     for name, changes in (("b", {"label": "other"}), ("c", {"labels": None}), ("moved", {})):
         other = copied(folder, tmp_path / name / folder.name)
@@ -297,10 +301,3 @@ def test_another_folder_of_the_same_name_replaces_nothing(folder: Path, tmp_path
         else:
             assert attack_uploads(experiment, other, out).failures == ()
         assert written(out) == before
-
-
-def test_a_run_does_not_stand_among_its_uploads(folder: Path) -> None:
-    for out in (folder, folder / "run"):
-        with pytest.raises(UserError, match="--uploads"):
-            attack_uploads(load_experiment(ATTACKS | GRADIENT), folder, out, into=True)
-        assert not (folder / "experiment.yaml").exists()

@@ -16,6 +16,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import REFUSED, UploadFolder
+from mjp_privacy.uploads.header import UploadHeader, read_header
 from tests.helpers.uploads import (
     ATTACKS,
     NAME,
@@ -28,10 +29,9 @@ from tests.helpers.uploads import (
     edit,
     edit_all,
 )
+from tests.inputs.values import bad_contents
 
 Spoil = Callable[[Path], None]
-
-
 OTHER = NAME.replace("_000_", "_001_")
 
 
@@ -45,31 +45,30 @@ def table(made: Callable[[Tensor], Tensor]) -> Spoil:
     return sent(lambda held: held | {"pos_embed": made(held["pos_embed"])})
 
 
-def cut_off(folder: Path) -> None:
-    path = folder / f"{NAME}.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
+def in_file(change: Callable[[Path], object], name: str = f"{NAME}.safetensors") -> Spoil:
+    """What is done to one of its files."""
+    return lambda folder: void(change(folder / name))
 
 
-def pipe(folder: Path) -> None:
-    (folder / f"{NAME}.safetensors").unlink()
-    os.mkfifo(folder / f"{NAME}.safetensors")
+def void(_: object) -> None:
+    """Nothing."""
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def linked_to(target: str) -> Callable[[Path], None]:
+    def link(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return link
 
 
 def header(**changes: Any) -> Spoil:
     return lambda folder: edit(folder, **changes)
-
-
-def other_weights(folder: Path) -> None:
-    edit(folder, weights_sha256="0" * 64)
-
-
-def endless_header(folder: Path) -> None:
-    (folder / f"{NAME}.json").unlink()
-    (folder / f"{NAME}.json").symlink_to("/dev/zero")
-
-
-def half_a_header(folder: Path) -> None:
-    (folder / f"{NAME}.json").write_text('{"label": "x", ')
 
 
 def link_out_of_the_folder(folder: Path) -> None:
@@ -81,50 +80,42 @@ def link_out_of_the_folder(folder: Path) -> None:
 
 def same_weights_of_another_round(folder: Path) -> None:
     held = json.loads((folder / f"{NAME}.json").read_text())
-    names = sorted(f"weights/{path.name}" for path in (folder / "weights").iterdir())
-    (other,) = [name for name in names if name != held["weights"]]
-    edit(folder, weights=other)
-
-
-def truth_file(path: str) -> Spoil:
-    """The file of private images in place of something else."""
-
-    def spoil(folder: Path) -> None:
-        place = folder / "truth" / f"{NAME}.safetensors"
-        place.unlink()
-        place.symlink_to(path)
-
-    return spoil
+    names = {f"weights/{path.name}" for path in (folder / "weights").iterdir()}
+    edit(folder, weights=(names - {held["weights"]}).pop())
 
 
 def truth(**tensors: Tensor) -> Spoil:
     return lambda folder: change_truth(folder, lambda held: held | tensors)
 
 
-def no_ids(folder: Path) -> None:
-    path = folder / "truth" / f"{NAME}.safetensors"
-    path.write_bytes(path.read_bytes().replace(b"image_ids", b"image_idx"))
-
-
+TRUTH, HEADER = f"truth/{NAME}.safetensors", f"{NAME}.json"
 ORDER, NONE = torch.arange(16).unsqueeze(0), torch.zeros(1, 16, dtype=torch.bool)
+CUT_OFF = in_file(lambda path: path.write_bytes(path.read_bytes()[:-100]))
+OTHER_WEIGHTS, ENDLESS = header(weights_sha256="0" * 64), in_file(linked_to("/dev/zero"), HEADER)
+DEVICE = in_file(linked_to("/dev/zero"), TRUTH)
+
+
+def no_ids(path: Path) -> object:
+    return path.write_bytes(path.read_bytes().replace(b"image_ids", b"image_idx"))
 
 
 FAULTS: list[tuple[Spoil, str]] = [
-    (cut_off, "safetensors"),
+    (CUT_OFF, "safetensors"),
+    (OTHER_WEIGHTS, "weights"),
+    (ENDLESS, HEADER),
+    (DEVICE, "device"),
     (table(lambda held: held * torch.nan), "NaN"),
     (sent(lambda held: {name: torch.zeros_like(t) for name, t in held.items()}), "zero"),
     (table(lambda held: torch.ones(1, 5, 40)), "pos_embed"),
     (sent(lambda held: held | {"fc.weight": torch.ones(2)}), "fc.weight"),
-    (other_weights, "weights"),
     (same_weights_of_another_round, "weights/"),
     (table(torch.Tensor.half), "F16, F32"),
     (table(torch.Tensor.char), "I8"),
     (table(lambda held: held.to(torch.float8_e4m3fn)), "F8_E4M3"),
     (sent(as_float64), "F64"),
     (sent(lambda held: {}), "no tensors"),
-    (pipe, "pipe"),
-    (endless_header, f"{NAME}.json"),
-    (half_a_header, f"{NAME}.json"),
+    (in_file(pipe), "pipe"),
+    (in_file(lambda path: path.write_text('{"label": "x", '), HEADER), HEADER),
     (link_out_of_the_folder, "link"),
     (header(weights="weights"), "weights"),
     (header(weights="weights/none.safetensors"), "none.safetensors"),
@@ -140,6 +131,14 @@ FAULTS: list[tuple[Spoil, str]] = [
     (header(recipe={"defenses": ["int9"]}), "int9"),
     (header(steps=3), "recipe.steps"),
     (header(batch=9973, labels=None), "images"),
+    (header(mean=[0.5, 0.5]), "mean"),
+    (header(std=[0.0, 1, 1]), "std.0"),
+    (header(weights="/etc/passwd"), "inside the uploads' folder"),
+    (header(weights="../weights.safetensors"), "inside the uploads' folder"),
+    (header(weights="C:\\weights.safetensors"), "inside the uploads' folder"),
+    (header(kind="weight_difference"), "learning rate"),
+    (header(labels=[1, 2]), "one for each of 1"),
+    (header(rond=3), "mean round"),
     (truth(images=torch.rand(1, 3, 64, 64)), "images"),
     (truth(images=torch.rand(2, 3, 32, 32)), "(2, 3, 32, 32)"),
     (truth(images=torch.full((1, 3, 32, 32), torch.nan)), "NaN"),
@@ -152,9 +151,8 @@ FAULTS: list[tuple[Spoil, str]] = [
     (truth(mask=7 * NONE.int() + 2, permutation=ORDER), "mask"),
     (truth(mask=NONE, permutation=ORDER + 1), "15"),
     (truth(mask=NONE, permutation=ORDER.flip(-1).contiguous()), "mask"),
-    (no_ids, "ids"),
-    (truth_file("/dev/zero"), "device"),
-    (truth_file("/"), "folder"),
+    (in_file(no_ids, TRUTH), "ids"),
+    (in_file(linked_to("/"), TRUTH), "folder"),
 ]
 
 
@@ -168,10 +166,7 @@ def test_a_fault_is_named(folder: Path, spoil: Spoil, named: str) -> None:
     assert len(examined.refused) == 1
 
 
-IN_FULL = [f for f in FAULTS if f[0] in (cut_off, other_weights, endless_header)]
-
-
-@pytest.mark.parametrize(("spoil", "named"), [*IN_FULL, FAULTS[-1]])
+@pytest.mark.parametrize(("spoil", "named"), FAULTS[:4])
 def test_a_faulty_upload_fails_alone(folder: Path, spoil: Spoil, named: str) -> None:
     """`check` and a run say the same; neither is it scored against something else."""
     edit_all(folder, series=None)  # so that the second round is another line
@@ -191,32 +186,11 @@ def test_a_faulty_upload_fails_alone(folder: Path, spoil: Spoil, named: str) -> 
 
 def test_every_fault_of_an_upload_is_listed(folder: Path) -> None:
     edit(folder, labels=[99], noise={"no.such": 0.1})
-    table(lambda held: held * torch.nan)(folder)
-    truth_file("/dev/zero")(folder)
+    for spoil in (table(lambda held: held * torch.nan), DEVICE):
+        spoil(folder)
     lines = [line for line in check_uploads(folder)[0].splitlines() if f"FAULT  {NAME}" in line]
     for named in ("labels: ", "noise: ", "NaN", "device"):
         assert sum(named in line for line in lines) == 1, named
-
-
-HEADERS = [
-    ({"mean": [0.5, 0.5]}, "mean"),
-    ({"std": [0.0, 1, 1]}, "std.0: Input should be greater than 0"),
-    ({"weights": "/etc/passwd"}, "inside the uploads' folder"),
-    ({"weights": "../weights.safetensors"}, "inside the uploads' folder"),
-    ({"weights": "C:\\weights.safetensors"}, "inside the uploads' folder"),
-    ({"kind": "weight_difference"}, "learning rate"),
-    ({"labels": [1, 2]}, "one for each of 1"),
-    ({"rond": 3}, "Did you mean round"),
-    ({"kind": "weights"}, "kind"),
-]
-
-
-@pytest.mark.parametrize(("changes", "named"), HEADERS)
-def test_a_wrong_header_is_named(folder: Path, changes: dict[str, Any], named: str) -> None:
-    edit(folder, **changes)
-    with pytest.raises(UserError, match=named) as error:
-        UploadFolder(folder).entries()
-    assert NAME in str(error.value)
 
 
 def test_without_a_sound_upload_nothing_is_run(
@@ -236,36 +210,35 @@ def test_without_a_sound_upload_nothing_is_run(
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"x"), os.unlink])
 def test_weights_that_cannot_be_read_fail_their_uploads_alone(folder: Path, spoil: Any) -> None:
     edit_all(folder, series=None)
-    spoil(folder / json.loads((folder / f"{NAME}.json").read_text())["weights"])
+    spoil(folder / json.loads((folder / HEADER).read_text())["weights"])
     text, usable = check_uploads(folder)
     assert not usable
     _, scores, _ = attacked(folder, **ONE)
     assert sorted(scores[scores.status == "failed"].image_id) == [NAME, OTHER]
     assert (scores.status == "ok").sum() == 2
-    for name in (NAME, OTHER):
-        assert f"FAULT  {name}: " in text
+    assert all(f"FAULT  {name}: " in text for name in (NAME, OTHER))
 
 
-def test_a_name_of_no_text_is_refused_and_shown(folder: Path) -> None:
+def odd_name(folder: Path) -> None:
     odd = os.fsencode(folder) + b"/a\xff\x1b.json"
-    Path(os.fsdecode(odd)).write_bytes((folder / f"{NAME}.json").read_bytes())
-    text, usable = check_uploads(folder)
-    assert not usable
-    assert "FAULT  a\\udcff\\x1b: " in text
-    _, scores, _ = attacked(folder, **ONE)
-    assert list(scores[scores.status == "failed"].image_id) == ["a\\udcff\\x1b"]
+    Path(os.fsdecode(odd)).write_bytes((folder / HEADER).read_bytes())
 
 
-def test_tensors_without_a_header_are_a_refused_upload(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [(odd_name, "a\\udcff\\x1b"), (lambda folder: (folder / HEADER).unlink(), NAME)],
+)
+def test_a_name_of_no_text_and_a_lost_header_are_refused_uploads(
+    folder: Path, spoil: Spoil, name: str
+) -> None:
     edit_all(folder, series=None)
-    attacked(folder, **ONE)
-    (folder / f"{NAME}.json").unlink()
+    spoil(folder)
     text, usable = check_uploads(folder)
     assert not usable
-    assert f"FAULT  {NAME}: " in text
+    assert f"FAULT  {name}: " in text
     summary, scores, _ = attacked(folder, **ONE)
     assert summary.exit_code == 3
-    assert list(scores[scores.status == "failed"].image_id) == [NAME]
+    assert list(scores[scores.status == "failed"].image_id) == [name]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -276,3 +249,82 @@ def test_a_folder_without_uploads_is_an_error(recorded: Path, tmp_path: Path, th
         UploadFolder(tmp_path / "none").entries()
     with pytest.raises(UserError, match="uploads"):  # a federation's folder is known
         check_uploads(recorded.parent)
+
+
+# headers, made from the schema --------------------------------------------------------------------
+
+MOST = 6000  # characters of a message
+GOOD: dict[str, Any] = {
+    "label": "my client",
+    "weights": "weights/round_17.safetensors",
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "format": 1,
+    "weights_sha256": "0" * 64,
+    "model": {"model": "vit_small_patch16_224", "img_size": 32, "mlp_ratio": 4.0},
+    "round": 17,
+    "client": "3",
+    "series": "cat",
+    "kind": "weight_difference",
+    "dtype": "float32",
+    "batch": 1,
+    "steps": 2,
+    "optimizer": "sgd",
+    "momentum": 0.5,
+    "lr": 0.1,
+    "weight_decay": 0.1,
+    "autocast": "bf16",
+    "gamma": 0.27,
+    "recipe": {"dal": True, "dal_lambda": 0.1, "withhold": ["cls_token"], "mask": "image"},
+    "noise": {"pos_embed": 0.1},
+    "rounding": {"pos_embed": 0.1},
+    "undeclared": False,
+    "labels": [3],
+    "partial": True,
+}
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_every_bad_field_is_refused_by_its_name(tmp_path: Path, certain: bool) -> None:
+    """Those that may be legal are read, or refused as clearly; nothing else is raised."""
+    assert read_header(written(tmp_path / "a.json", GOOD)).labels == (3,)
+    assert set(GOOD) == set(UploadHeader.__dataclass_fields__)
+    wrong = []
+    chosen = [case for case in bad_contents(UploadHeader, GOOD) if case.bad.certain == certain]
+    assert len(chosen) > 100
+    for case in chosen:
+        said = "accepted" if certain else ""
+        try:
+            read_header(written(tmp_path / "a.json", case.content))
+        except UserError as error:
+            named = case.field in str(error) or "entry: NaN" in str(error)  # what is no JSON
+            clear = named and "a.json" in str(error) and len(str(error)) <= MOST
+            said = "" if clear else str(error)[:300]
+        wrong += [f"{case.place}: {case.bad.title}: {said}"] if said else []
+    assert not wrong, "\n".join(wrong[:20])
+
+
+RECIPES = [
+    ("dal", "yes"),
+    ("dal_lambda", "0.1"),
+    ("plain_share", 1.5),
+    ("withhold", ["x" * 5000]),
+    ("position_noise", 1e300),
+    ("defenses", [{"int8": 5}]),
+    ("defenses", ["{a: &a [*a]}"]),
+    ("surprise", 1),
+    ("optimizer", "x" * 5000),
+    ("steps", True),
+    ("momentum", 10**400),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), RECIPES)
+def test_a_recipe_is_a_clients_config(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"a\.json, recipe: .*{field}"):
+        read_header(written(tmp_path / "a.json", GOOD | {"recipe": {field: value}}))

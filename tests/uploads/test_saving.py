@@ -1,33 +1,39 @@
-"""A user's own gradients written as a recorded upload, checked and attacked from there."""
+"""A user's own gradients written as a recorded upload, checked and attacked from there; those of a
+client under autocast, read off the gradient or named."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.memory import own_uploads
+from mjp_privacy.uploads.record import stacked
 from tests.helpers.models import planted_model
-from tests.helpers.planted import planted_images
+from tests.helpers.planted import gradient_of, planted_images
 from tests.helpers.uploads import check_uploads
-from tests.uploads.test_attack_gradients import gradient_of
 
 ATTACKS = {"name": "uploads", "attacks": [{"name": "patch_gradient"}]}
+Gradients = dict[str, Tensor]
 
 
-def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
-    model = planted_model()
-    images, label = planted_images(1).float(), torch.tensor([3])
-    gradients = gradient_of(model, images.double(), label)
-    folder = tmp_path / "uploads"
-    path = save_upload(folder, model, gradients, name="round_3", images=images, round=3)
+def test_what_is_saved_is_attacked_like_the_gradients(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
+    images, folder = planted_images(1).float(), tmp_path / "uploads"
+    sent = gradient_of(model, images.double(), torch.tensor([3]))
+    path = save_upload(folder, model, sent, name="round_3", images=images, round=3)
     assert path == folder / "round_3.safetensors"
     (upload,) = UploadFolder(folder).entries()
     assert upload.header.round == 3
@@ -35,70 +41,111 @@ def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
     text, usable = check_uploads(folder)
     assert usable
     assert "private images known" in text
-    summary = attack_uploads(load_experiment(ATTACKS), folder, tmp_path / "run")
-    assert summary.exit_code == 0
+    assert attack_uploads(load_experiment(ATTACKS), folder, tmp_path / "run").exit_code == 0
     (cell,) = RunStore(tmp_path / "run").read_cells()
     psnr = RunStore(tmp_path / "run").read(cell["run_id"])["psnr.standard"].item()
-    direct = attack_gradients(model, gradients, images=images, attacks="patch_gradient").scores
+    direct = attack_gradients(model, sent, images=images, attacks="patch_gradient").scores
     assert direct is not None
     assert min(psnr, 100) == pytest.approx(min(direct["psnr"].item(), 100), abs=0.5)
 
 
-def test_without_images_there_is_no_truth(tmp_path: Path) -> None:
-    model = planted_model()
-    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
-    save_upload(tmp_path, model, gradients, series="cat", label="my client", labels=3)
-    (upload,) = UploadFolder(tmp_path).entries()
-    assert upload.header.labels == (3,)
-    assert upload.truth() is None
-    assert (upload.header.series, upload.header.label) == ("cat", "my client")
-
-
-def test_a_batch_whose_labels_nobody_knows_keeps_its_images(tmp_path: Path) -> None:
-    model = planted_model()
+def test_what_is_given_is_kept_and_nothing_else(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
+    """A batch whose labels nobody knows keeps its images."""
+    save_upload(tmp_path, model, gradients, name="a", series="cat", label="my client", labels=3)
     images = planted_images(2)
-    gradients = gradient_of(model, images, torch.tensor([3, 4]))
-    save_upload(tmp_path, model, gradients, images=images)
-    (upload,) = UploadFolder(tmp_path).entries()
-    assert upload.header.labels is None
-    assert upload.header.batch == 2
-    truth = upload.truth()
+    both = gradient_of(model, images, torch.tensor([3, 4]))
+    save_upload(tmp_path, model, both, name="b", images=images)
+    one, two = UploadFolder(tmp_path).entries()
+    assert (one.header.labels, one.header.series, one.header.label) == ((3,), "cat", "my client")
+    assert one.truth() is None
+    assert (two.header.labels, two.header.batch) == (None, 2)
+    truth = two.truth()
     assert truth is not None
-    assert truth.image_ids == ("upload 0", "upload 1")
+    assert truth.image_ids == ("b 0", "b 1")
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    model = planted_model()
-    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
+def test_what_is_no_single_upload_is_refused(
+    model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
     save_upload(tmp_path, model, gradients)
     two = {name: torch.stack([g, g]) for name, g in gradients.items()}
-    mistakes: list[tuple[Any, dict[str, Any], str]] = [
-        (gradients, {}, "upload.json"),
-        (gradients, {"name": "../x"}, "name: .*../x"),
-        ([gradients, gradients], {"name": "b"}, r"2 upload\(s\)"),
-        (two, {"name": "b"}, r"2 independent step\(s\)"),
-        (gradients, {"name": "b", "gamma": 27}, "gamma"),
-        (gradients, {"name": "b", "round": -1}, "round"),
-        (gradients, {"name": "b", "labels": 99}, "labels: .*99"),
-        (gradients, {"name": "b", "recipe": {"dall": True}}, "mean dal"),
+    mistakes: list[tuple[Path, Any, str, str]] = [
+        (tmp_path, gradients, "upload", "upload.json"),  # nothing is overwritten
+        (tmp_path, [gradients, gradients], "b", r"2 upload\(s\)"),
+        (tmp_path, two, "b", r"2 independent step\(s\)"),
+        (tmp_path / "upload.json", gradients, "b", "folder"),
     ]
-    for sent, arguments, named in mistakes:
+    for folder, sent, name, named in mistakes:
         with pytest.raises(UserError, match=named):
-            save_upload(tmp_path, model, sent, **arguments)
-    with pytest.raises(UserError, match="folder"):
-        save_upload(tmp_path / "upload.json", model, gradients, name="b")
+            save_upload(folder, model, sent, name=name)
 
 
 def test_a_model_without_a_classifier_is_attacked_but_not_saved(tmp_path: Path) -> None:
     import timm
 
     torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=64, patch_size=8, depth=2, num_classes=0
-    )
+    shape: dict[str, Any] = {"img_size": 64, "patch_size": 8, "depth": 2, "num_classes": 0}
+    model = timm.create_model("vit_tiny_patch16_224", **shape)
     image = planted_images(1, 64).float()
     model((image - 0.5) / 0.5).square().sum().backward()
     leak = attack_gradients(model, mean=0.5, std=0.5, images=image, attacks="patch_gradient")
     assert leak.best.is_certain
     with pytest.raises(UserError, match="classifier"):
         save_upload(tmp_path, model, mean=0.5, std=0.5)
+
+
+# under autocast -----------------------------------------------------------------------------------
+
+REMARK = "show the rounding of bf16 autocast"
+
+
+@pytest.fixture(scope="module")
+def single() -> LoadedModel:
+    """The model in float32."""
+    return planted_model().float()
+
+
+@pytest.fixture(scope="module")
+def halved(single: LoadedModel) -> Gradients:
+    """Its gradient under autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return gradient_of(single, planted_images(1).float(), torch.tensor([3]))
+
+
+def test_autocast_is_read_off_the_gradient_and_makes_attacks_stronger(
+    single: LoadedModel, halved: Gradients
+) -> None:
+    """Or it is named, where the gradient does not tell."""
+    slightly_other = {**halved, "pos_embed": halved["pos_embed"] * 1.0017}
+    untold = {name: g for name, g in halved.items() if name != "pos_embed"}
+    for sent, facts, kind in (
+        (halved, {}, "bf16"),
+        (untold, {}, "none"),
+        (untold, {"autocast": "bf16"}, "bf16"),
+    ):
+        assert own_uploads(single, sent, facts).view().updates[0].autocast == kind
+    known, unknown = (
+        attack_gradients(
+            single, sent, images=planted_images(1).float(), attacks="patch_gradient"
+        ).best.psnr
+        for sent in (halved, slightly_other)
+    )
+    assert known > unknown + 1
+
+
+def test_a_saved_upload_says_it_and_check_what_a_header_leaves_out(
+    single: LoadedModel, halved: Gradients, tmp_path: Path
+) -> None:
+    path = save_upload(tmp_path, single, halved, name="one", labels=3).with_suffix(".json")
+    (upload,) = UploadFolder(tmp_path).entries()
+    assert upload.header.autocast == "bf16"
+    assert stacked([upload], list(halved), torch.device("cpu")).autocast == "bf16"
+    assert REMARK not in check_uploads(tmp_path)[0]
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in content.items() if k not in ("autocast", "seal")}))
+    text, usable = check_uploads(tmp_path)
+    assert usable, text
+    assert REMARK in text
+    assert "classifier's gradient" not in text

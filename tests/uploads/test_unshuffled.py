@@ -1,4 +1,4 @@
-"""Uploads to be read with care: nothing was shuffled in them, or an error was not declared."""
+"""Uploads of an MJP client in which nothing was shuffled: counted where they show it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ RECIPE: dict[str, Any] = {
     "client": {"batch": 1, "plain_share": 0.5},
     "record": {"rounds": [1], "images": 4, "probes": [{"uploads": 3}]},
 }
-
-
 STATIONARY = {"prior": "stationary"}
-
-
 ATTACKS = [
     {"name": "grey"},
     {"name": "masked_span", "options": STATIONARY},
@@ -51,52 +47,42 @@ def half_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def empty_masks(folder: Path, uploads: int) -> dict[str, float]:
     """By image, how many of its first uploads had an empty mask, as the truth says."""
-    counts: dict[str, float] = {}
-    series: dict[str, int] = {}
+    empty: dict[str, list[bool]] = {}
     for upload in sorted(UploadFolder(folder).entries(), key=lambda entry: entry.header.round):
         truth = upload.truth()
         assert truth is not None
         assert truth.mask is not None
-        (image,) = truth.image_ids
-        series[image] = series.get(image, 0) + 1
-        empty = not truth.mask.any() and series[image] <= uploads
-        counts[image] = counts.get(image, 0) + empty
-    return counts
+        empty.setdefault(truth.image_ids[0], []).append(not truth.mask.any())
+    return {image: float(sum(masks[:uploads])) for image, masks in empty.items()}
 
 
-def marked(folder: Path, out: Path, *attacks: dict[str, Any]) -> dict[str, dict[str, float]]:
+def marked(folder: Path, out: Path) -> dict[str, dict[str, float]]:
     """How many unshuffled uploads are told of each image, by attack."""
-    experiment = load_experiment({"name": "attacks", "attacks": attacks or ATTACKS})
+    experiment = load_experiment({"name": "attacks", "attacks": ATTACKS})
     attack_uploads(experiment, folder, out, device="cpu")
     found = rows(out)
-    found = found[found["metric"] == "unshuffled_uploads"]
-    parts = found.groupby("attack")
+    parts = found[found["metric"] == "unshuffled_uploads"].groupby("attack")
     return {str(n): dict(zip(p["image_id"], p["value"], strict=True)) for n, p in parts}
 
 
-# unshuffled ---------------------------------------------------------------------------------------
-
-
-def test_rows_count_the_uploads_that_masked_nothing(half_plain: Path, tmp_path: Path) -> None:
-    found = marked(half_plain, tmp_path)
+def test_rows_and_check_count_the_uploads_that_masked_nothing(
+    half_plain: Path, tmp_path: Path
+) -> None:
+    """No private image is needed for it."""
     one, three = empty_masks(half_plain, 1), empty_masks(half_plain, 3)
     assert 0 < sum(one.values()) < 4
     assert sum(one.values()) < sum(three.values()) < 12
-    assert found == {"masked_span": one, "mask_locator": one, "multi_round": three}
-    text, usable = check_uploads(half_plain)
-    assert usable
-    assert f"{int(sum(three.values()))} of 12 uploads are unshuffled" in text
-
-
-def test_no_private_image_is_needed(half_plain: Path, tmp_path: Path) -> None:
+    expected = {"masked_span": one, "mask_locator": one, "multi_round": three}
+    assert marked(half_plain, tmp_path / "scored") == expected
     folder = uploads.copied(half_plain, tmp_path / "uploads")
     shutil.rmtree(folder / "truth")
     found = marked(folder, tmp_path / "run")
     assert {*rows(tmp_path / "run")["status"]} == {"ok", "unscored", "unsupported"}
-    expected = sorted(empty_masks(half_plain, 1).values())
-    assert sorted(found["masked_span"].values()) == expected
-    assert sorted(found["mask_locator"].values()) == expected
-    assert "uploads are unshuffled" in check_uploads(folder)[0]
+    for name, counts in expected.items():
+        assert sorted(found[name].values()) == sorted(counts.values())
+    text, usable = check_uploads(folder)
+    assert usable
+    assert f"{int(sum(three.values()))} of 12 uploads are unshuffled" in text
 
 
 def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
@@ -110,19 +96,13 @@ def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
 
 
 IMAGES = 4
-
-
 MASKED = [True, False, True, False]  # images 0 and 2 have some patches masked
-
-
-EXPECTED = [0.0, 1.0, 0.0, 1.0]
-
-
 DIFFERENCE = {"upload": "weight_difference", "lr": 0.1}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> LoadedModel:
+    """One that can mask."""
     return load_model(**TINY_MJP)
 
 
@@ -146,40 +126,30 @@ def shown(model: LoadedModel, **client: Any) -> list[float] | None:
 
 
 @pytest.mark.parametrize(
-    "client",
+    ("client", "shows"),
     [
-        {},
-        DIFFERENCE,
-        {**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3},
-        {"defenses": ["dp_sgd 0 clip 0.1"]},  # every gradient as a whole becomes smaller
-        {"defenses": ["gaussian_noise 0"]},
-    ],
-    ids=str,
-)
-def test_uploads_without_errors_show_what_was_masked(
-    model: LoadedModel, client: dict[str, Any]
-) -> None:
-    assert shown(model, **client) == EXPECTED
-
-
-@pytest.mark.parametrize(
-    "client",
-    [
+        ({}, True),
+        (DIFFERENCE, True),
+        ({**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3}, True),
+        ({"defenses": ["dp_sgd 0 clip 0.1"]}, True),  # every gradient as a whole becomes smaller
+        ({"defenses": ["gaussian_noise 0"]}, True),
         # zero rows are filled: every upload looked as if nothing had been masked
-        {**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3, "defenses": ["dp_sgd 0.5"]},
-        {"defenses": ["gaussian_noise 0.1", "sign"]},
-        {"defenses": ["gaussian_noise 0.1"]},
-        {"defenses": ["dp_sgd 1"]},
-        {"position_noise": 0.1},
+        ({**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3, "defenses": ["dp_sgd 0.5"]}, False),
+        ({"defenses": ["gaussian_noise 0.1", "sign"]}, False),
+        ({"defenses": ["gaussian_noise 0.1"]}, False),
+        ({"defenses": ["dp_sgd 1"]}, False),
+        ({"position_noise": 0.1}, False),
         # rows are emptied: every upload looked as if something had been masked
-        {"defenses": ["prune 0.01"]},
-        {"defenses": ["top_k 0.001"]},
-        {"defenses": ["percentile_privacy 99"]},
-        {"defenses": ["int8"]},
-        {**DIFFERENCE, "lr": 1e-4, "defenses": ["prune 0.5"]},
-        {**DIFFERENCE, "lr": 1e-6},
+        ({"defenses": ["prune 0.01"]}, False),
+        ({"defenses": ["top_k 0.001"]}, False),
+        ({"defenses": ["percentile_privacy 99"]}, False),
+        ({"defenses": ["int8"]}, False),
+        ({**DIFFERENCE, "lr": 1e-4, "defenses": ["prune 0.5"]}, False),
+        ({**DIFFERENCE, "lr": 1e-6}, False),
     ],
     ids=str,
 )
-def test_errors_hide_what_was_masked(model: LoadedModel, client: dict[str, Any]) -> None:
-    assert shown(model, **client) is None
+def test_errors_hide_what_was_masked(
+    model: LoadedModel, client: dict[str, Any], shows: bool
+) -> None:
+    assert shown(model, **client) == ([0.0, 1.0, 0.0, 1.0] if shows else None)

@@ -1,0 +1,316 @@
+"""What is certain and what is said where a client deviates from what the attacker is told: clips,
+adds noise, trains another loss, normalises otherwise, shuffles."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.shared_picture import CERTAIN
+from mjp_privacy import attack_gradients, load_images, load_model
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
+from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored
+from mjp_privacy.uploads.leak import Leak
+from mjp_privacy.uploads.memory import client_step, declared_errors, own_uploads
+from tests.helpers.models import planted_model
+from tests.helpers.planted import gradient_of, planted_images
+
+Gradients = Mapping[str, Tensor]
+LABEL = torch.tensor([3])
+PATCH = "patch_embed.proj.weight"
+
+
+def size_of(sent: Gradients) -> float:
+    return float(torch.stack([g.norm() for g in sent.values()]).norm())
+
+
+def clipped(sent: Gradients, norm: float) -> dict[str, Tensor]:
+    return {name: g * norm / size_of(sent) for name, g in sent.items()}
+
+
+def noisy(sent: Gradients, spread: float) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: g + spread * torch.randn(g.shape, generator=generator, dtype=g.dtype)
+        for name, g in sent.items()
+    }
+
+
+def attacked(model: LoadedModel, sent: Gradients, **facts: Any) -> Leak:
+    return attack_gradients(model, sent, **{"attacks": ["patch_gradient"], **facts})
+
+
+# scale, noise, loss -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [1.0, 1e-3])
+def test_the_clip_factor_is_found_and_said(
+    model: LoadedModel, gradients: Gradients, norm: float
+) -> None:
+    size = size_of(gradients)
+    leak = attacked(
+        model, clipped(gradients, norm), labels=[3], attacks=["april", "patch_gradient"]
+    )
+    assert leak.best.attack == "patch_gradient"
+    assert leak.best.factor == pytest.approx(norm / size, rel=1e-6)
+    assert leak.best.scaled_residual < 1e-6
+    found = re.search(r"times (?:1/)?([0-9.e+]+)", leak.verdict)
+    assert found is not None
+    said = float(found[1].rstrip("."))
+    assert said == pytest.approx(max(norm / size, size / norm), rel=0.01)
+    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-5
+
+
+def test_declared_noise_is_weighed(model: LoadedModel, gradients: Gradients) -> None:
+    patch = gradients[PATCH]
+    spread = 0.05 * float(patch.norm()) / patch.numel() ** 0.5
+    declared, silent = (
+        attacked(model, noisy(gradients, spread), labels=[3], noise=noise)
+        for noise in (spread, 0.0)
+    )
+    assert declared.declared == pytest.approx(0.05, rel=0.1)
+    assert silent.declared == 0
+    assert "noise=" in silent.verdict or silent.best.is_certain
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-2])
+def test_declared_noise_beside_a_clip_is_named(
+    model: LoadedModel, gradients: Gradients, share: float
+) -> None:
+    """The noise moves the picture, and so leaves more of the gradient than it is itself."""
+    sent = clipped(gradients, 1.0)
+    spread = share / sum(g.numel() for g in sent.values()) ** 0.5
+    leak = attacked(model, noisy(sent, spread), labels=[3], noise=spread)
+    assert leak.best.scaled_residual > 0.01
+    assert f"{leak.declared:.2g}" in leak.verdict
+    assert "times 1/2" in leak.verdict
+    assert "explains" not in leak.verdict
+
+
+@pytest.mark.parametrize("change", ["smoothing", "sign", "another label"])
+def test_a_picture_is_certain_whatever_the_loss(
+    model: LoadedModel, gradients: Gradients, change: str
+) -> None:
+    """The whole gradient is then not explained, which says nothing against the picture."""
+    sent = {n: -g for n, g in gradients.items()} if change == "sign" else gradients
+    if change == "smoothing":
+        sent = gradient_of(model, planted_images(1), LABEL, smoothing=0.5)
+    given = 4 if change == "another label" else 3
+    leak = attacked(model, sent, labels=given, attacks=["patch_gradient", "token_span"])
+    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-6
+    assert leak.best.attack == "patch_gradient"
+    assert leak.best.residual > 0.1
+    assert leak.best.is_certain
+    assert ("times −1 " in leak.verdict) == (change == "sign")
+    assert ("[4]" in str(leak.notes) and "[3]" in str(leak.notes)) == (change == "another label")
+    if change == "smoothing":
+        assert "explains the uploaded gradient" not in leak.verdict
+
+
+def test_a_scale_of_a_part_is_not_called_clipping() -> None:
+    """Label smoothing scales most of the gradient of a classifier that knows nothing yet."""
+    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
+    vit = load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
+    picture = next(iter(load_images("embedded", size=64)))[0][None]
+    for smoothing in (0.1, 0.0):
+        sent = gradient_of(vit, picture, LABEL, smoothing=smoothing)
+        sent = {name: g / (1 if smoothing else 30) for name, g in sent.items()}
+        leak = attacked(vit, sent, labels=[3])
+        assert leak.best.is_certain
+        assert leak.best.scaled_residual < 0.01
+        assert ("was it clipped" in leak.verdict) == (smoothing == 0)
+        assert ("label smoothing" in leak.verdict) == (smoothing > 0)
+
+
+@pytest.mark.parametrize("error", ["noise", "fp16"])
+def test_what_rounding_and_noise_leave_is_not_laid_to_the_loss_alone(
+    model: LoadedModel, gradients: Gradients, error: str
+) -> None:
+    """A clipped gradient with small errors leaves a part, too: it may have been clipped."""
+    size, count = size_of(gradients), sum(g.numel() for g in gradients.values())
+    sent = clipped(gradients, 0.7 * size)
+    spread = 1e-4 * 0.7 * size / count**0.5 if error == "noise" else 0.0
+    sent = noisy(sent, spread) if error == "noise" else {n: g.half() for n, g in sent.items()}
+    leak = attacked(model, sent, labels=[3], noise=spread)
+    assert 1e-3 < leak.best.scaled_residual < 1e-2
+    assert leak.best.factor == pytest.approx(0.7, abs=0.01)
+    assert ("clipped" if error == "noise" else "half precision") in leak.verdict
+
+
+# mean and std -------------------------------------------------------------------------------------
+
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
+IMAGENET: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+REVERSED: dict[str, Any] = {"mean": IMAGENET_MEAN[::-1], "std": IMAGENET_STD[::-1]}
+NONE: dict[str, Any] = {"mean": 0.0, "std": 1.0}
+
+
+@pytest.fixture(scope="module")
+def picture() -> Tensor:
+    """The planted one in whole 8-bit levels."""
+    return (planted_images(1) * 255).round() / 255
+
+
+def channels(values: Any) -> Tensor:
+    return torch.tensor(values).expand(3).reshape(3, 1, 1)
+
+
+def fed(picture: Tensor, normalised: dict[str, Any]) -> Tensor:
+    return (picture - channels(normalised["mean"])) / channels(normalised["std"])
+
+
+def declaring(model: LoadedModel, normalised: dict[str, Any]) -> LoadedModel:
+    """The model with another mean and std on its card."""
+    other = copy.deepcopy(model)
+    facts = {n: tuple(channels(v).flatten().tolist()) for n, v in normalised.items()}
+    other.card = replace(model.card, **facts)
+    return other
+
+
+def as_fed(model: LoadedModel, pixels: Tensor) -> dict[str, Tensor]:
+    return gradient_of(model, pixels.to(model.like), LABEL, normalised=True)
+
+
+@pytest.mark.parametrize(
+    ("done", "declared", "fits"),
+    [
+        (NONE, HALF, "none (mean 0, std 1)"),
+        (HALF, NONE, "one half"),
+        (IMAGENET, HALF, "ImageNet's"),
+        (HALF, IMAGENET, "one half"),
+        (REVERSED, IMAGENET, "other order of channels"),
+        ({"mean": 0.5, "std": 1.0}, IMAGENET, "std 1"),
+    ],
+)
+def test_another_normalisation_is_said_and_nothing_is_certain(
+    model: LoadedModel, picture: Tensor, done: Any, declared: Any, fits: str
+) -> None:
+    sent = as_fed(model, fed(picture, done))
+    leak = attacked(declaring(model, declared), sent)
+    assert fits in leak.verdict
+    assert not leak.best.is_certain
+    right = attacked(declaring(model, done), sent)
+    assert right.best.is_certain
+    assert right.doubt == ""
+    assert (right.best.image.double() - picture[0]).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("normalised", [HALF, IMAGENET, NONE])
+def test_pictures_as_declared_stay_certain(
+    model: LoadedModel, picture: Tensor, normalised: Any
+) -> None:
+    known = declaring(model, normalised)
+    for image in (picture, planted_images(1), torch.ones_like(picture), picture.round()):
+        assert attacked(known, as_fed(model, fed(image, normalised))).doubt == ""
+    sent = as_fed(model, fed(picture, normalised))
+    spread = 0.05 * float(sent[PATCH].std())  # declared noise is no other normalisation either
+    assert attacked(known, noisy(sent, spread), noise=spread).doubt == ""
+
+
+def test_pixels_beyond_their_range_are_doubted_and_rounding_is_not(picture: Tensor) -> None:
+    half = ((0.5,) * 3, (0.5,) * 3)
+    assert "[0, 1]" in declared_wrongly(fed(planted_images(1) * 2 - 0.5, HALF)[0], *half)
+    noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0)) * 0.1 / 255
+    assert declared_wrongly(fed(picture + noise, HALF)[0], *half) == ""
+    assert declared_wrongly(fed(picture + noise, NONE)[0], *half)
+
+
+def test_what_an_attack_itself_calls_certain_is_doubted_too(
+    model: LoadedModel, picture: Tensor
+) -> None:
+    told, found = declaring(model, HALF), {CERTAIN: torch.ones(1)}
+    for way, certain in ((HALF, 1.0), (NONE, 0.0)):
+        view = own_uploads(told, as_fed(model, fed(picture, way)), {}).view()
+        made = of_unscored(view, picture, found)
+        assert (float(made[CERTAIN]), float(made[MISNORMALISED])) == (certain, 1 - certain)
+
+
+def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
+    """`layer_span` finds both pictures, of a client that fed [0, 1] where .5 and .25 are told."""
+    told = planted_model(img_size=8, depth=3)
+    plain, labels = declaring(told, NONE), torch.tensor([3, 5])
+    sent = gradient_of(plain, (planted_images(2, 8) * 255).round() / 255, labels)
+    known: dict[str, Any] = {"labels": labels, "attacks": {"layer_span": {"prior": "stationary"}}}
+    right, wrong = attacked(plain, sent, **known), attacked(told, sent, **known)
+    assert (right.best.verified, right.doubt) == (2, "")
+    assert wrong.best.verified == 0
+    assert "none (mean 0, std 1)" in wrong.verdict
+    assert wrong.best.images is not None
+    view = own_uploads(told, sent, {}, labels=labels).view()  # and in the rows of a run
+    found = of_unscored(view, wrong.best.images, {CERTAIN: torch.ones(2)})
+    assert found[CERTAIN].tolist() == [0, 0]
+    assert found[MISNORMALISED].tolist() == [1, 1]
+
+
+# shuffled, or with defences that are named --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def larger() -> LoadedModel:
+    """A model of pictures of 64 pixels."""
+    return planted_model(img_size=64, patch_size=8, embed_dim=96)
+
+
+def photograph(place: int) -> Tensor:
+    return list(load_images("embedded", size=64, limit=place + 1))[place][0].double()[None]
+
+
+@pytest.mark.parametrize("shuffles", [True, False])
+@pytest.mark.parametrize("place", [0, 4])
+def test_the_best_picture_of_a_client_that_shuffles_is_the_one_in_order(
+    larger: LoadedModel, place: int, shuffles: bool
+) -> None:
+    """A plain client's is not taken for a shuffled one."""
+    plain, order = photograph(place), torch.arange(64)
+    chosen = torch.randperm(64, generator=torch.Generator().manual_seed(place))[:16]
+    order[chosen] = chosen.roll(int(shuffles))
+    sent = gradient_of(larger, shuffle_patches(plain, order[None], larger.patch_size), LABEL)
+    leak = attacked(larger, sent, images=plain, attacks=["patch_gradient", "patch_jigsaw"])
+    assert leak.best.attack == ("patch_jigsaw" if shuffles else "patch_gradient")
+    assert leak["patch_gradient"].is_certain
+    if not shuffles:
+        assert leak.moved == 0
+        return
+    assert leak.moved >= 15
+    assert not leak.best.is_certain  # its order is a guess
+    assert leak.best.psnr > leak["patch_gradient"].psnr + 10
+    assert str(leak.moved) in leak.verdict
+
+
+DEFENSES = (
+    *("dp_sgd 0.1", "gaussian_noise 0.1", "int8", "float16", "sign", "top_k 0.3", "prune 0.3"),
+    *("percentile_privacy", "dp_sgd 0.1 clip 0.5, int8"),
+)
+
+
+@pytest.mark.parametrize("defenses", [text.split(", ") for text in DEFENSES])
+def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declares_it(
+    larger: LoadedModel, defenses: list[str]
+) -> None:
+    inputs = ClientInput(photograph(0), LABEL, ["one"])
+    sent = make_upload(larger, [inputs], ClientConfig(defenses=tuple(defenses)))
+    client = client_step({"defenses": defenses, "batch": 1})
+    noise, rounding, _ = declared_errors(client, sent.grads)
+    for told, known in ((noise, sent.noise), (rounding, sent.rounding)):
+        assert told.keys() == {name for name, level in known.items() if level.any()}
+        assert all(told[n].item() == pytest.approx(known[n].item(), rel=0.01) for n in told)
+
+
+def test_defences_are_weighed_by_attacks(larger: LoadedModel) -> None:
+    inputs = ClientInput(photograph(0), LABEL, ["one"])
+    client = ClientConfig(defenses=("dp_sgd 0.0001",))
+    sent = {name: g[0] for name, g in make_upload(larger, [inputs], client).grads.items()}
+    known = attacked(larger, sent, defenses=[{"dp_sgd": 1e-4}])
+    assert known.declared == pytest.approx(attacked(larger, sent, noise=1e-4).declared) != 0
