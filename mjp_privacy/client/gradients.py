@@ -106,12 +106,12 @@ class FedSGDClient:
         wanted = self.wanted(names)
         steps = self.steps(inputs)
         with self.differentiating():
-            if self.in_one_pass(wanted):
+            if self._in_one_pass(wanted):
                 return self._per_image(wanted, steps)
             shared = {name: self.model.get_parameter(name).detach() for name in wanted}
             return self.step_gradients(shared, steps, own_weights=False)
 
-    def in_one_pass(self, names: Sequence[str]) -> bool:
+    def _in_one_pass(self, names: Sequence[str]) -> bool:
         """Whether these gradients take one forward and backward pass of all images together."""
         one_loss = self.model.family in ("vit", "timm") and not self.localizes
         plain = one_loss and self.config.autocast == "none"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,10 +83,22 @@ def _defended(
         _upload(trainer, [s.part(slice(start, start + at_once)) for s in inputs], round, seed)
         for start in range(0, total, at_once)
     ]
-    differs = client.upload == "weight_difference"
     unknown = list(_joined([part.unknown for part in parts], names).values())
-    return ClientUpdate(
+    return described(
+        trainer,
         _joined([part.sent for part in parts], names),
+        noise=_joined([part.noise for part in parts], names),
+        rounding=_joined([part.rounding for part in parts], names),
+        undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
+    )
+
+
+def described(trainer: FedSGDClient, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
+    """An upload of these values, with what the client's recipe says of it and further fields."""
+    client = trainer.config
+    differs = client.upload == "weight_difference"
+    return ClientUpdate(
+        values,
         kind=client.upload,
         dtype=trainer.model.like.dtype,
         batch=client.batch,
@@ -96,10 +109,8 @@ def _defended(
         momentum=client.momentum,
         dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
         autocast=client.autocast,
-        noise=_joined([part.noise for part in parts], names),
-        rounding=_joined([part.rounding for part in parts], names),
         clipped=client.clips,
-        undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
+        **further,
     )
 
 

@@ -235,12 +235,9 @@ class CellTask:
             if block0 == "april_block" and seen.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
             correct = torch.full((len(images),), torch.nan, dtype=torch.float64)
-            own = not isinstance(self.attack, Control) and self.attack.victim == block0
             if labelled.any():
-                classes = seen.classes if own else None
-                if classes is None:
-                    key = ("prediction", block0, client.positions, client.adapters, *fed)
-                    classes = memo.once(key, partial(predicted, block0))
+                key = ("prediction", block0, client.positions, client.adapters, *fed)
+                classes = memo.once(key, partial(predicted, block0))
                 right = (classes == inputs.labels.cpu()).double()
                 correct = right.where(labelled, torch.nan)
             columns[f"top1.{variant}"] = correct.numpy()[places]

@@ -96,21 +96,18 @@ class AttackFacts:
     @classmethod
     def of(cls, cell: Cell, attack: Attack | Control, paper: str | None) -> AttackFacts:
         """The facts of a cell's attack; paper: what the paper calls the model."""
-        from mjp_privacy.interfaces import Control
-
-        config = cell.attack
-        shared: dict[str, Any] = {
-            "title": config.title,
-            "name": config.name,
-            "engine": str(config.options.get("engine", "batched")),
-            "options": json.dumps(config.options, sort_keys=True, default=str),
-        }
-        if isinstance(attack, Control):
-            return cls(role=attack.role, uploads=0, victim="intact", **shared)
-        if paper is not None and attack.published:
-            setting = cell.paper_setting or cell.setting
-            shared["paper_row"] = {"model": paper, "setting": setting}
-        return cls(uploads=attack.uploads, victim=attack.victim, **shared)
+        setting, config = cell.paper_setting or cell.setting, cell.attack
+        published = getattr(attack, "published", False)  # a control has no such thing
+        return cls(
+            title=config.title,
+            name=config.name,
+            role=getattr(attack, "role", "attack"),
+            uploads=getattr(attack, "uploads", 0),
+            victim=getattr(attack, "victim", "intact"),
+            engine=str(config.options.get("engine", "batched")),
+            options=json.dumps(config.options, sort_keys=True, default=str),
+            paper_row={"model": paper, "setting": setting} if paper and published else None,
+        )
 
     @property
     def known_as(self) -> str:

@@ -21,13 +21,13 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -63,27 +63,34 @@ class SourceCode:
         return _sha256(json.dumps(self.files, sort_keys=True))
 
 
-@dataclass(frozen=True)
-class _Module:
+class _Module(NamedTuple):
     """What a module's source says."""
 
     file: str  # its name in messages
     digest: str
-    imports: Sequence[str]  # dotted names: of modules, or of what is taken from them
+    imports: Sequence[str] = ()  # dotted names: of modules, or of what is taken from them
 
     @classmethod
     def read(cls, name: str, file: Path | None) -> _Module:
         """Read the source of this module."""
         if file is None:
-            return cls(name, NO_SOURCE, ())
+            return cls(name, NO_SOURCE)
         is_package = file.name == "__init__.py"
         shown = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
         source = file.read_bytes()
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError):  # half-edited: it cannot be the code that is running
-            return cls(shown, hashlib.sha256(source).hexdigest()[:16], ())
-        imports = tuple(_imports(tree, name if is_package else name.rpartition(".")[0]))
+            return cls(shown, hashlib.sha256(source).hexdigest()[:16])
+        imports: list[str] = []
+        package = (name if is_package else name.rpartition(".")[0]).split(".")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imports += (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) + 1 - node.level] if node.level else []
+                module = [node.module] if node.module else []
+                imports += (".".join([*above, *module, alias.name]) for alias in node.names)
         return cls(shown, _sha256(normal_form(tree)), imports)
 
 
@@ -168,18 +175,6 @@ class SourceReader:
         return self._files[name]
 
 
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """The dotted names that a source imports, anywhere in it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")
-            above = parents[: len(parents) + 1 - node.level] if node.level else []
-            module = [node.module] if node.module else []
-            yield from (".".join([*above, *module, alias.name]) for alias in node.names)
-
-
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -190,19 +185,18 @@ def normal_form(tree: ast.AST) -> str:
 
     normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
     """
+
+    def does_nothing(statement: object) -> bool:
+        alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return alone or isinstance(statement, ast.Pass)
+
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, name, None), list):
-                setattr(node, name, [s for s in statements if not _does_nothing(s)])
+                setattr(node, name, [s for s in statements if not does_nothing(s)])
         if isinstance(node, ast.JoinedStr):
             node.values = [v for v in node.values if getattr(v, "value", v) != ""]
     return VARYING.sub("", ast.dump(tree)).replace("(, ", "(")
-
-
-def _does_nothing(statement: object) -> bool:
-    """Whether a statement is `pass` or a text that stands alone."""
-    alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return alone or isinstance(statement, ast.Pass)
 
 
 # results of other code ----------------------------------------------------------------------------
@@ -240,15 +234,13 @@ def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
 def cells_of_other_code(
     plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
 ) -> dict[Cell, set[str]]:
-    """The cells that hold finished images of other code, each with the digests of that code."""
-    made = {
-        cell: {
-            digest
-            for block in plan.blocks[cell.model]
-            for digest in finished.of_other_code(run_id, block, codes[cell].digest)
-        }
-        for cell, run_id in run_ids.items()
-    }
+    """The cells that hold finished images of other code, each with the digests of that code; "":
+    it was not recorded."""
+    made: dict[Cell, set[str]] = {}
+    for cell, run_id in run_ids.items():
+        known = finished.of(run_id)
+        images = [r.image_id for block in plan.blocks[cell.model] for r in block.records]
+        made[cell] = {known[name].code for name in images if name in known} - {codes[cell].digest}
     return {cell: digests for cell, digests in made.items() if digests}
 
 

@@ -7,6 +7,7 @@ gradient, and an attack. A misspelt name gets the nearest real one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -258,14 +259,10 @@ def check_experiment(experiment: Experiment, where: str) -> None:
     check_client(experiment.client, experiment.block, f"{where}, client")
     for place, entry in enumerate(experiment.grid):
         _check_entry(entry, experiment, f"{where}, grid.{place}")
-    cells = sum(
-        len(entry.models)
-        * len(entry.settings)
-        * len(entry.gammas)
-        * len(experiment.attacks if entry.attacks is None else entry.attacks)
-        * len(entry.dtypes or experiment.dtypes)
-        for entry in experiment.grid
-    )
+    cells = 0
+    for entry in experiment.grid:
+        lists = (entry.models, entry.settings, entry.gammas, attacks_of(entry, experiment))
+        cells += math.prod(map(len, (*lists, entry.dtypes or experiment.dtypes)))
     if cells > MOST_CELLS:
         raise UserError(
             f"{where}, grid: expected at most {MOST_CELLS} cells, got {cells}: models × settings × "

@@ -45,7 +45,7 @@ def with_changes(
     if gamma is not None:
         changed = with_gamma(changed, gamma)
     changed = dataclasses.replace(changed, attacks=with_seconds(changed.attacks, attack_seconds))
-    return with_weights(changed, tuple(weights))
+    return with_weights(changed, weights)
 
 
 def with_seconds(
@@ -62,22 +62,21 @@ def with_published_attacks(experiment: Experiment) -> Experiment:
 
     Grid entries that are left without an attack go.
     """
-    published = {
-        attack.title
+    attacks = tuple(
+        attack
         for attack in experiment.attacks
         if getattr(find_attack(attack.name, dict(attack.options)), "published", False)
-    }
+    )
     grid = tuple(
         dataclasses.replace(entry, attacks=kept)
         for entry in experiment.grid
-        if (kept := tuple(a.title for a in attacks_of(entry, experiment) if a.title in published))
+        if (kept := tuple(a.title for a in attacks_of(entry, experiment) if a in attacks))
     )
     if not grid:
         raise UserError(
             f"--published-only: {experiment.name!r} has no attack that the paper ran; expected "
             "april among its attacks. Run it without --published-only, or take table5."
         )
-    attacks = tuple(attack for attack in experiment.attacks if attack.title in published)
     return dataclasses.replace(experiment, attacks=attacks, grid=grid)
 
 
@@ -107,15 +106,19 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 
-def with_weights(experiment: Experiment, weights: tuple[str, ...]) -> Experiment:
+def with_weights(experiment: Experiment, weights: Sequence[str]) -> Experiment:
     """The experiment with these checkpoints: `NAME=PATH` for one model, `PATH` for all others.
+    NAME and PATH may contain '='.
 
     with_weights(experiment, ("all.pth", "MJP=mjp.pth")), in any order
     """
     models = experiment.models
     paths: dict[str | None, str] = {}  # None: of all models that are not named
     for item in weights:
-        name = _model_of(item, list(models))
+        name = max((n for n in models if item.startswith(f"{n}=")), key=len, default=None)
+        if name is None and "=" in item and not Path(item).exists():
+            unknown = unknown_name("model", item.partition("=")[0], list(models))
+            raise UserError(f"--weights {item}: not a file, and read as NAME=PATH: {unknown}")
         path = item if name is None else item.removeprefix(f"{name}=")
         if not path or name in paths:
             came = "two" if name in paths else "none"
@@ -152,17 +155,6 @@ def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Expe
     return dataclasses.replace(experiment, models=models)
 
 
-def _model_of(item: str, labels: list[str]) -> str | None:
-    """The model that `NAME=PATH` names; None for a plain `PATH`. NAME and PATH may contain '='."""
-    named = [label for label in labels if item.startswith(f"{label}=")]
-    if named:
-        return max(named, key=len)
-    if "=" not in item or Path(item).exists():
-        return None
-    unknown = unknown_name("model", item.partition("=")[0], labels)
-    raise UserError(f"--weights {item}: not a file, and read as NAME=PATH: {unknown}")
-
-
 # options that entries of the grid do not take -----------------------------------------------------
 
 
@@ -175,8 +167,13 @@ def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
 
         unreached(["batches.yaml", "--client.batch", "4"], experiment)
     """
+    fields = {f"{CLIENT}{f.name}": f.name for f in dataclasses.fields(ClientConfig)}
+    fields |= {f"{CLIENT}no_{name}": name for name in fields.values()} | {f"--{DTYPES}": DTYPES}
     notes = []
-    for option, field in _given(argv).items():
+    for option in dict.fromkeys(word.partition("=")[0] for word in argv):
+        field = fields.get(f"--{option.removeprefix('--').replace('-', '_')}")
+        if field is None:
+            continue
         wanted = experiment.dtypes if field == DTYPES else getattr(experiment.client, field)
         said = [
             entry.dtypes if field == DTYPES else (entry.client or {}).get(field)
@@ -206,26 +203,10 @@ def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
 
 def idle_attacks(experiment: Experiment) -> list[str]:
     """A note where the experiment lists attacks that no entry of its grid takes."""
-    labels = [attack.label or attack.name for attack in experiment.attacks]
+    labels = [attack.title for attack in experiment.attacks]
     taken = {label for entry in experiment.grid for label in entry.attacks or labels}
     idle = plain(", ".join(label for label in labels if label not in taken))
     return [f"note: no entry of the grid takes {idle}: name it there, too"] if idle else []
-
-
-def _given(argv: Sequence[str]) -> Mapping[str, str]:
-    """The options of this command line that an entry can have its own value of, with its field."""
-    fields = {
-        field.name.replace("_", "-"): field.name for field in dataclasses.fields(ClientConfig)
-    }
-    given = {}
-    for word in argv:
-        name = word.partition("=")[0].replace("_", "-")
-        field = name.removeprefix(CLIENT)
-        if name == f"--{DTYPES}":
-            given[name] = DTYPES
-        elif name.startswith(CLIENT):
-            given[name] = fields.get(field) or fields[field.removeprefix("no-")]
-    return given
 
 
 # conditions ---------------------------------------------------------------------------------------

@@ -133,12 +133,6 @@ class Finished:
             or (self.again and unit.code != code)
         ]
 
-    def of_other_code(self, run_id: str, block: Block, code: str) -> set[str]:
-        """The digests of other code that finished images of the block; "": it was not recorded."""
-        known = self.of(run_id)
-        made_by = {known[r.image_id].code for r in block.records if r.image_id in known}
-        return made_by - {code}
-
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
     """Expand the grid into cells and cut each model's images into blocks of whole client steps.

@@ -258,7 +258,7 @@ class RecordedUploads(ModelUploads):
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(cell, images, images, inputs, models, updates, labels, seconds=seconds)
+        return Observation(cell, images, images, inputs, models, updates, labels, seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
         """What the client fed in its first step. Inputs of later steps are not recorded, and

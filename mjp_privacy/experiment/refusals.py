@@ -18,6 +18,7 @@ from attacks import lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
+from mjp_privacy.client.upload import described
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import (
@@ -112,23 +113,8 @@ def foreseen(
     except Exception:  # an attack of anybody's, whose own code fails; the run tells it
         return None
     sent = trainer.wanted([name for name in needed if name in known])
-    differs = client.upload == "weight_difference"
-    update = ClientUpdate(
-        _empty(known, sent),
-        kind=client.upload,
-        dtype=model.like.dtype,
-        batch=client.batch,
-        partners=client.partners,
-        optimizer=client.optimizer,
-        lr=client.lr if differs else None,
-        steps=client.steps,
-        weight_decay=client.weight_decay if differs else 0.0,
-        dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
-        momentum=client.momentum,
-        autocast=client.autocast,
-        position_noise=client.position_noise,
-        clipped=client.clips,
-    )
+    further = {"partners": client.partners, "position_noise": client.position_noise}
+    update = described(trainer, _empty(known, sent), **further)
     return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
 
 

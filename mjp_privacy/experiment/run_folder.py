@@ -50,7 +50,7 @@ def run_folder(
     folder = Path("results") / experiment.name
     if any(config.model or config.checkpoint for config in experiment.models.values()):
         return folder
-    given = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
+    given = {m.checkpoint for m in with_weights(experiment, weights).models.values()}
     name = next(iter(given), None) if len(given) == 1 else None
     if name is None:
         return folder

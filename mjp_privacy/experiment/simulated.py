@@ -168,11 +168,9 @@ class SimulatedUploads(ModelUploads):
             return Observation(cell, photographs, plain, first[0], [self.model], [], labels)
         self._gradient_seconds = 0.0
         models = self._models(cell, attack, first)
-        updates, classes = self._updates(cell, attack, names, rounds, models)
+        updates = self._updates(cell, attack, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
-        return Observation(
-            cell, photographs, plain, first[0], models, updates, labels, classes, seconds
-        )
+        return Observation(cell, photographs, plain, first[0], models, updates, labels, seconds)
 
     # inputs -----------------------------------------------------------------------------------
 
@@ -223,29 +221,16 @@ class SimulatedUploads(ModelUploads):
         names: Sequence[str],
         rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[LoadedModel],
-    ) -> tuple[list[ClientUpdate], Tensor | None]:
-        """The client's upload in each round, which has one input for every local step; and what the
-        client's model took the inputs of the first round for, where its own pass showed it."""
+    ) -> list[ClientUpdate]:
+        """The client's upload in each round, which has one input for every local step."""
         updates: list[ClientUpdate] = []
-        classes: list[Tensor | None] = []
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
             parameters = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in parameters]
-            options = {"names": wanted, "round": round, "seed": self.seed}
-            make = partial(make_upload, model, steps, cell.client, **options)  # type: ignore[arg-type]
             key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
-            client = cell.client
-            plain = (
-                client.mode == "eval"
-                and client.one_plain_step
-                and not client.defenses
-                and client.adapters is None
-            )
-            shows = plain and FedSGDClient(model, client).in_one_pass(wanted)
-            update, seen = self._timed(key, partial(_with_classes, model, make, shows))
-            updates.append(update)
-            classes.append(seen)
-        return updates, classes[0]
+            make = partial(make_upload, model, steps, cell.client, names=wanted)
+            updates.append(self._timed(key, partial(make, round=round, seed=self.seed)))
+        return updates
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
@@ -258,23 +243,6 @@ class SimulatedUploads(ModelUploads):
             return value
 
         return self.memo.once(key, timed)
-
-
-def _with_classes(
-    model: LoadedModel, make: Callable[[], ClientUpdate], shows: bool
-) -> tuple[ClientUpdate, Tensor | None]:
-    """An upload, and the classes that its forward pass predicted; None where that is not one pass
-    of the images as they are (`shows`)."""
-    if not shows:
-        return make(), None
-    classes: list[Tensor] = []
-    hook = model.register_forward_hook(
-        lambda _, inputs, logits: classes.append(logits.detach().argmax(-1))
-    )
-    try:
-        return make(), torch.cat(classes).cpu() if classes else None
-    finally:
-        hook.remove()
 
 
 @dataclass(frozen=True)

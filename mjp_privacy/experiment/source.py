@@ -141,8 +141,6 @@ class Observation:
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
     updates: Sequence[ClientUpdate]  # what it uploaded; none for a control
     labels: Tensor | None  # (m,) as the attacker knows them; None: it does not
-    classes: Tensor | None = None
-    """(m,) what the client's model took the inputs for, where its own pass showed it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time spent on the uploads, by stage. An upload that several cells share is counted for the
     first cell that needs it."""

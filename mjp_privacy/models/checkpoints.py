@@ -251,7 +251,9 @@ def load_into(
         if table is None:
             notes.append("pos_embed is not in the checkpoint: fixed at zero")
             filled.append("pos_embed")
-        state["pos_embed"] = torch.zeros_like(model.table)
+        state["pos_embed"] = torch.zeros(
+            model.table.shape, dtype=model.table.dtype, device=model.table.device
+        )
     for name in TABLES:
         if name in state and getattr(model, name) is not None:
             state[name] = resampled(state[name], model.grid, name, notes, source)
