@@ -50,7 +50,7 @@ from mjp_privacy.experiment.diagnostics import (
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
-from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
+from mjp_privacy.interfaces import Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.uploads.checks import of_unscored
@@ -83,24 +83,23 @@ class CellTask:
 
     uploads: ModelUploads
     cell: Cell
-    attack: Attack | Control
     gradients: Sequence[str]  # the parameters whose gradients the clients upload
     facts: CellFacts
     residual: bool  # whether the gradient of each reconstruction is compared with the upload
 
     def run(self, records: Sequence[ImageRecord]) -> CellResult:
         """Observe, attack and score these images: whole client steps, in order."""
-        cell, attack, uploads, count = self.cell, self.attack, self.uploads, len(records)
+        cell, uploads, count, attack = self.cell, self.uploads, len(records), self.cell.attacker
         if (refusal := self._refusal(records)) is not None:
             return without_scores(records, "unsupported", refusal.text)
+        seen = uploads.observe(cell, self.gradients, records)
         generator_of = partial(self._generator, records)
         if isinstance(attack, Control):
-            seen = uploads.observe(cell, None, self.gradients, records)
             truth = Truth(seen.plain, seen.inputs.labels, seen.inputs.image_ids)
             answer = attack.run(seen.view, truth, seen.inputs, generator=generator_of(0))
             made = checked_reconstruction(answer, seen.view, count)
             return self._scored(seen, records, Done(made, unfinished(made, count)))
-        seen, device = uploads.observe(cell, attack, self.gradients, records), self.device
+        device = self.device
         started = clock(device)
         if (refusal := attack.unsupported(seen.view)) is not None:
             return without_scores(records, "unsupported", refusal.text)
@@ -127,14 +126,11 @@ class CellTask:
 
     def _refusal(self, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
-        if isinstance(self.attack, Control) and not self.uploads.scored:
+        if not self.cell.uploads and not self.uploads.scored:
             return NO_TRUTH
-        if (refusal := refused_by_network(self.cell, self.uploads.model, self.attack)) is not None:
+        if (refusal := refused_by_network(self.cell, self.uploads.model)) is not None:
             return refusal
-        if isinstance(self.attack, Control):
-            return None
-        lacking = self.uploads.lacks(self.attack, records)
-        return lacking or refused_by_setting(self.cell, self.attack)
+        return self.uploads.lacks(self.cell, records) or refused_by_setting(self.cell)
 
     def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
         """The generator for the attack's random choices from this step on.
@@ -356,13 +352,12 @@ def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
 
 def _that_fit(task: CellTask, images: int) -> int:
     """How many of the images are computed together: as many as memory holds the uploads of."""
-    attack, batch = task.attack, task.cell.client.batch
-    free = free_bytes(task.device)
-    if not free or isinstance(attack, Control):
+    batch, free = task.cell.client.batch, free_bytes(task.device)
+    if not free or not task.cell.uploads:
         return images
     parameters = dict(task.uploads.model.named_parameters())
     entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
-    each = entries * attack.uploads * COPIES * torch.float64.itemsize
+    each = entries * task.cell.uploads * COPIES * torch.float64.itemsize
     own = SHARE * free / workers_beside()
     while images > batch and images * each > own:
         images = max(images // batch // 2, 1) * batch

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
+from mjp_privacy.interfaces import Control
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.source import UploadSource
-    from mjp_privacy.interfaces import Attack, Control
     from mjp_privacy.models import LoadedModel
 
 UNRESOLVED = "unresolved"
@@ -94,19 +94,21 @@ class AttackFacts:
     paper_row: Mapping[str, str] | None = None
 
     @classmethod
-    def of(cls, cell: Cell, attack: Attack | Control, paper: str | None) -> AttackFacts:
+    def of(cls, cell: Cell, paper: str | None) -> AttackFacts:
         """The facts of a cell's attack; paper: what the paper calls the model."""
-        setting, config = cell.paper_setting or cell.setting, cell.attack
-        published = getattr(attack, "published", False)  # a control has no such thing
+
+        config, attack = cell.attack, cell.attacker
+        published = not isinstance(attack, Control) and attack.published and paper is not None
+        row = {"model": str(paper), "setting": cell.paper_setting or cell.setting}
         return cls(
             title=config.title,
             name=config.name,
-            role=getattr(attack, "role", "attack"),
-            uploads=getattr(attack, "uploads", 0),
-            victim=getattr(attack, "victim", "intact"),
+            role=attack.role if isinstance(attack, Control) else "attack",
+            uploads=cell.uploads,
+            victim=cell.victim,
             engine=str(config.options.get("engine", "batched")),
             options=json.dumps(config.options, sort_keys=True, default=str),
-            paper_row={"model": paper, "setting": setting} if paper and published else None,
+            paper_row=row if published else None,
         )
 
     @property
@@ -263,7 +265,6 @@ def _name(f: dataclasses.Field[Any]) -> str:
 def describe(
     cell: Cell,
     experiment: Experiment,
-    attack: Attack | Control,
     source: UploadSource,
     model: LoadedModel | None,
     reason: str = "",
@@ -284,7 +285,7 @@ def describe(
     unread = ModelFacts(label=cell.model, trained_gamma=config.trained_gamma)
     return CellFacts(
         model=unread if model is None else ModelFacts.of(cell.model, model),
-        attack=AttackFacts.of(cell, attack, config.paper),
+        attack=AttackFacts.of(cell, config.paper),
         setting=cell.setting,
         gamma=cell.gamma,
         dtype=cell.dtype,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -40,6 +41,9 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
+
+if TYPE_CHECKING:
+    from mjp_privacy.interfaces import Attack, Control
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
@@ -190,6 +194,22 @@ class Cell:
     paper_setting: SettingName | None
     note: str | None
     client: ClientConfig
+
+    @cached_property
+    def attacker(self) -> Attack | Control:
+        """The attack itself, or the control."""
+        return find_attack(self.attack.name, self.attack.options)
+
+    @property
+    def uploads(self) -> int:
+        """How many uploads of the same images the attack reads; 0: it is a control."""
+        return int(getattr(self.attacker, "uploads", 0))
+
+    @property
+    def victim(self) -> Literal["intact", "april_block"]:
+        """Block 0 of the model that the client trains."""
+        victim: Literal["intact", "april_block"] = getattr(self.attacker, "victim", "intact")
+        return victim
 
 
 def expand(experiment: Experiment) -> list[Cell]:

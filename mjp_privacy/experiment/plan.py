@@ -13,7 +13,6 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
-from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import out_of_memory
@@ -25,17 +24,16 @@ from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import Block, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
-from mjp_privacy.interfaces import Attack, Control
+from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a run in table order, the attack of each, and each model's blocks of images."""
+    """The cells of a run in table order, and each model's blocks of images."""
 
     experiment: Experiment
     cells: Sequence[Cell]
-    attacks: Mapping[Cell, Attack | Control]
     blocks: Mapping[str, Sequence[Block]]  # by model, in the config's order
 
     @property
@@ -57,10 +55,10 @@ class Plan:
         key = self._upload(cell)
         names: list[str] = []
         for peer in self.cells:
-            attack = self.attacks[peer]
+            attack = peer.attacker
             if self._upload(peer) != key or isinstance(attack, Control):
                 continue
-            if refused_by_network(peer, model, attack) is not None:
+            if refused_by_network(peer, model) is not None:
                 continue  # what it reads is not there
             try:
                 needed = attack.needs(model)  # by anybody's code
@@ -69,14 +67,13 @@ class Plan:
                     raise TypeError(f"needs: expected names of parameters, got {got}")
                 names += needed
             except Exception:
-                if attack is self.attacks[cell]:  # another's mistake is that one's own failure
+                if peer is cell:  # another's mistake is that one's own failure
                     raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
 
     def _upload(self, cell: Cell) -> tuple[Any, ...]:
         """What cells that attack the same uploads have in common."""
-        attack = self.attacks[cell]
-        victim = None if isinstance(attack, Control) else attack.victim
+        victim = cell.victim if cell.uploads else None
         return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
     def groups(self, model: str) -> list[list[Cell]]:
@@ -95,9 +92,8 @@ class Plan:
 
         def met(peer: Cell) -> tuple[Any, ...] | None:
             """The client as it trained, if the peer's attack meets that."""
-            attack = self.attacks[peer]
-            altered = isinstance(attack, Control) or (
-                attack.victim == "april_block" and model.first_block != "closed_form"
+            altered = not peer.uploads or (
+                peer.victim == "april_block" and model.first_block != "closed_form"
             )
             return None if altered else self._upload(peer)[:-1]
 
@@ -147,7 +143,6 @@ def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
                 f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
             )
         keys.add(key)
-    attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
     used = {cell.model for cell in cells}
     models = [name for name in experiment.models if name in used]
     blocks: dict[str, list[Block]] = {}
@@ -163,7 +158,7 @@ def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
             )
         starts = range(0, len(records), size)
         blocks[name] = [Block(n, records[at : at + size]) for n, at in enumerate(starts)]
-    return Plan(experiment, cells, attacks, blocks)
+    return Plan(experiment, cells, blocks)
 
 
 def check_partners(plan: Plan) -> None:
@@ -220,8 +215,8 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
             parameters = source.outline(model).parameters()
             largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
             for cell in plan.cells_of(model):
-                names, attack = partial(plan.gradients, cell), plan.attacks[cell]
-                found = [source.foresee(cell, attack, names, block.records) for block in blocks]
+                names = partial(plan.gradients, cell)
+                found = [source.foresee(cell, names, block.records) for block in blocks]
                 reasons = dict.fromkeys(refusal.text for refusal in found if refusal is not None)
                 own += [(reason, cell.attack.title) for reason in reasons]
         except UserError as error:

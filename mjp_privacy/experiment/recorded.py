@@ -36,7 +36,7 @@ from mjp_privacy.experiment.source import (
     UploadSource,
 )
 from mjp_privacy.experiment.store import NoRun, RunStore
-from mjp_privacy.interfaces import Attack, ClientInput, Control, Refusal
+from mjp_privacy.interfaces import ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.folder import REFUSED, Group
@@ -144,13 +144,12 @@ class Recorded(UploadSource):
     def foresee(
         self,
         cell: Cell,
-        attack: Attack | Control,
         names: Callable[[LoadedModel], Sequence[str]],
         records: Sequence[ImageRecord],
     ) -> Refusal | None:
         """What the headers of the group's uploads and of its weights tell."""
         group = self.group(cell.model)
-        if isinstance(attack, Control):
+        if not cell.uploads:
             return None if group.scored else NO_TRUTH
 
         def sent_by(upload: Upload) -> frozenset[str]:
@@ -159,7 +158,7 @@ class Recorded(UploadSource):
             return self._sent[upload.name]
 
         series, outline = group.of(records), self.outline(cell.model)
-        return foreseen_of_series(series, outline, cell, attack, names, sent_by)
+        return foreseen_of_series(series, outline, cell, names, sent_by)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise where the run holds lines of another folder of this name, which these would
@@ -227,9 +226,11 @@ class RecordedUploads(ModelUploads):
             self._later[weights_file, dtype] = loaded
         return self._later[weights_file, dtype]
 
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+    def lacks(self, cell: Cell, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the recorded uploads do not suit the attack: another block 0, or too few of them."""
-        return lacking(self.group.of(records), attack, self.model)
+        if isinstance(cell.attacker, Control):
+            return None
+        return lacking(self.group.of(records), cell.attacker, self.model)
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
         """The float32 model; the recorded weights include the client's position table."""
@@ -238,7 +239,6 @@ class RecordedUploads(ModelUploads):
     def observe(
         self,
         cell: Cell,
-        attack: Attack | None,
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
@@ -246,11 +246,11 @@ class RecordedUploads(ModelUploads):
         images = torch.stack([self.images[record] for record in records])
         inputs = self._inputs(records, images)
         labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
-        if attack is None:
+        if not cell.uploads:
             return Observation(cell, images, images, inputs, [self.model], [], labels)
         device = self.model.like.device
         series = self.group.of(records)
-        rounds = series[0].uploads[: attack.uploads]
+        rounds = series[0].uploads[: cell.uploads]
         models = [self.at(upload, cell.dtype) for upload in rounds]
         started = clock(device)
         updates = []

@@ -46,22 +46,20 @@ NO_SERIES = Refusal(
 NO_TRUTH = Refusal("target", "the private images were not given, so nothing is scored")
 
 
-def refused_by_setting(cell: Cell, attack: Attack) -> Refusal | None:
-    """Why the cell's setting leaves nothing to score the attack against, or None."""
+def refused_by_setting(cell: Cell) -> Refusal | None:
+    """Why the cell's setting leaves nothing to score its attack against, or None."""
     setting = SETTINGS[cell.setting]
-    if attack.uploads > 1 and setting.shuffles and setting.against == "input":
+    if cell.uploads > 1 and setting.shuffles and setting.against == "input":
         return NO_ONE_INPUT
-    fresh = attack.uploads > 1 and cell.client.partners == "fresh"
-    return NO_SERIES if fresh and "shared pictures" not in traits_of(attack.name) else None
+    fresh = cell.uploads > 1 and cell.client.partners == "fresh"
+    return NO_SERIES if fresh and "shared pictures" not in traits_of(cell.attack.name) else None
 
 
-def refused_by_network(
-    cell: Cell, model: MJPVisionTransformer, attack: Attack | Control
-) -> Refusal | None:
+def refused_by_network(cell: Cell, model: MJPVisionTransformer) -> Refusal | None:
     """Why the attack or the client does not suit a network that is no plain ViT, or None."""
     if model.family == "vit":
         return None
-    client = cell.client
+    client, attack = cell.client, cell.attacker
     if client.positions != "own" or client.adapters is not None:
         text = f"clients of a {model.family} have positions: own and no low-rank adapters here"
         return Refusal("model", text)
@@ -93,19 +91,17 @@ META = torch.device("meta")
 Names = Callable[[LoadedModel], Sequence[str]]
 
 
-def foreseen(
-    variants: ModelVariants, cell: Cell, attack: Attack | Control, names: Names
-) -> Refusal | None:
+def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | None:
     """Why the attack does not apply to simulated clients of a cell, or None:
-    foreseen(ModelVariants(outline_model("cifar_vit"), META), cell, attack, attack.needs)."""
-    if (refusal := refused_by_network(cell, variants.model, attack)) is not None:
+    foreseen(ModelVariants(outline_model("cifar_vit"), META), cell, cell.attacker.needs)."""
+    if (refusal := refused_by_network(cell, variants.model)) is not None:
         return refusal
-    if isinstance(attack, Control):
+    if not cell.uploads:
         return None
-    if (refusal := refused_by_setting(cell, attack)) is not None:
+    if (refusal := refused_by_setting(cell)) is not None:
         return refusal
     client = cell.client
-    model = variants.of(attack.victim, cell.dtype, client.positions, client.adapters)
+    model = variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
     trainer = FedSGDClient(model, client)
     known = dict(model.named_parameters())
     try:
@@ -115,14 +111,13 @@ def foreseen(
     sent = trainer.wanted([name for name in needed if name in known])
     further = {"partners": client.partners, "position_noise": client.position_noise}
     update = described(trainer, _empty(known, sent), **further)
-    return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
+    return _asked(cell, model, [update] * cell.uploads, labelled=True)
 
 
 def foreseen_of_series(
     series: Sequence[Series],
     outline: LoadedModel,
     cell: Cell,
-    attack: Attack,
     names: Names,
     sent_by: Callable[[Upload], Set[str]],
 ) -> Refusal | None:
@@ -130,8 +125,8 @@ def foreseen_of_series(
 
     sent_by: the names of an upload's tensors
     """
-    refusal = lacking(series, attack, outline) or refused_by_setting(cell, attack)
-    if refusal is not None:
+    assert not isinstance(cell.attacker, Control)
+    if refusal := lacking(series, cell.attacker, outline) or refused_by_setting(cell):
         return refusal
     known = dict(outline.named_parameters())
     try:
@@ -139,7 +134,7 @@ def foreseen_of_series(
     except Exception:  # an attack of anybody's, whose own code fails; the run tells it
         return None
     updates = []
-    for number in range(attack.uploads):
+    for number in range(cell.uploads):
         uploads = [each.uploads[number] for each in series]
         present = frozenset.intersection(*(frozenset(sent_by(upload)) for upload in uploads))
         sent = [name for name in needed if name in present and name in known]
@@ -150,7 +145,7 @@ def foreseen_of_series(
         or (first.header.batch == 1 and not sent_by(first).isdisjoint((HEAD, HEAD_BIAS)))
         for first in (each.first for each in series)
     )
-    return _asked(attack, outline, updates, cell, labelled=labelled)
+    return _asked(cell, outline, updates, labelled=labelled)
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
@@ -174,22 +169,18 @@ def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, 
 
 
 def _asked(
-    attack: Attack,
-    model: LoadedModel,
-    updates: Sequence[ClientUpdate],
-    cell: Cell,
-    *,
-    labelled: bool,
+    cell: Cell, model: LoadedModel, updates: Sequence[ClientUpdate], *, labelled: bool
 ) -> Refusal | None:
     """What the attack answers; None where it would have to look at values, which are not there.
 
     Then it is asked in the run, with uploads that have values.
     """
+    assert not isinstance(cell.attacker, Control)
     card, batch = model.card, updates[0].batch
     labels = torch.zeros(batch, dtype=torch.long) if labelled else None
     pixels = Pixels(card.img_size, card.mean, card.std)
     view = AttackerView(model, updates, pixels, labels, SETTINGS[cell.setting].against)
     try:
-        return attack.unsupported(view)
+        return cell.attacker.unsupported(view)
     except Exception:  # an attack of anybody's; on a tensor without values errors are of any class
         return None

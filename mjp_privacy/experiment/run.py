@@ -305,10 +305,10 @@ class Run:
         earlier command refused goes, and so do lines of this folder of uploads that are no more:
         their files may have been mended since.
         """
-        plan, experiment = self.plan, self.job.experiment
+        experiment = self.job.experiment
         planned = [
-            describe(cell, experiment, plan.attacks[cell], self.source, None, NOT_RUN).columns
-            for cell in plan.cells
+            describe(cell, experiment, self.source, None, NOT_RUN).columns
+            for cell in self.plan.cells
         ]
         listed = {str(columns["cell_key"]): dict(columns) for columns in planned}
         for columns in stored:

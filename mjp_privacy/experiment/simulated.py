@@ -37,7 +37,7 @@ from mjp_privacy.experiment.source import (
     moved,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
+from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import check_values, outline_model
 
@@ -82,14 +82,13 @@ class Simulated(UploadSource):
     def foresee(
         self,
         cell: Cell,
-        attack: Attack | Control,
         names: Callable[[LoadedModel], Sequence[str]],
         records: Sequence[ImageRecord],
     ) -> Refusal | None:
         """What the model's outline and the client's config tell; images make no difference."""
         if cell not in self._foreseen:
             self.outline(cell.model)
-            self._foreseen[cell] = foreseen(self._outlines[cell.model], cell, attack, names)
+            self._foreseen[cell] = foreseen(self._outlines[cell.model], cell, names)
         return self._foreseen[cell]
 
     def check_models(self) -> None:
@@ -145,7 +144,6 @@ class SimulatedUploads(ModelUploads):
     def observe(
         self,
         cell: Cell,
-        attack: Attack | None,
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
@@ -157,18 +155,18 @@ class SimulatedUploads(ModelUploads):
         labels = self.memo.once(("labels", ids), lambda: self._labels(records, photographs))
         batch = _Batch(ids, photographs, labels)
         rounds = []  # of each round the inputs of its local steps
-        for number in range(1 if attack is None else attack.uploads):
+        for number in range(cell.uploads or 1):
             ordered = batch.ordered(feeding.order(ids, number))
             steps = feeding.rounds_of_steps(number)
             rounds.append([self._input(feeding, ordered, step) for step in steps])
         first = [steps[0] for steps in rounds]
         plain = self._photographs(feeding, batch, 0)
         labels = first[0].labels
-        if attack is None:
+        if not cell.uploads:
             return Observation(cell, photographs, plain, first[0], [self.model], [], labels)
         self._gradient_seconds = 0.0
-        models = self._models(cell, attack, first)
-        updates = self._updates(cell, attack, names, rounds, models)
+        models = self._models(cell, first)
+        updates = self._updates(cell, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
         return Observation(cell, photographs, plain, first[0], models, updates, labels, seconds)
 
@@ -199,25 +197,22 @@ class SimulatedUploads(ModelUploads):
 
     # uploads ----------------------------------------------------------------------------------
 
-    def _models(
-        self, cell: Cell, attack: Attack, rounds: Sequence[ClientInput]
-    ) -> list[LoadedModel]:
+    def _models(self, cell: Cell, rounds: Sequence[ClientInput]) -> list[LoadedModel]:
         """The model that the clients train in each of these rounds."""
         config = cell.client
-        models = [self.variants.of(attack.victim, cell.dtype, config.positions, config.adapters)]
+        models = [self.variants.of(cell.victim, cell.dtype, config.positions, config.adapters)]
         for round, inputs in enumerate(rounds[:-1], 1):
-            if not cell.client.server_lr:
+            if not config.server_lr:
                 models.append(models[0])
                 continue
-            client = FedSGDClient(models[-1], cell.client)
-            key = ("model", federation_key(cell, attack.victim), inputs.image_ids, round)
+            client = FedSGDClient(models[-1], config)
+            key = ("model", federation_key(cell), inputs.image_ids, round)
             models.append(self._timed(key, partial(moved, client, inputs)))
         return models
 
     def _updates(
         self,
         cell: Cell,
-        attack: Attack,
         names: Sequence[str],
         rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[LoadedModel],
@@ -227,7 +222,7 @@ class SimulatedUploads(ModelUploads):
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
             parameters = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in parameters]
-            key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
+            key = ("update", federation_key(cell), steps[0].image_ids, round)
             make = partial(make_upload, model, steps, cell.client, names=wanted)
             updates.append(self._timed(key, partial(make, round=round, seed=self.seed)))
         return updates
@@ -259,9 +254,9 @@ class _Batch:
         return _Batch(ids, self.images[order], self.labels[order])
 
 
-def federation_key(cell: Cell, block0: Block0) -> tuple[Any, ...]:
+def federation_key(cell: Cell) -> tuple[Any, ...]:
     """Everything in the config that a round's model and upload depend on; a key for `Memo`."""
-    return block0, cell.setting, cell.gamma, cell.dtype, cell.client
+    return cell.victim, cell.setting, cell.gamma, cell.dtype, cell.client
 
 
 # the images ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 `simulated` computes them from private images, `recorded` reads them from files. `plan`, `work` and
 `cell` use one of the two by these classes and do not know which.
 
-    UploadSource --open(model)--> ModelUploads --observe(cell, attack)--> Observation
+    UploadSource --open(model)--> ModelUploads --observe(cell)--> Observation
                                     read(block): the images that are at hand
 """
 
@@ -29,11 +29,9 @@ from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import (
-    Attack,
     AttackerView,
     ClientInput,
     ClientUpdate,
-    Control,
     Pixels,
     Refusal,
     Truth,
@@ -205,19 +203,17 @@ class ModelUploads(ABC):
     def observe(
         self,
         cell: Cell,
-        attack: Attack | None,
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
         """What the cell's client and attacker have of these images.
 
-        attack   None for a control, for which no upload is made
         names    the parameters whose gradients are uploaded
         records  images of the block in order, whole client steps
         """
 
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why this source has no uploads of these images as the attack needs them, or None."""
+    def lacks(self, cell: Cell, records: Sequence[ImageRecord]) -> Refusal | None:
+        """Why this source has no uploads of these images as an attack needs them, or None."""
         return None
 
     @abstractmethod
@@ -262,7 +258,6 @@ class UploadSource(ABC):
     def foresee(
         self,
         cell: Cell,
-        attack: Attack | Control,
         names: Callable[[LoadedModel], Sequence[str]],
         records: Sequence[ImageRecord],
     ) -> Refusal | None:

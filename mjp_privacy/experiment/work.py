@@ -83,7 +83,7 @@ class OpenModel:
             traceback = format_traceback(error)
         loaded = None if uploads is None else uploads.model
         facts = {
-            cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
+            cell: describe(cell, plan.experiment, source, loaded, reason)
             for cell in plan.cells_of(name)
         }
         return cls(name, uploads, facts, reason, traceback, reasons)
@@ -166,9 +166,9 @@ class Worker:
         if not usable:
             return CellResult(rows)
         try:
-            model, attack = uploads.model, self.plan.attacks[cell]
+            model = uploads.model
             gradients: Sequence[str] = ()
-            if refused_by_network(cell, model, attack) is None:
+            if refused_by_network(cell, model) is None:
                 gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
             residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
         except Exception as error:  # of the attack's own `needs`, or of a copy of the model
@@ -177,7 +177,7 @@ class Worker:
             result = failed(usable, error)
         else:
             facts = opened.facts[cell]
-            task = CellTask(uploads, cell, attack, gradients, facts, residual)
+            task = CellTask(uploads, cell, gradients, facts, residual)
             result = attack_cell(task, usable, opened.together)
         if not lost:
             return result

@@ -134,7 +134,7 @@ def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
                 continue
             client = probe_client(config.client, probe)
             cell = Cell("", config.setting, config.gamma, "float32", named, None, None, client)
-            refusal = foreseen(outline, cell, attack, partial(_recorded, config, attack))
+            refusal = foreseen(outline, cell, partial(_recorded, config, attack))
             if refusal is not None:
                 lines[f"{named.title}: {refusal.text}"] = None
     return tuple(lines)

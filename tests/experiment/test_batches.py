@@ -114,7 +114,7 @@ def test_a_block_that_raises_is_not_done_again_in_parts(
     assert [len(rounds[0]) for rounds in BATCHES] == [4]
     made: list[int] = []  # nor where what raises is no attack but the client itself
 
-    def fail(self: Any, cell: Any, attack: Any, names: Any, records: Any) -> Any:
+    def fail(self: Any, cell: Any, names: Any, records: Any) -> Any:
         made.append(len(records))
         raise RuntimeError("the client broke")
 

@@ -149,7 +149,7 @@ def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> N
     experiment = load_experiment(one_cell())
     cell = expand(experiment)[0]
     cells = [replace(cell, client=one) for one in (client, changed)]
-    assert len({federation_key(one, "intact") for one in cells}) == 2
+    assert len({federation_key(one) for one in cells}) == 2
     assert len({cell_key(one, experiment) for one in cells}) == 2
     assert len({run_id(one, experiment, None, True) for one in cells}) == 2
     assert client_identity(changed) != client_identity(client)
