@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import yaml
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.engines.options import EngineConfig
@@ -32,14 +31,9 @@ from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.uploads.folder import UploadFolder
-from mjp_privacy.uploads.record import TruthFile
 from tests.helpers.federations import MJP, MODEL, config, content, images, run, task
 from tests.helpers.runs import cells, rows, same_rows
 from tests.helpers.trap import planted
-
-ALL = [{"name": "patch_gradient"}, {"name": "multi_round"}, {"name": "grey"}]
-WORKERS = ["--attack.engine", "local", "--attack.workers", "2"]
-
 
 GOOD: list[dict[str, Any]] = [{"name": "grey"}, {"name": "patch_gradient"}]
 
@@ -103,27 +97,6 @@ def test_other_attacks_go_on_with_the_trained_federation(
     assert "patch_gradient" in {cell["attack"] for cell in cells}
 
 
-def test_a_federation_that_stopped_goes_on_with_other_attacks(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = tasks.Task.server_step
-
-    def killed(self: Any, weights: Any, state: Any, uploads: Any, round: int) -> Any:
-        if round == 2:
-            raise KeyboardInterrupt
-        return step(self, weights, state, uploads, round)
-
-    monkeypatch.setattr("mjp_privacy.federation.rounds.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(tasks.Task, "server_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, attacks=GOOD[:1])
-    monkeypatch.setattr(tasks.Task, "server_step", step)
-    out = run(tmp_path, attacks=GOOD)
-    assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()] == [0, 2, 4]
-    whole = run(tmp_path, "whole", attacks=GOOD)
-    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-
-
 def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     """Its config held the attacks."""
     out = run(tmp_path, attacks=GOOD[:1])
@@ -131,12 +104,6 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     before = {**json.loads(state["config"]), "attacks": [{"name": "grey"}]}
     torch.save({**state, "config": json.dumps(before)}, out / "checkpoint.pt")
     assert run(tmp_path, attacks=GOOD) == out
-
-
-def test_what_is_trained_may_not_change(tmp_path: Path) -> None:
-    run(tmp_path)
-    with pytest.raises(UserError, match=r"server\.lr"):
-        run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
 
 
 def test_folders_are_told(tmp_path: Path, data: Path) -> None:
@@ -157,6 +124,8 @@ def test_attacks_that_will_not_apply_are_named() -> None:
     assert "multi_round: it needs 6 uploads of the same images; a probe records 2" in lines
     assert not any(line.startswith(("grey", "patch_gradient")) for line in lines)
     assert inapplicable_attacks(config(attacks=attacks, record={"rounds": []})) == ()
+    lines = inapplicable_attacks(config(client=CLIENT, attacks=MATCHING))
+    assert [line.partition(":")[0] for line in lines] == ["patch_gradient"]
 
 
 @pytest.mark.parametrize("position", ["learned", "none"])
@@ -204,46 +173,6 @@ def test_an_engine_that_cannot_work_is_told_before_the_training(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """`--threads 1` below is for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def attacked_by(root: Path, out: str, *options: str, attacks: Sequence[Mapping[str, str]]) -> int:
-    """`mjp federate` of a small federation with these attacks; its exit code."""
-    write_json(root / "config.yaml", content(attacks=attacks))  # JSON is YAML
-    argv = [str(root / "config.yaml"), "--data", str(images(root / "data"))]
-    argv += ["--out", str(root / out), "--device", "cpu", "--threads", "1", *options]
-    return main(["federate", *argv])
-
-
-@pytest.mark.nightly
-def test_workers_attack_what_was_recorded(tmp_path: Path) -> None:
-    assert attacked_by(tmp_path, "here", attacks=ALL) == 0
-    shutil.copytree(tmp_path / "here", tmp_path / "two", ignore=shutil.ignore_patterns("attack"))
-    (tmp_path / "two" / "rounds.png").unlink()
-    assert attacked_by(tmp_path, "two", *WORKERS, attacks=ALL) == 0
-    same_rows(tmp_path / "here" / "attack", tmp_path / "two" / "attack")
-    log = (tmp_path / "two" / "attack" / "log.jsonl").read_text()
-    assert "engine local, 2 worker(s)" in log
-    assert (tmp_path / "two" / "rounds.png").is_file()
-
-
-def test_blocks_that_no_worker_did_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Workers do not know an attack that only this process has."""
-    with planted(tmp_path / "trap", monkeypatch):
-        monkeypatch.delenv("PYTHONPATH")
-        assert attacked_by(tmp_path, "out", *WORKERS, attacks=[{"name": "trap"}]) == 3
-    said = capsys.readouterr()
-    assert "'trap'" in said.err
-    assert not (tmp_path / "out" / "rounds.png").exists()
-
-
 FRESH: dict[str, Any] = {
     "rounds": [0],
     "images": 8,
@@ -251,35 +180,32 @@ FRESH: dict[str, Any] = {
 }
 
 
-def recorded(out: Path) -> dict[int, list[tuple[str, ...]]]:
-    """The images of every batch, by round."""
-    found: dict[int, list[tuple[str, ...]]] = {}
-    for path in sorted((out / "uploads").glob("*.json")):
-        header = json.loads(path.read_text())
-        truth = TruthFile(path.parent / "truth" / f"{path.stem}.safetensors")
-        found.setdefault(header["round"], []).append(truth.image_ids)
-    return found
+CLIENT = {"batch": 3, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
+MATCHING = [
+    {"name": "patch_gradient"},
+    {"name": "inverting_gradients", "options": {"steps": 2}},
+]
 
 
-def test_a_probe_with_fresh_partners_cuts_its_batches_anew(tmp_path: Path) -> None:
-    found = recorded(run(tmp_path, record=FRESH))
-    assert list(found) == [0, 1, 2]
-    everything = {image for batch in found[0] for image in batch}
-    assert len(everything) == 8
-    for batches in found.values():
-        assert [len(batch) for batch in batches] == [4, 4]
-        assert {image for batch in batches for image in batch} == everything
-    assert len({frozenset(map(frozenset, batches)) for batches in found.values()}) == 3
-
-
-def test_its_uploads_are_attacked_together(tmp_path: Path) -> None:
-    """What needs the same images in each does not apply."""
+def test_a_probe_with_fresh_partners_cuts_its_batches_anew_and_is_attacked_whole(
+    tmp_path: Path,
+) -> None:
+    """What needs the same images in each upload does not apply."""
     out = run(tmp_path, record=FRESH)
-    attacks = [
-        {"name": "masked_span"},
-        {"name": "multi_round", "options": {"uploads": 2}},
-    ]
-    experiment = load_experiment({"name": "recorded", "block": 4, "attacks": attacks})
+    batches: dict[int, set[frozenset[str]]] = {}
+    for upload in UploadFolder(out / "uploads").entries():
+        truth = upload.truth()
+        assert truth is not None
+        batches.setdefault(upload.header.round, set()).add(frozenset(truth.image_ids))
+    assert list(batches) == [0, 1, 2]
+    assert len({frozenset(cut) for cut in batches.values()}) == 3
+    for cut in batches.values():
+        assert [len(batch) for batch in cut] == [4, 4]
+        assert len(frozenset.union(*cut)) == 8
+    several = {"name": "multi_round", "options": {"uploads": 2}}
+    experiment = load_experiment(
+        {"name": "recorded", "block": 4, "attacks": [{"name": "masked_span"}, several]}
+    )
     attack_uploads(experiment, out / "uploads", tmp_path / "attacked", device="cpu")
     by_attack = {entry["attack"]: entry for entry in cells(tmp_path / "attacked")}
     assert by_attack["masked_span"]["partners"] == "fresh"
@@ -290,59 +216,72 @@ def test_its_uploads_are_attacked_together(tmp_path: Path) -> None:
     assert refused["reason"].str.contains("shuffles").all()
 
 
-CLIENT = {"batch": 3, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
-MATCHING = [
-    {"name": "patch_gradient"},
-    {"name": "inverting_gradients", "options": {"steps": 2}},
-]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("federation"), client=CLIENT)
-
-
-def test_only_adapters_and_the_head_move(finished: Path) -> None:
-    before = task(finished.parent, client=CLIENT).initial_weights()
-    after = load_model(checkpoint=finished / "model.safetensors")
+def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
+    tmp_path: Path,
+) -> None:
+    """Only adapters and head move and are sent; tables and charts call them a defence."""
+    out = run(tmp_path, client=CLIENT)
+    before = task(tmp_path, client=CLIENT).initial_weights()
+    after = load_model(checkpoint=out / "model.safetensors")
     assert after.adapters == LowRank(2, ("qkv", "fc1"))
-    moved = {
-        name for name, weight in after.named_parameters() if not torch.equal(weight, before[name])
-    }
+    moved = {n for n, weight in after.named_parameters() if not torch.equal(weight, before[n])}
     assert moved == {name for name in before if "lora_" in name or name.startswith("head.")}
-
-
-def test_whole_uploads_of_the_adapters_are_recorded(finished: Path) -> None:
-    uploads = UploadFolder(finished / "uploads").entries()
-    sent = task(finished.parent, client=CLIENT).model
-    names = {name for name, _ in sent.named_parameters() if "lora_" in name}
-    assert len(uploads) == 4
-    for upload in uploads:
-        assert set(upload.names()) == names | {"head.weight", "head.bias"}
+    for upload in UploadFolder(out / "uploads").entries():
+        assert set(upload.names()) == moved
         assert not upload.header.partial
         assert upload.header.recipe["lora"] == "{rank: 2, targets: [qkv, fc1]}"
-
-
-def test_recorded_uploads_are_attacked_with_their_adapters(finished: Path, tmp_path: Path) -> None:
-    experiment = load_experiment({"name": "recorded", "attacks": MATCHING})
-    attack_uploads(experiment, finished / "uploads", tmp_path, device="cpu")
-    found = rows(tmp_path).groupby("attack")
+    attacks = [*MATCHING, {"name": "mean_image"}]
+    experiment = load_experiment({"name": "recorded", "attacks": attacks})
+    attack_uploads(experiment, out / "uploads", tmp_path / "attacked", device="cpu")
+    found = rows(tmp_path / "attacked").groupby("attack")
     (reason,) = set(found.get_group("patch_gradient")["reason"])
     assert "low-rank" in reason
     assert set(found.get_group("inverting_gradients")["status"]) == {"ok"}
-
-
-def test_tables_and_charts_name_it_as_a_defence(finished: Path, tmp_path: Path) -> None:
     text = defence_text(plain(config(client=CLIENT)))
     assert text == "lora {rank: 2, targets: [qkv, fc1]}"
     assert family_and_strength(text)[0] == "withheld"
-    experiment = load_experiment({"name": "recorded", "attacks": [{"name": "mean_image"}]})
-    attack_uploads(experiment, finished / "uploads", tmp_path, device="cpu")
-    (client, *_) = clients_of(load_runs([tmp_path]).lines)
+    (client, *_) = clients_of(load_runs([tmp_path / "attacked"]).lines)
     assert client.defended
     assert client.name == "plain, lora {rank: 2, targets: [qkv, fc1]}"
 
 
-def test_what_will_not_apply_is_said_before_training() -> None:
-    lines = inapplicable_attacks(config(client=CLIENT, attacks=MATCHING))
-    assert [line.partition(":")[0] for line in lines] == ["patch_gradient"]
+# who attacks --------------------------------------------------------------------------------------
+
+WORKERS = ["--attack.engine", "local", "--attack.workers", "2", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """`--threads 1` below is for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.nightly
+def test_workers_attack_what_was_recorded(tmp_path: Path, data: Path) -> None:
+    several = {"name": "multi_round", "options": {"uploads": 1}}
+    for out in (tmp_path / "here", tmp_path / "two"):
+        out.mkdir()
+    assert command(tmp_path / "here", data, [*GOOD, several], "--threads", "1") == 0
+    shutil.copytree(
+        tmp_path / "here" / "out",
+        tmp_path / "two" / "out",
+        ignore=shutil.ignore_patterns("attack", "rounds.png"),
+    )
+    assert command(tmp_path / "two", data, [*GOOD, several], *WORKERS) == 0
+    one, two = (tmp_path / name / "out" for name in ("here", "two"))
+    same_rows(one / "attack", two / "attack")
+    assert "engine local, 2 worker(s)" in (two / "attack" / "log.jsonl").read_text()
+    assert (two / "rounds.png").is_file()
+
+
+def test_blocks_that_no_worker_did_are_said(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers do not know an attack that only this process has."""
+    with planted(tmp_path / "trap", monkeypatch):
+        monkeypatch.delenv("PYTHONPATH")
+        assert command(tmp_path, data, [{"name": "trap"}], *WORKERS) == 3
+    assert "'trap'" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "rounds.png").exists()

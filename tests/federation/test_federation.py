@@ -12,7 +12,6 @@ import torch
 
 from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import Server, load_federation
 from mjp_privacy.federation.rounds import Federation, federate
@@ -29,7 +28,7 @@ from mjp_privacy.federation.task import (
 )
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import load_model
-from tests.helpers.federations import MJP, config, content, images, plain_forward, run, task
+from tests.helpers.federations import MJP, config, images, plain_forward, run, task
 
 MINUTE = "configs/federated/minute.yaml"
 
@@ -139,36 +138,29 @@ def test_fedavg_is_the_mean_of_the_clients_weights(tmp_path: Path) -> None:
     assert_close(rounds_of(federation, 1), mean, 1e-6)
 
 
-def test_uploads_count_by_their_images() -> None:
-    one = ClientUpdate({"w": torch.ones(1, 2)})
-    three = ClientUpdate({"w": torch.full((1, 2), 5.0)})
-    assert mean_gradient([(one, 1), (three, 3)])["w"].tolist() == [4.0, 4.0]
+def killed_in(round: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any, **changes: Any) -> None:
+    """A run that is stopped when this round begins."""
+    one_round = Federation._one_round
 
+    def dies(self: Federation) -> None:
+        if self.round == round:
+            raise KeyboardInterrupt
+        one_round(self)
 
-@pytest.mark.parametrize("others", [[{"v": torch.ones(1)}], [{}], None])
-def test_uploads_of_other_names_and_none_at_all_are_refused(others: Any) -> None:
-    given = [] if others is None else [{"w": torch.ones(1)}, *others]
-    with pytest.raises(UserError):
-        mean_gradient([(ClientUpdate(grads), 1) for grads in given])
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "CHECKPOINT_SECONDS", -1.0)
+        patched.setattr(Federation, "_one_round", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(*arguments, **changes)
 
 
 def test_a_killed_federation_ends_with_the_same_weights_and_uploads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where its attacks were corrected meanwhile, which are no part of the training."""
     mjp = {"model": MJP, "gamma": 0.5, "server": {"optimizer": "adam", "lr": 0.01}}
     whole = run(tmp_path, "whole", **mjp)
-    monkeypatch.setattr(rounds, "CHECKPOINT_SECONDS", -1.0)
-    one_round = Federation._one_round
-
-    def dies(self: Federation) -> float:
-        if self.round == 2:
-            raise KeyboardInterrupt
-        return one_round(self)
-
-    monkeypatch.setattr(Federation, "_one_round", dies)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "killed", **mjp)
-    monkeypatch.setattr(Federation, "_one_round", one_round)
+    killed_in(2, monkeypatch, tmp_path, "killed", **mjp, attacks=[{"name": "grey"}])
     killed = run(tmp_path, "killed", **mjp)
     models = [load_model(checkpoint=out / "model.safetensors") for out in (whole, killed)]
     for (name, one), (_, other) in zip(*(m.named_parameters() for m in models), strict=True):
@@ -183,31 +175,30 @@ def test_a_killed_federation_ends_with_the_same_weights_and_uploads(
     assert [line["round"] for line in lines[0]] == [0, 2, 4]
 
 
-def test_a_run_killed_before_its_first_checkpoint_belongs_to_its_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(self: Federation) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Federation, "_one_round", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path)
-    with pytest.raises(UserError, match=r"server\.lr"):
-        run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
-    assert (run(tmp_path) / "model.safetensors").is_file()
+def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the run was finished, or killed before its first checkpoint."""
+    killed_in(0, monkeypatch, tmp_path)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"server\.lr"):
+            run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
+        assert (run(tmp_path) / "model.safetensors").is_file()
 
 
-def test_weights_that_break_down_stop_the_federation(tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="finite"):
         run(tmp_path, server={"optimizer": "sgd", "lr": 1e9})
+    with pytest.raises(UserError, match="none"):
+        federate(config(), tmp_path / "none", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
 
 
-def test_participants_and_images_depend_on_seed_and_round_alone(tmp_path: Path) -> None:
-    one, two = task(tmp_path), task(tmp_path)
-    assert [one.participants(r) for r in (2, 0, 1)] == [two.participants(r) for r in (2, 0, 1)]
-    assert len({tuple(one._drawn(0, r)) for r in range(6)}) > 1
-    assert set(one._drawn(1, 3)) <= set(one.parts[1])
+@pytest.mark.parametrize("others", [[{"v": torch.ones(1)}], [{}], None])
+def test_uploads_of_other_names_and_none_at_all_are_refused(others: Any) -> None:
+    one, three = (ClientUpdate({"w": torch.full((1, 2), value)}) for value in (1.0, 5.0))
+    assert mean_gradient([(one, 1), (three, 3)])["w"].tolist() == [4.0, 4.0]  # by their images
+    given = [] if others is None else [{"w": torch.ones(1)}, *others]
+    with pytest.raises(UserError):
+        mean_gradient([(ClientUpdate(grads), 1) for grads in given])
 
 
 def test_a_fixed_table_stays_and_is_not_uploaded(tmp_path: Path) -> None:
@@ -288,26 +279,6 @@ def test_mistakes_in_a_config_are_named(changes: dict[str, Any], named: str) -> 
     assert named in str(caught.value)
 
 
-def test_rows_are_laid_over_the_base() -> None:
-    rows = {"mjp": {"model": {"unknown_embedding": True}, "gamma": 0.5}}
-    found = load_federation({**content(), "rows": rows}, "mjp", rounds=3)
-    assert (found.name, found.gamma, found.rounds) == ("small-mjp", 0.5, 3)
-    assert found.model.embed_dim == 40
-
-
-@pytest.mark.parametrize("path", sorted(Path("configs/federated").glob("*.yaml")), ids=str)
-def test_every_row_of_the_shipped_configs_is_sound(path: Path) -> None:
-    rows = read_mapping(path).get("rows") or {None: None}
-    found = [load_federation(path, row) for row in rows]
-    assert len({config.title for config in found}) == len(rows)
-
-
-def test_a_wrong_path_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none"):
-        federate(config(), tmp_path / "none", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
     federation = task(tmp_path, client={"batch": 3, "partners": "fresh"})
     part = federation.parts[1]
@@ -321,12 +292,9 @@ def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
         epochs.append(images)
     assert epochs[0] != epochs[1] != epochs[2]
     assert federation._drawn(1, 0) == epochs[0][:3]  # a function of client and round alone
-
-
-def test_a_client_with_fewer_images_than_a_batch_repeats_them(tmp_path: Path) -> None:
-    federation = task(tmp_path, client={"batch": 3, "partners": "fresh"})
-    federation.parts[1] = federation.parts[1][:2]
-    assert set(federation._drawn(1, 0)) == set(federation.parts[1])
+    assert task(tmp_path).participants(2) == federation.participants(2)
+    federation.parts[1] = part[:2]  # fewer than a batch: they are repeated
+    assert set(federation._drawn(1, 0)) == set(part[:2])
     assert len(federation._drawn(1, 5)) == 3
 
 

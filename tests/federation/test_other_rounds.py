@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation.config import load_federation, longest_probe, what_moved, with_rounds
-from mjp_privacy.federation.rounds import Federation
-from mjp_privacy.models import load_model
-from tests.helpers.federations import config, content, images, run
+from tests.helpers.federations import config, content, images
 
 QUICK = "configs/federated/quick.yaml"
 SHIPPED = [
@@ -54,6 +51,11 @@ def test_every_shipped_config_can_have_another_length(
     assert len(starts) == len(whole.record.rounds) or rounds < whole.rounds
 
 
+def test_rows_of_shipped_configs_are_told_apart() -> None:
+    titles = [(path, load_federation(path, row).title) for path, row in SHIPPED]
+    assert len(set(titles)) == len(titles)
+
+
 @pytest.mark.parametrize(("rounds", "starts"), [(8, (0, 6)), (2, (0,)), (200, (0, 198))])
 def test_the_latest_round_stays_the_latest(rounds: int, starts: tuple[int, ...]) -> None:
     whole = config(rounds=20, record={"rounds": [0, 18], "images": 2, "probes": [{"uploads": 2}]})
@@ -80,34 +82,3 @@ def test_the_command_says_what_moved_and_records_it(
     assert recorded == {0, 1}
     assert main([*argv[:-1], "1"]) == 2
     assert "--rounds" in capsys.readouterr().err
-
-
-def test_a_killed_short_run_ends_with_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = vars(load_federation(content(rounds=40), rounds=4))
-    assert short["record"].rounds == (0,)
-    changes = {"rounds": 4, "record": {"rounds": [0], "images": 2, "probes": [{"uploads": 2}]}}
-    whole = run(tmp_path, "whole", **changes)
-    monkeypatch.setattr("mjp_privacy.federation.rounds.CHECKPOINT_SECONDS", -1.0)
-    one_round = Federation._one_round
-
-    def dies(self: Federation) -> None:
-        if self.round == 2:
-            raise KeyboardInterrupt
-        one_round(self)
-
-    argv = ["federate", str(tmp_path / "config.yaml"), "--data", str(images(tmp_path / "data"))]
-    argv += ["--val", str(images(tmp_path / "data")), "--out", str(tmp_path / "killed")]
-    argv += ["--device", "cpu", "--rounds", "4"]
-    write_json(tmp_path / "config.yaml", content(rounds=40))
-    with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_one_round", dies)
-        assert main(argv) != 0
-    assert main(argv) == 0
-    models = [
-        load_model(checkpoint=tmp_path / o / "model.safetensors") for o in ("whole", "killed")
-    ]
-    for (name, one), (_, other) in zip(*(m.named_parameters() for m in models), strict=True):
-        assert torch.equal(one, other), name
-    assert whole == tmp_path / "whole"
