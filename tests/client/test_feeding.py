@@ -21,45 +21,28 @@ def prepared(setting: Setting, images: Tensor, **changes: float) -> ClientInput:
     return setting.prepare(images, some_labels(len(images)), IDS[: len(images)], **facts)
 
 
-def test_a_feeds_and_scores_the_plain_image() -> None:
+def test_a_feeds_the_plain_image_b_and_c_the_shuffled_one() -> None:
+    """The same puzzle in both, so that comparisons are paired; c is scored against the plain."""
     images = some_images(3)
-    inputs = prepared(SETTINGS["a"], images)
-    assert torch.equal(inputs.images, images)
-    assert inputs.mask is None
-    assert inputs.permutation is None
     truth = Truth(images, some_labels(3), IDS)
-    assert torch.equal(SETTINGS["a"].target(truth, inputs), images)
-
-
-@pytest.mark.parametrize("name", ["b", "c"])
-def test_b_and_c_feed_the_shuffled_image(name: str) -> None:
-    images = some_images(3)
-    inputs = prepared(SETTINGS[name], images, round=2, seed=5)
     mask, permutation = draw_masks(IDS, grid=4, gamma=0.9, round=2, seed=5)
-    assert torch.equal(inputs.mask, mask)
-    assert torch.equal(inputs.permutation, permutation)
-    assert torch.equal(inputs.images, shuffle_patches(images, permutation, 8))
-    assert not torch.equal(inputs.images, images)
-    assert torch.equal(inputs.labels, some_labels(3))
-    assert inputs.image_ids == IDS
-
-
-def test_b_is_scored_against_the_shuffled_and_c_against_the_plain_image() -> None:
-    images = some_images(3)
-    truth = Truth(images, some_labels(3), IDS)
-    b, c = (prepared(SETTINGS[name], images) for name in "bc")
-    assert torch.equal(b.images, c.images)  # the same puzzle: comparisons are paired
-    assert torch.equal(b.mask, c.mask)
-    assert torch.equal(SETTINGS["b"].target(truth, b), b.images)
-    assert torch.equal(SETTINGS["c"].target(truth, c), images)
-
-
-@pytest.mark.parametrize("name", ["b", "c"])
-def test_an_empty_mask_leaves_the_image_plain(name: str) -> None:
-    images = some_images(3)
-    inputs = prepared(SETTINGS[name], images, gamma=0.0)
-    assert torch.equal(inputs.images, images)
-    assert not inputs.mask.any()
+    shuffled = shuffle_patches(images, permutation, 8)
+    fed = {"a": images, "b": shuffled, "c": shuffled}
+    scored = {"a": images, "b": shuffled, "c": images}
+    assert list(SETTINGS) == list(fed)
+    for name, expected in fed.items():
+        inputs = prepared(SETTINGS[name], images, round=2, seed=5)
+        assert torch.equal(inputs.images, expected)
+        assert torch.equal(inputs.labels, some_labels(3))
+        assert inputs.image_ids == IDS
+        assert torch.equal(SETTINGS[name].target(truth, inputs), scored[name])
+        assert SETTINGS[name].shuffles == (name != "a") == (inputs.mask is not None)
+        if inputs.mask is not None:
+            assert torch.equal(inputs.mask, mask)
+            assert torch.equal(inputs.permutation, permutation)
+    empty = prepared(SETTINGS["c"], images, gamma=0.0)
+    assert torch.equal(empty.images, images)
+    assert not empty.mask.any()
 
 
 @pytest.mark.parametrize("changes", [{"patch_size": 7}, {"gamma": 1.5}])

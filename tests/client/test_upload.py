@@ -98,13 +98,6 @@ def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] 
         torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-14)
 
 
-def test_april_does_not_apply_to_a_withheld_table(images: Path, tmp_path: Path) -> None:
-    config = mjp("c", {"name": "april"}, client={"withhold": ["pos_embed"]})
-    assert attack(images, tmp_path, config).exit_code == 0
-    (reason,) = set(rows(tmp_path)["reason"])
-    assert "pos_embed" in reason
-
-
 def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
     model = tiny_model(unknown_embedding=True)
     inputs = step_inputs(4)
