@@ -25,12 +25,11 @@ from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.plan import Finished, make_plan
-from mjp_privacy.experiment.simulated import Simulated, check_labels, check_same_images
+from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker
 from mjp_privacy.models import tensor_files
 from tests.helpers.engines import attack_command
-from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import raised
 from tests.helpers.runs import (
     attack,
@@ -227,74 +226,27 @@ def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:
     pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
 
 
-def test_a_run_refuses_other_pixels_under_the_same_name(own: tuple[Path, Path]) -> None:
+def test_a_run_refuses_other_pixels_and_labels_under_the_same_names(
+    own: tuple[Path, Path],
+) -> None:
     folder, run = own
-    files = written(run)
-    for spoil in (photograph(99).save, lambda path: path.write_bytes(b"no image")):
-        spoil(folder / "2.png")
+    files, image, labels = written(run), folder / "2.png", folder / "labels.csv"
+    for path, spoil in (
+        (image, photograph(99).save),
+        (image, lambda path: path.write_bytes(b"no image")),
+        (labels, lambda path: path.write_text(path.read_text().replace("2.png,2", "2.png,3"))),
+    ):
+        content = path.read_bytes()
+        spoil(path)
         with pytest.raises(UserError, match=r"2\.png"):
             attack(folder, run, one_cell())
+        path.write_bytes(content)
         assert written(run) == files
-    photograph(2).save(folder / "2.png", compress_level=0)  # the same pixels in other bytes
+    photograph(2).save(image, compress_level=0)  # the same pixels in other bytes
     assert attack(folder, run, one_cell()).exit_code == 0
     assert written(run) == files
-
-
-# images that a run folder knows -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three images and the run on them, one of which is no picture."""
-    place = tmp_path_factory.mktemp("made")
-    (photographs(place / "images", 4) / "3.png").write_bytes(b"")
-    assert attack(place / "images", place / "run", one_cell()).exit_code == 3
-    return place
-
-
-@pytest.fixture
-def place(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "place"))
-
-
-def checked(place: Path, images: str = "images") -> list[str]:
-    source = open_images(place / images)
-    return check_same_images(RunStore(place / "run"), source, source.records)
-
-
-def test_the_same_images_are_known_also_encoded_anew_or_mended(place: Path) -> None:
-    assert checked(place) == []
-    Image.open(place / "images" / "0.png").save(place / "images" / "0.png", compress_level=1)
-    shutil.copy(place / "images" / "1.png", place / "images" / "3.png")
-    assert checked(place) == []
-
-
-def test_other_pixels_and_labels_are_refused(place: Path) -> None:
-    labels = place / "images" / "labels.csv"
-    labels.write_text(labels.read_text().replace("2.png,2", "2.png,3"))
-    with pytest.raises(UserError, match=r"2\.png"):
-        checked(place)
-    labels.write_text(labels.read_text().replace("2.png,3", "2.png,2"))
-    shutil.copy(place / "images" / "1.png", place / "images" / "0.png")
-    with pytest.raises(UserError, match=r"0\.png"):
-        checked(place)
-
-
-def test_images_that_are_gone_are_named_and_others_altogether_refused(place: Path) -> None:
-    (place / "images" / "0.png").unlink()
-    labels = place / "images" / "labels.csv"
-    labels.write_text(labels.read_text().replace("0.png,0\n", ""))
-    assert checked(place) == ["0.png"]
-    photographs(place / "others", 2, first=5)
-    with pytest.raises(UserError, match="3 image"):
-        checked(place, "others")
-
-
-def test_labels_must_be_classes_of_the_model() -> None:
-    model = tiny_model()
-    check_labels([ImageRecord("a", 4, "csv"), ImageRecord("b")], model)
-    with pytest.raises(UserError, match=r"Image c .* 5"):
-        check_labels([ImageRecord("c", 5, "csv")], model)
+    with pytest.raises(UserError, match="6 image"):  # others altogether
+        attack(photographs(folder.parent / "others", 2, first=7), run, one_cell())
 
 
 @pytest.mark.parametrize("options", [{}, {"engine": EngineConfig("local", workers=1)}])

@@ -17,7 +17,6 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import cell as cells_of_blocks
 from mjp_privacy.experiment.cell_facts import run_id
 from mjp_privacy.experiment.config import expand, load_experiment
-from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import shuffle_patches
@@ -35,7 +34,6 @@ from tests.helpers.runs import (
     one_cell,
     photographs,
     rows,
-    same_results,
     same_rows,
     tensors,
     tiny,
@@ -234,21 +232,6 @@ def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> 
         attack(images, tmp_path, one_cell(classes={"modulo": 10, "remainders": [7]}))
     with pytest.raises(UserError, match="modulo"):
         attack(images, tmp_path, one_cell(classes={"modulo": 1, "remainders": [0]}))
-
-
-# who works ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.engine
-def test_one_and_two_workers_make_the_rows_of_this_process(images: Path, tmp_path: Path) -> None:
-    config = one_cell(dtypes=BOTH)
-    attack(images, tmp_path / "here", config)
-    for workers in (1, 2):
-        out = tmp_path / str(workers)
-        engine = EngineConfig("local", workers=workers)
-        assert attack(images, out, config, engine=engine).exit_code == 0
-        same_results(tmp_path / "here", out)
-        assert not (out / "work").exists()
 
 
 MOST_FRAMES = 12

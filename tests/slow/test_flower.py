@@ -143,7 +143,7 @@ def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
     found = {}
     for cell in store.read_cells():
         for client in task.participants(0):
-            kept = store.find_reconstruction(cell["run_id"], f"r00000_c{client:04d}/0")
+            kept = store.pictures(cell["run_id"], f"r00000_c{client:04d}/0")
             if kept is not None:
                 found[client] = kept["images"]
     assert sorted(found) == task.participants(0)

@@ -121,19 +121,6 @@ def test_a_try_replaces_what_it_holds_and_the_rest_stays_until_the_run_ends(
     assert sorted(name for names in store.cell("c1").ids for name in names) == ["a", "b"]
 
 
-def test_two_writers_never_delete_each_others_file(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of two workers with the same task has listed the folder before the other one wrote."""
-    listed = store_module.stored_files
-    monkeypatch.setattr(store_module, "stored_files", lambda folder: [])
-    one, other = store.write("c1", 0, rows_of({"a": 1})), store.write("c1", 0, rows_of({"a": 2}))
-    monkeypatch.setattr(store_module, "stored_files", listed)
-    assert one.exists()
-    assert other.exists()
-    assert scores(store)["a"] in (1.0, 2.0)
-
-
 def test_of_ten_thousand_files_only_new_ones_are_opened(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,13 +123,23 @@ def engine_config(engine: EngineConfig | str | None, options: Mapping[str, Any])
     if isinstance(engine, EngineConfig):
         return engine
     given = {name: value for name, value in options.items() if value is not None}
+    fields: Mapping[str, Any] = {"kind": engine or "here"}
     where = "the command line"
-    if engine is None or engine in KINDS:
-        fields = {"kind": engine or "here", **given}
-    else:
-        section, where = _section(engine)
-        fields = {**section, **given}
-    config = parse(EngineConfig, fields, where)
+    if engine is not None and engine not in KINDS:
+        path = Path(engine)
+        if path.suffix not in (".yaml", ".yml"):
+            raise UserError(
+                f"--engine {shown(engine)}: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, or a "
+                f"YAML file with a section `engine`.{did_you_mean(engine, KINDS)}"
+            )
+        content = read_mapping(path)
+        fields, where = content.get("engine", {}), f"{path}, engine"
+        if not isinstance(fields, Mapping) or not fields:
+            raise UserError(
+                f"{shown(path)}: expected a section `engine:` with a `kind:` in it, got "
+                f"{shown(', '.join(map(str, content))) or 'an empty file'}."
+            )
+    config = parse(EngineConfig, {**fields, **given}, where)
     known = OF_KIND[config.kind]
     if idle := [name for name in _given(config) if name not in known]:
         able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
@@ -138,24 +148,6 @@ def engine_config(engine: EngineConfig | str | None, options: Mapping[str, Any])
             f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
         )
     return config
-
-
-def _section(engine: str) -> tuple[Mapping[str, Any], str]:
-    """The section `engine` of a site's file, and what messages call it."""
-    path = Path(engine)
-    if path.suffix not in (".yaml", ".yml"):
-        raise UserError(
-            f"--engine {shown(engine)}: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, or a YAML "
-            f"file with a section `engine`.{did_you_mean(engine, KINDS)}"
-        )
-    content = read_mapping(path)
-    section = content.get("engine")
-    if not isinstance(section, Mapping):
-        raise UserError(
-            f"{shown(path)}: expected a section `engine:` with a `kind:` in it, got "
-            f"{shown(', '.join(map(str, content))) or 'an empty file'}."
-        )
-    return section, f"{path}, engine"
 
 
 def check_engine(config: EngineConfig) -> None:
