@@ -133,7 +133,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/experiment/engines/coordinator.py": ({"read_text"}, LOGS),
     "mjp_privacy/experiment/engines/slurm.py": ({"read_text"}, "a line of our own command"),
     "mjp_privacy/experiment/engines/worker.py": ({"read_text"}, "a line of our own command"),
-    "mjp_privacy/federation/flower/run.py": ({"read_bytes", "loads"}, LOGS),
+    "mjp_privacy/federation/flower/run.py": ({"read_bytes", "read_text", "loads"}, LOGS),
     "mjp_privacy/federation/flower/strategy.py": ({"loads"}, "what our own server sent"),
     "mjp_privacy/federation/listing.py": ({"read_text"}, SHIPPED),
     "mjp_privacy/federation/rounds.py": ({"loads"}, "its own text, for the form that JSON gives"),
