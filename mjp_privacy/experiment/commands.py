@@ -123,8 +123,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
         arguments = _parse(argv, usage, experiment)
     engine = arguments.by.config()  # a mistake in it is told before anything is read
     configured = experiment
-    changes = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
-    experiment = dataclasses.replace(experiment, **changes)
+    experiment = dataclasses.replace(experiment, **vars(arguments.overrides))
     check_experiment(experiment, named)
     if arguments.uploads is not None:
         _refuse_idle_options(arguments, configured, arguments.uploads)
