@@ -6,7 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -15,21 +15,8 @@ from rich.text import Text
 
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardFigure, CardRow
-from mjp_privacy.report.figures import Table
-from mjp_privacy.report.tables.text import (
-    DASH,
-    Record,
-    attack,
-    capped,
-    gamma,
-    number,
-    one_line,
-    percent,
-    records,
-    remark,
-    title_of,
-)
-from mjp_privacy.report.worst_case import RULES
+from mjp_privacy.report.published import ARROWS
+from mjp_privacy.report.tables.text import TextTable, capped, one_line
 
 WIDTH = 120
 
@@ -53,14 +40,14 @@ SHORT_HEADINGS = {
 }
 
 COLUMNS = (
-    *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "PSNR", "exact", "≥20", "grey"),
-    *("SSIM", "LPIPS", "Acc"),
+    *("#", "Run", "Model", "Set.", "γ", "Attack", "dtype", "n"),
+    *(f"PSNR {ARROWS['psnr']}", "exact", "≥ 20 dB", "grey", "Remark"),
 )
-_LEFT = ("Model", "Set", "Attack", "dtype")
-_MAY_WRAP = ("Model", "Attack")
+"""Those of the table of all lines that are printed."""
+MAY_WRAP = ("Run", "Model", "Attack", "Remark")
 
 
-def console_text(card: Card, reasons: Sequence[str], table: Table | None = None) -> str:
+def console_text(card: Card, reasons: Sequence[str], table: TextTable | None = None) -> str:
     """The answer, the commonest reasons of missing scores, and the lines of `table` if given.
 
     reasons  sentences as `notes.not_scored` makes them
@@ -73,7 +60,7 @@ def console_text(card: Card, reasons: Sequence[str], table: Table | None = None)
         said = [_cut(one_line(reason)) for reason in (*shown, *tail)]
         parts.append("\n".join(said) + "\n")
     if table is not None:
-        parts.append(console_table(table, many_runs=table.frame["run"].nunique() > 1))
+        parts.append(console_table(table))
     return "\n".join(parts)
 
 
@@ -163,26 +150,16 @@ def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
 # every line ---------------------------------------------------------------------------------------
 
 
-def console_table(table: Table, *, many_runs: bool) -> str:
-    """The main columns of `table`; below it, why lines have no score."""
-    rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in (*(["Run"] if many_runs else []), *COLUMNS):
-        left = title in _LEFT or title == "Run"
-        wraps = title in _MAY_WRAP or title == "Run"
-        rich_table.add_column(
-            title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"
-        )
-    rows = records(table)
-    first_reduction = next((row for row in rows if row["role"] in RULES), None)
-    for row in rows:
-        if row is first_reduction:
-            rich_table.add_section()
-        run = [str(row["run"])] if many_runs else []
-        rich_table.add_row(*(Text(one_line(cell)) for cell in (*run, *_cells(row))))
-    text = _render(rich_table) + _legend(table.varying)
-    reasons = [f"line {row['line']}: {remark(row)}" for row in rows if remark(row)]
-    said = (_render(Text(one_line(reason))).rstrip() for reason in reasons)
-    return "\n".join([text, *said]) + "\n"
+def console_table(table: TextTable) -> str:
+    """The main columns of the table of all lines; why lines have no score stands in the last."""
+    shown = [at for at, title in enumerate(table.header) if title in COLUMNS]
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title, side in ((table.header[at], table.align[at]) for at in shown):
+        justify: Literal["left", "right"] = "left" if side == "l" else "right"
+        made.add_column(title, justify=justify, no_wrap=title not in MAY_WRAP, overflow="fold")
+    for row in table.rows:
+        made.add_row(*(Text(one_line(row[at])) for at in shown))
+    return _render(made) + _render(Text(table.caption))
 
 
 def _render(content: Any) -> str:
@@ -190,43 +167,3 @@ def _render(content: Any) -> str:
     # no colours and a fixed width, so that the same rows print the same text everywhere
     Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _legend(varying: Sequence[str]) -> str:
-    further = (
-        f" The lines also differ in {', '.join(map(title_of, varying))}; see table.md."
-        if varying
-        else ""
-    )
-    legend = (
-        "PSNR: standard variant, mean ± half its 95 % interval, in dB, each picture counted as at "
-        "most 100; exact: equal in every 8-bit value; ≥20: pictures at 20 dB or more; grey: PSNR "
-        f"of a uniform grey; fail: number of images that failed or were not run.{further}"
-    )
-    return _render(Text(legend)).rstrip()
-
-
-def _cells(record: Record) -> list[str]:
-    half = (record["psnr_hi"] - record["psnr_lo"]) / 2
-    psnr = capped(record["psnr_mean"], 2)
-    missing = record["n_failed"] + record["n_unsupported"] + record["n_unscored"]
-    failed = record["n_failed"] + record["n_not_run"]
-    cell_failed = record["status"] != "ok" and not missing
-    return [
-        *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(gamma(record["gamma"]), attack(record)),
-        str(record["dtype"]).replace("float", "f"),
-        *(
-            str(record["n"]),
-            record["status"][:6] if cell_failed else str(failed),
-        ),
-        psnr if psnr == DASH or math.isnan(half) or half == 0 else f"{psnr} ±{half:.2f}",
-        *((str(record["psnr_exact"]), str(record["psnr_at_20"])) if record["n"] else "––"),
-        number(record["grey_mean"], 1),
-        *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
-        percent(record["acc_mean"], record["acc_n"]),
-    ]
-
-
-def _short(value: float) -> str:
-    return "<.001" if 0 < value < 0.0005 else number(value, 3)

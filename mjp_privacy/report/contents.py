@@ -14,7 +14,12 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import Card, floor_values
 from mjp_privacy.report.charts.chart import Chart
-from mjp_privacy.report.charts.curves import batch_points, curve_points, uploads_charts
+from mjp_privacy.report.charts.curves import (
+    batch_points,
+    batches_charts,
+    curve_points,
+    uploads_charts,
+)
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import clients_tradeoff
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines, images_of
@@ -194,6 +199,7 @@ class Contents:
         charts = {
             "distributions": distribution_charts(self.card_lines),
             "uploads": uploads_charts(self.points),
+            "batches": batches_charts(self.batches),
             "tradeoff": clients_tradeoff(self.clients),
         }
         return {name: of_section for name, of_section in charts.items() if of_section}

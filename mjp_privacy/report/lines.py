@@ -90,7 +90,8 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    frame = frame.astype(dict.fromkeys(scores, np.float64))
+    others = [name for name in scores if frame[name].dtype != np.float64]
+    frame = frame.astype(dict.fromkeys(others, np.float64))
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:

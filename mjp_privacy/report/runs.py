@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import BadFile, UserError
@@ -21,7 +20,7 @@ from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
-from mjp_privacy.report.lines import STAGE, Line, read_frame
+from mjp_privacy.report.lines import Line, read_frame
 from mjp_privacy.uploads.folder import REFUSED
 
 AGAIN = "Run the attack again; it continues where it stopped."
@@ -108,33 +107,6 @@ def _damaged_lists(store: RunStore) -> Iterator[str]:
         except BadFile as error:
             place = shown(path.relative_to(store.root))
             yield f"{place} ({error.got}): the run of that experiment writes it again"
-
-
-def timings(line: Line) -> pd.DataFrame:
-    """A row for each block and stage: how many seconds an image took, and on what device.
-
-    The images of a block share its time equally.
-    """
-    names = [n for n in line.store.cell(line.run_id).columns if n.startswith(STAGE)]
-    if not names:
-        return pd.DataFrame()
-    blocks = line.store.read(line.run_id, ["block", *names]).groupby("block")[names]
-    known = (
-        blocks.agg(["mean", "count"])
-        .stack(0, future_stack=True)
-        .rename_axis(["block", "stage"])
-        .reset_index()
-    )
-    made_with = line.store.about(line.run_id)[-1].get("made_with", {})
-    return pd.DataFrame(
-        {
-            "stage": known["stage"].str.removeprefix(STAGE),
-            "seconds": known["mean"],
-            "images": known["count"].astype(int),
-            "line": line.number,
-            "device": made_with.get("device", ""),
-        }
-    )
 
 
 # folders ------------------------------------------------------------------------------------------

@@ -253,16 +253,6 @@ def _reason(tried: Sequence[tuple[Line, str, str]]) -> tuple[str, str]:
 
 # without the private images -----------------------------------------------------------------------
 
-PREFERENCE = (
-    *("plain_step", "shared_picture", "multi_round", "batch_lattice", "layer_span"),
-    *("pixel_lattice", "masked_span", "batch_span", "span_matching", "patch_gradient"),
-    *("patch_jigsaw", "patch_lattice", "patch_prior", "token_span", "inverting_gradients"),
-    *("gradvit", "april_optimization"),
-    *("april_prior", "april_unk_aware", "april"),
-)
-"""The ladder from its top: which attack to trust first where no residual tells. It is the order of
-what they reach on one upload or more in results/ladder, not a measurement of the upload at hand."""
-
 
 def has_truth(line: Line) -> bool:
     """Whether the private images behind this line were given, as its rows and pictures tell.
@@ -289,39 +279,19 @@ def picture_ids(line: Line) -> list[str]:
 
 
 def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
-    """The attack that somebody without the truth would take for each image that has a picture.
+    """The attack that somebody without the truth would take for each image, of those whose picture
+    has a residual: that with the smallest one; among equals the first line.
 
-    attackers_choice_by_image(client.attacks)["upload_7/0"].attack     "pixel_lattice"
-
-    That is the one with the smallest gradient residual; among equals the first line. For an image
-    without any residual (the labels are unknown, or the gradient was not sent) it is the highest
-    rung of the ladder that made a picture, in the order PREFERENCE: a habit, not a choice that the
-    upload supports. Other attacks come after those, one with more uploads before one with fewer.
     Attacks that met a client with an altered block 0 count only where no other made a picture.
     """
     taken: dict[str, Line] = {}
     for trained in (False, True):
-        members = [
-            line
-            for line in attacks
-            if line.role == "attack" and meets_trained_model(line) == trained
-        ]
-        by_habit: dict[str, Line] = {}
-        for line in sorted(members, key=_rank):
-            for image in picture_ids(line):
-                by_habit.setdefault(image, line)
-        taken |= by_habit
-        if by_habit:
-            by_residual = choose(members, ATTACKERS_CHOICE)
-            taken |= {i: members[place] for i, place in by_residual.items() if i in by_habit}
+        members = [line for line in attacks if meets_trained_model(line) == trained]
+        if members:
+            pictures = {image for line in members for image in picture_ids(line)}
+            chosen = choose(members, ATTACKERS_CHOICE).items()
+            taken |= {image: members[place] for image, place in chosen if image in pictures}
     return taken
-
-
-def _rank(line: Line) -> tuple[int, int]:
-    """The place of an attack in the order of PREFERENCE; lower is trusted more."""
-    name = line.cell.attack.known_as
-    place = PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE)
-    return place, -line.uploads
 
 
 # in words -----------------------------------------------------------------------------------------

@@ -10,30 +10,32 @@ OUT/choices.csv                which attack the worst case took for each image; 
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/batches.csv                exact pictures and PSNR against the batch
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
-OUT/figures/                   the card's pictures, the page's charts, the curve over uploads
+OUT/figures/                   the card's pictures, the page's charts
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
-choices.* is written only if some target met several attacks, rounds.csv and its picture only if
-an attack was run with several numbers of uploads, batches.csv and its picture only if clients
-were that differ in their batch.
+choices.* is written only if some target met several attacks, rounds.csv only if an attack was run
+with several numbers of uploads, batches.csv only if clients were that differ in their batch.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
-from mjp_privacy.report.charts.curves import write_batches, write_rounds
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.figures import image_counts
@@ -121,7 +123,7 @@ def write_report(
 def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
     """The summary of a report whose files were written."""
     lines = contents.lines
-    table = contents.standard if everything else None
+    table = contents.main(folded=True) if everything else None
     return ReportSummary(
         console=console_text(contents.card, contents.reasons, table),
         files=tuple(files),
@@ -166,8 +168,6 @@ DOWNLOADS = {
     "rounds.csv": "PSNR against the number of uploads",
     "batches.csv": "exact pictures and PSNR against the batch",
     "figures/strip.png": "the card's pictures",
-    "figures/rounds.png": "the curve over uploads",
-    "figures/batches.png": "the curve over batches",
     "pictures/index.csv": "reconstructions as PNG files, listed",
 }
 
@@ -175,8 +175,13 @@ DOWNLOADS = {
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *("figures/uploads_*.svg", "figures/line_[0-9][0-9][0-9]_*.png", "table.html"),
-    *(f"figures/{name}.png" for name in ("overview", "comparison", "psnr")),
+    *(
+        "figures/uploads_*.svg",
+        "figures/batches_*.svg",
+        "figures/line_[0-9][0-9][0-9]_*.png",
+        "table.html",
+    ),
+    *(f"figures/{name}.png" for name in ("overview", "comparison", "psnr", "rounds", "batches")),
 )
 """Names that this or an earlier version gives to files: what an earlier report left is deleted."""
 
@@ -227,18 +232,14 @@ def _write_text(path: Path, content: str) -> Path:
 
 
 def _write_figures(contents: Contents, out: Path) -> list[Path]:
-    """strip.png, rounds.png, batches.png and the page's charts as SVG files."""
+    """strip.png and the page's charts as SVG files."""
     folder = out / "figures"
     image_ids = [shown.image_id for shown in contents.gallery.shown if shown.strip]
-    strip = folder / "strip.png"
-    made = {
-        strip: contents.strip is not None and write_strip(contents.strip, image_ids, strip),
-        folder / "rounds.png": write_rounds(contents.points, folder / "rounds.png"),
-        folder / "batches.png": write_batches(contents.batches, folder / "batches.png"),
-    }
     charts = [chart for section in contents.charts.values() for chart in section]
     drawn = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
-    return [*(path for path, written in made.items() if written), *drawn]
+    strip = folder / "strip.png"
+    made = contents.strip is not None and write_strip(contents.strip, image_ids, strip)
+    return [strip, *drawn] if made else drawn
 
 
 def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
@@ -286,8 +287,6 @@ example, in the folder above {first}:
                JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
                WHERE scores.status = 'ok' GROUP BY ALL"
 
-    polars:  pl.scan_parquet("{first}/rows/**/*.parquet", missing_columns="insert",
-                             extra_columns="ignore")
     pandas:  RunStore(Path("{first}")).read(run_id)         # from mjp_privacy.experiment.store
 
 Of an image that is in several files of a cell, as after some images were attacked again, the file
@@ -307,19 +306,44 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
         known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
         return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-    write_csv((_samples(line, columns) for line in lines), out / "samples.csv")
+
+    def write(place: Path) -> None:
+        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            written = csv.writer(file, lineterminator="\n")
+            written.writerow(columns)
+            for line in lines:
+                written.writerows(_samples(line, columns))
+
+    write_atomically(out / "samples.csv", write)
     return out / "samples.csv"
 
 
-def _samples(line: Line, columns: list[str]) -> pd.DataFrame:
-    """The line's rows, those of images that could not be read last."""
+def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The line's rows, those of images that could not be read last; what all of them have in common
+    is not put into a table first, which would take longer than all else."""
     facts = {**line.cell.columns, "run": line.run}
     if line.stored.empty:
         facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-        return pd.DataFrame([facts]).reindex(columns=columns)
-    rows = long_rows(line.stored, facts)
-    unreadable = rows["status"] == UNREADABLE
-    return pd.concat([rows[~unreadable], rows[unreadable]]).reindex(columns=columns)
+        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
+    rows = long_rows(line.stored)
+    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+    facts = {name: fact for name, fact in facts.items() if not isinstance(fact, (list, dict))}
+    return zip(
+        *(
+            map(_csv_cell, rows[name].tolist())
+            if name in rows
+            else repeat(_csv_cell(facts.get(name)), len(rows))
+            for name in columns
+        ),
+        strict=True,
+    )
+
+
+def _csv_cell(value: Any) -> Any:
+    """A value as CSV has it: nothing where it is missing, and no formula."""
+    if isinstance(value, str):
+        return formula_free(value)
+    return "" if value is None or value != value else value
 
 
 def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
@@ -328,20 +352,8 @@ def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
     if sum(len(line.chosen) for line in derived) <= MOST_ROWS:
         write_csv((_choices(line) for line in derived), out / "choices.csv")
         return out / "choices.csv"
-
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
-    numbers = dict.fromkeys(("line", "chosen_line"), pa.int32())
-    schema = pa.schema([(name, numbers.get(name, pa.string())) for name in _choices(derived[0])])
-
-    def write(place: Path) -> None:
-        with place.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
-            for line in derived:
-                table = pa.Table.from_pandas(_choices(line), schema, preserve_index=False)
-                writer.write_table(table)
-
-    write_atomically(out / "choices.parquet", write)
+    table = pd.concat(map(_choices, derived))
+    write_atomically(out / "choices.parquet", lambda place: table.to_parquet(place, index=False))
     return out / "choices.parquet"
 
 

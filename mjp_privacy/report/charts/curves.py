@@ -1,5 +1,5 @@
 """Figures over the number of uploads of a picture, and over the batch that it shares: rounds.csv
-and batches.csv, and their pictures.
+and batches.csv, and their charts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from mjp_privacy.core.drawing import (
     band,
     colour,
     dashes,
-    drawn,
     house_style,
-    picture,
 )
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.charts.chart import FONT, WIDTH, Chart, axes_at, chart, hover, new_figure
@@ -92,30 +89,20 @@ def _other_options(line: Line) -> str:
 
 def _upload_point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
     score = summary(line, "psnr", "standard")
-    low, high = _median_interval(line)
-    floor, ceiling = (
-        summary(line, name, DIAGNOSTIC, interval=False).mean
-        for name in ("grey_psnr", "ceiling_psnr")
-    )
+    ceiling = summary(line, "ceiling_psnr", DIAGNOSTIC, interval=False).mean
     return {
-        **{
-            "line": line.number,
-            "run": line.run,
-            **_model(line),
-            "attack": line.cell.attack.known_as,
-        },
+        **{"line": line.number, "run": line.run, **_model(line)},
+        "attack": line.cell.attack.known_as,
         "options": options_text(_other_options(line)).removeprefix("–"),
         "differs": client_text(line.cell.columns, facts).removeprefix("–"),
         "gamma": float(line.cell.gamma),
         "uploads": fact(line.cell.columns, "uploads"),
-        "n": score.n,
-        "n_not_scored": score.counts.total - score.n,
+        **{"n": score.n, "n_not_scored": score.counts.total - score.n},
         **{"psnr_mean": score.mean, "psnr_mean_lo": score.low, "psnr_mean_hi": score.high},
-        "psnr_median": capped_median(line),
-        **{"psnr_median_lo": low, "psnr_median_hi": high},
+        **_median(line),
         "psnr_exact": exact_share(line).count,
         **{f"psnr_from_{limit}": success_share(line, limit).percent for limit in THRESHOLDS},
-        **{"grey_mean": floor, "ceiling_mean": ceiling},
+        **{"grey_mean": _grey(line), "ceiling_mean": ceiling},
     }
 
 
@@ -186,7 +173,6 @@ def _best(members: Sequence[Line]) -> Iterator[Line]:
 
 
 def _batch_point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> dict[str, Any]:
-    low, high = _median_interval(line)
     share = exact_share(line)
     several = next(member for member in members if _batch(member) > 1)
     return {
@@ -198,9 +184,8 @@ def _batch_point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> d
         **{"attack": line.cell.attack.known_as, "line": line.number},
         **{"n": share.of, "exact": share.count},
         **{"exact_lo": share.interval[0], "exact_hi": share.interval[1]},
-        "psnr_median": capped_median(line),
-        **{"psnr_median_lo": low, "psnr_median_hi": high},
-        "grey_mean": summary(line, "grey_psnr", DIAGNOSTIC, interval=False).mean,
+        **_median(line),
+        "grey_mean": _grey(line),
     }
 
 
@@ -212,10 +197,16 @@ def _model(line: Line) -> dict[str, Any]:
     return {"model": cell.model.label, "setting": cell.setting, "dtype": cell.dtype}
 
 
-def _median_interval(line: Line) -> tuple[float, float]:
+def _grey(line: Line) -> float:
+    return summary(line, "grey_psnr", DIAGNOSTIC, interval=False).mean
+
+
+def _median(line: Line) -> dict[str, float]:
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
     groups = None if line.groups is None else coded(line.groups[values.index])
-    return median_interval(values.to_numpy(), groups)
+    low, high = median_interval(values.to_numpy(), groups)
+    ends = {"psnr_median_lo": low, "psnr_median_hi": high}
+    return {"psnr_median": capped_median(line), **ends}
 
 
 # drawn --------------------------------------------------------------------------------------------
@@ -230,87 +221,73 @@ class Over:
     curve: str
     curve_label: str
     shown: dict[str, str]  # the two columns with the words of their axes
+    name: str  # of the files
+    title: str
+    caption: str
 
 
 UPLOADS = Over(
     *("uploads", "uploads of the same picture", "gamma", "γ {:g}"),
     {"psnr_median": "median PSNR, dB", "psnr_mean": "mean PSNR, dB"},
+    *("uploads", "More uploads of the same picture"),
+    "PSNR (standard, capped at 100 dB) against the number of uploads of the same image, a curve "
+    "for each γ: median on the left, mean on the right. Bands: 95 % bootstrap intervals.",
 )
 BATCH = Over(
     *("batch", "pictures in a batch", "uploads", "uploads: {:g}"),
     {"exact_share": "exact pictures, %", "psnr_median": "median PSNR, dB"},
+    *("batches", "Larger batches"),
+    "Exact pictures and the median PSNR (standard, capped at 100 dB) against the batch, of the "
+    "attack that recovers most there, a curve for each number of uploads. Bands: 95 % intervals.",
 )
 LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling", "--")}
 
 
 def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
-    """A chart for each panel of what `curve_points` returns; none for no points."""
-    panels = _panels(points)
-    left_out = 0 if points.empty else points["panel"].nunique() - len(panels)
-    with house_style():
-        charts = [_uploads_chart(panel, number) for number, panel in enumerate(panels, 1)]
-    if left_out:
+    """A chart for each panel of what `curve_points` returns; none for no points.
+
+    Panels with two numbers of uploads are counted where there are some with more.
+    """
+    panels = [panel for _, panel in points.groupby("panel")] if len(points) else []
+    shown = [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
+    charts = _charts(shown, UPLOADS)
+    if left_out := len(panels) - len(shown):
         told = f" {left_out} more, with two numbers of uploads each: see rounds.csv."
         charts[-1] = replace(charts[-1], caption=charts[-1].caption + told)
     return tuple(charts)
 
 
-def write_rounds(points: pd.DataFrame, path: Path) -> bool:
-    """Draw rounds.png from what `curve_points` returns; False where that is empty."""
-    return _write(_panels(points), UPLOADS, path)
-
-
-def write_batches(points: pd.DataFrame, path: Path) -> bool:
-    """Draw batches.png from what `batch_points` returns; False where that is empty."""
+def batches_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
+    """A chart for each panel of what `batch_points` returns; none for no points."""
     if points.empty:
-        return False
+        return ()
     share = {"exact_share": 100 * points["exact"] / points["n"]}
     ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
-    table = points.assign(**share, **ends)
-    return _write([panel for _, panel in table.groupby("panel", sort=True)], BATCH, path)
+    return tuple(_charts([p for _, p in points.assign(**share, **ends).groupby("panel")], BATCH))
 
 
-def _panels(points: pd.DataFrame) -> list[pd.DataFrame]:
-    """The panels with three or more numbers of uploads; if there are none of these, all panels."""
-    if points.empty:
-        return []
-    panels = [panel for _, panel in points.groupby("panel", sort=True)]
-    return [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
+def _charts(panels: Sequence[pd.DataFrame], over: Over) -> list[Chart]:
+    with house_style():
+        return [_chart(panel, over, number) for number, panel in enumerate(panels, 1)]
 
 
-def _uploads_chart(panel: pd.DataFrame, number: int) -> Chart:
+def _chart(panel: pd.DataFrame, over: Over, number: int) -> Chart:
+    """Two axes beside each other, and what is special about the panel in the title."""
     floor = float(panel["grey_mean"].clip(upper=PSNR_CAP).mean())
-    caption = (
-        "PSNR (standard, capped at 100 dB) against the number of uploads of the same image, a "
-        "curve for each γ: median on the left, mean on the right. Bands: 95 % bootstrap "
-        f"intervals. Images: {_range(panel['n'])}."
-    )
+    caption = f"{over.caption} Images: {_range(panel['n'])}."
     if not math.isnan(floor):
         caption += f" Dotted: mean of a uniform grey, {floor:.1f} dB."
-    rows = math.ceil((panel["gamma"].nunique() + len(LEVELS)) / 3)
+    rows = math.ceil((panel[over.curve].nunique() + len(LEVELS)) / 3)
     figure = new_figure(270 + 17 * rows)
     pair = [axes_at(figure, left, 26, left + 174, 216) for left in (34, WIDTH - 186)]
-    for axes, column in zip(pair, UPLOADS.shown, strict=True):
-        _draw(axes, panel, UPLOADS, column, FONT)
-    handles, labels = pair[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower left", ncols=3, fontsize=FONT - 1)
-    title = f"More uploads of the same picture: {', '.join(_facts(panel))}"
-    return chart(figure, f"uploads_{number}", title, caption)
-
-
-def _write(panels: Sequence[pd.DataFrame], over: Over, path: Path) -> bool:
-    """A row of two axes for each panel, as PNG."""
-    if not panels:
-        return False
-    with picture(path, 9.6, 0.35 + 3 * len(panels), dpi=130) as figure:
-        grid = figure.subplots(len(panels), 2, squeeze=False)
-        for row, panel in zip(grid, panels, strict=True):
-            for axes, column in zip(row, over.shown, strict=True):
-                _draw(axes, panel, over, column, 9)
-            words = "\n".join(drawn(fact, 60) for fact in _facts(panel))
-            row[0].set_title(f"{words}\n{over.shown[next(iter(over.shown))]}", loc="left")
-            row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return True
+    for axes, column in zip(pair, over.shown, strict=True):
+        _draw(axes, panel, over, column)
+    known = [axes.get_legend_handles_labels() for axes in pair]
+    named = {label: handle for of in known for handle, label in zip(*of, strict=True)}
+    look: dict[str, Any] = {"loc": "lower left", "ncols": 3, "fontsize": FONT - 1}
+    figure.legend([*named.values()], [*named], **look)
+    title = f"{over.title}: {', '.join(_facts(panel))}"
+    return chart(figure, f"{over.name}_{number}", title, caption)
 
 
 def _facts(panel: pd.DataFrame) -> list[str]:
@@ -324,7 +301,7 @@ def _facts(panel: pd.DataFrame) -> list[str]:
     return [client, *([", ".join(details)] if details else [])]
 
 
-def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str, size: float) -> None:
+def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str) -> None:
     """One column of a panel: curves with their bands, each doubling as wide as any other."""
     for number, (value, curve) in enumerate(panel.groupby(over.curve, sort=True)):
         curve = curve.sort_values(over.column).dropna(subset=[column])
@@ -348,9 +325,9 @@ def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str, size: float)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(-2, PSNR_CAP + 3)
-    axes.set_xlabel(over.label, fontsize=size)
-    axes.set_title(over.shown[column], fontsize=size, loc="left")
-    axes.tick_params(labelsize=size - 1)
+    axes.set_xlabel(over.label, fontsize=FONT)
+    axes.set_title(over.shown[column], fontsize=FONT, loc="left")
+    axes.tick_params(labelsize=FONT - 1)
 
 
 def _range(numbers: pd.Series[int]) -> str:

@@ -1,4 +1,4 @@
-"""Accuracy against leakage: families by colour and shape, names apart, the Pareto front."""
+"""Accuracy against leakage: families by colour and shape, points by number, the Pareto front."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from mjp_privacy.core.drawing import INK, MUTED, PAPER, colour, drawn, house_style, picture
+from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import floor_values
@@ -25,6 +22,7 @@ from mjp_privacy.report.flags import missed_attacks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
 
@@ -277,15 +275,17 @@ def strength_lines(points: Sequence[TradeoffPoint]) -> list[list[TradeoffPoint]]
 
 # drawn --------------------------------------------------------------------------------------------
 
-Floats = NDArray[np.float64]
 Look = dict[str, Any]
 
 WIDE, TALL = 720.0, 430.0  # pixels: of the chart, and of its axes
+UNDER = 46.0  # of the axis across and its label
+ROW, NAMES = 15.0, 3  # of a row of names, and how many stand in it
 KNOTS, PLACES = (0.0, 8.0, 20.0, 40.0, PSNR_CAP), (0.0, 3.2, 15.2, 20.8, 25.0)
 """Most of the axis is for 8 to 20 dB, where defences part."""
 TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)
 MARGIN = 3.0  # dB of room on the private side
-LETTERS = 26  # of a name
+LETTERS = 34  # of a name
+NEAR = (26.0, 9.0)  # pixels between points whose numbers would meet
 PNG_WIDTH = 1080  # pixels
 IN_A_ROW = 8  # families explained beside each other
 
@@ -308,13 +308,10 @@ def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) 
     floor: PSNR of a uniform grey in dB
     """
     shown = [point for point in points if point.drawable]
-    top = _legend_height(shown)
     with house_style():
-        figure = new_figure(top + TALL + 42, WIDE)
-        unnamed = _draw(axes_at(figure, 42, top, WIDE - 20, top + TALL), shown, floor)
+        figure = new_figure(_height(shown), WIDE)
+        _draw(figure, 0.0, shown, floor)
         caption = CAPTION + _remarks(points, floor)
-        if unnamed:
-            caption += f" No room for the names of {unnamed}: they show on hover."
         return chart(figure, "tradeoff", "Accuracy against leakage", caption)
 
 
@@ -333,19 +330,15 @@ def draw_tradeoff(
     floors: PSNR of a uniform grey by heading. bars: what the light bars are.
     """
     shown = {name: [p for p in points if p.drawable] for name, points in panels.items()}
-    heights = [30 + _legend_height(points) + TALL + 48 for points in shown.values()]
-    wide, tall = WIDE + 16, sum(heights) + 24
-    look: Look = {"dpi": 72 * PNG_WIDTH / wide, "layout": None, "few_colours": True}
-    with picture(path, wide / 72, tall / 72, **look) as figure:
+    tall = sum(30 + _height(points) for points in shown.values()) + 24
+    look: Look = {"dpi": 72 * PNG_WIDTH / WIDE, "layout": None, "few_colours": True}
+    with picture(path, WIDE / 72, tall / 72, **look) as figure:
         top = 0.0
-        for (name, points), height in zip(shown.items(), heights, strict=True):
-            figure.text(8 / wide, 1 - (top + 20) / tall, drawn(name), fontsize=14)
-            axes = axes_at(figure, 50, top + height - TALL - 48, WIDE - 12, top + height - 48)
-            if unnamed := _draw(axes, points, (floors or {}).get(name, math.nan)):
-                said = f"no room for {unnamed} names"
-                figure.text(1 - 8 / wide, 1 - (top + 20) / tall, said, ha="right")
-            top += height
-        figure.text(8 / wide, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
+        for name, points in shown.items():
+            figure.text(8 / WIDE, 1 - (top + 20) / tall, drawn(name), fontsize=14)
+            _draw(figure, top + 30, points, (floors or {}).get(name, math.nan))
+            top += 30 + _height(points)
+        figure.text(8 / WIDE, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
 
 
 def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
@@ -362,12 +355,20 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
 
 
-def _legend_height(points: Sequence[TradeoffPoint]) -> float:
+def _head(points: Sequence[TradeoffPoint]) -> float:
+    """Pixels over the axes, of the families."""
     return 26.0 + 20 * math.ceil(len({point.kind.name for point in points}) / IN_A_ROW)
 
 
-def _draw(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> int:
-    """Draw points that have both figures; how many of their names had no room."""
+def _height(points: Sequence[TradeoffPoint]) -> float:
+    """Pixels of the axes with what stands over and under them."""
+    return _head(points) + TALL + UNDER + ROW * math.ceil(len(points) / NAMES)
+
+
+def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: float) -> None:
+    """Draw points that have both figures, numbered, with their names below."""
+    bottom = top + _head(points) + TALL
+    axes = axes_at(figure, 50, top + _head(points), WIDE - 36, bottom)
     _scales(axes, points, floor)
     for level, style, word in ((floor, ":", "floor"), (THRESHOLDS[0], "--", f"{THRESHOLDS[0]} dB")):
         low, high = axes.get_xlim()
@@ -375,22 +376,15 @@ def _draw(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> int:
             axes.axvline(level, color=MUTED, linewidth=1, linestyle=style)
             at: Look = {"transform": axes.get_xaxis_transform(), "ha": "center"}
             axes.text(level, 1.01, word, fontsize=FONT - 1, color=MUTED, **at)
-    paths = [[(p.leakage, p.accuracy) for p in family] for family in strength_lines(points)]
-    for corners, family in zip(paths, strength_lines(points), strict=True):
+    for family in strength_lines(points):
+        corners = [(point.leakage, point.accuracy) for point in family]
         axes.plot(*zip(*corners, strict=True), color=family[0].kind.colour, linewidth=1.6)
-    front = front_corners(points, axes.get_xlim()[1], axes.get_ylim()[0])
-    if front:
+    if front := front_corners(points, axes.get_xlim()[1], axes.get_ylim()[0]):
         (steps,) = axes.plot(*zip(*front, strict=True), color=INK, linewidth=1.3, alpha=0.6)
         hover(steps, "Pareto front")
     for point in reversed(points):  # the first, often the undefended client, ends on top
-        bar: Look = {"color": point.kind.colour, "linewidth": 1, "alpha": 0.35}
-        bar["clip_on"] = False  # also at 100 dB, the end of the axis
-        axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
-        axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
-        look: Look = {"color": point.kind.colour, "markersize": 8, "clip_on": False}
-        look |= {"markerfacecolor": "none"} if point.unattacked else {}
-        (dot,) = axes.plot(point.leakage, point.accuracy, point.kind.marker, **look)
-        hover(dot, point.words)
+        _draw_point(axes, point)
+    _draw_numbers(axes, points)
     kinds = {point.kind.name for point in points}
     for kind in (FAMILIES[name] for name in FAMILIES if name in kinds):
         axes.plot([], [], kind.marker, color=kind.colour, markersize=8, label=kind.name)
@@ -398,7 +392,42 @@ def _draw(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> int:
         legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": IN_A_ROW}
         legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
         axes.legend(fontsize=FONT - 1, **legend)
-    return _draw_names(axes, points, [*paths, front])
+    tall = 72 * figure.get_figheight()
+    for number, point in enumerate(points, 1):
+        row, column = divmod(number - 1, NAMES)
+        left, down = 14 + column * (WIDE - 14) / NAMES, bottom + UNDER + ROW * (row + 0.5)
+        name = f"{number}  {drawn(point.label, LETTERS).strip()}"
+        hover(figure.text(left / WIDE, 1 - down / tall, name, fontsize=FONT - 1), point.label)
+
+
+def _draw_point(axes: Axes, point: TradeoffPoint) -> None:
+    """A point with its bars."""
+    bar: Look = {"color": point.kind.colour, "linewidth": 1, "alpha": 0.35}
+    bar["clip_on"] = False  # also at 100 dB, the end of the axis
+    axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
+    axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
+    look: Look = {"color": point.kind.colour, "markersize": 8, "clip_on": False}
+    look |= {"markerfacecolor": "none"} if point.unattacked else {}
+    (dot,) = axes.plot(point.leakage, point.accuracy, point.kind.marker, **look)
+    hover(dot, point.words)
+
+
+def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """The numbers of the points beside them, those of points that nearly meet beside the first."""
+    beside: dict[tuple[float, float], list[str]] = {}
+    for number, point in enumerate(points, 1):
+        place = (point.leakage, point.accuracy)
+        x, y = axes.transData.transform(place)
+        for known in beside:
+            left, down = axes.transData.transform(known)
+            meet = abs(left - x) < NEAR[0] and abs(down - y) < NEAR[1]
+            place = known if meet else place
+        beside.setdefault(place, []).append(f"{number}")
+    for place, numbers in beside.items():
+        at_end = axes.transData.transform(place)[0] > axes.bbox.x1 - 40
+        look: Look = {"textcoords": "offset points", "fontsize": FONT - 2}
+        look |= {"ha": "right" if at_end else "left"}
+        axes.annotate(", ".join(numbers), place, (-5 if at_end else 5, 4), **look)
 
 
 def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:
@@ -433,91 +462,3 @@ def front_corners(
         corners += [(point.leakage, height), (point.leakage, point.accuracy)]
         height = point.accuracy
     return [*corners, (right, height)] if corners else []
-
-
-# names --------------------------------------------------------------------------------------------
-
-
-def _draw_names(
-    axes: Axes, points: Sequence[TradeoffPoint], paths: Sequence[Sequence[tuple[float, float]]]
-) -> int:
-    """Names of the points with leaders; how many had no room."""
-    if not points:
-        return 0
-    pixels = axes.transData.transform  # an inch has 72 of them, as many as points
-    at = pixels([(point.leakage, point.accuracy) for point in points])
-    paper: Look = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    look: Look = {"textcoords": "offset points", "fontsize": FONT - 1, "bbox": paper}
-    texts = [
-        axes.annotate(drawn(point.label, LETTERS), (point.leakage, point.accuracy), (0, 0), **look)
-        for point in points
-    ]
-    extents = [text.get_window_extent() for text in texts]
-    sizes = np.array([(extent.width + 8, extent.height + 3) for extent in extents])
-    lines = [np.linspace(a, b, 40) for path in paths for a, b in pairwise(map(pixels, path))]
-    area = np.array([*axes.bbox.min, axes.figure.bbox.xmax, axes.bbox.ymax])
-    boxes = place_names(at, sizes, area, np.vstack([*lines, at]))
-    for text, point, here, box in zip(texts, points, at, boxes, strict=True):
-        text.set_visible(box is not None)
-        if box is None:
-            continue
-        hover(text, point.label)
-        text.set_position((box[0] + 4 - here[0], box[1] + 4 - here[1]))
-        end = np.clip(here, box[:2], box[2:])
-        if math.dist(here, end) > LEADER:
-            ends = axes.transData.inverted().transform([here, end])
-            axes.plot(*ends.T, color=MUTED, linewidth=0.8, zorder=1.5)
-    return sum(box is None for box in boxes)
-
-
-ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 80.0, 100.0, 125.0, 155.0, 190.0)
-RADIUS, LEADER = 6.0, 12.0  # of a marker; from where on a line leads to a name
-ON_A_LINE = 30.0  # what it costs, in pixels of distance, to stand on a line
-
-
-def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[Floats | None]:
-    """A box (left, bottom, right, top) for the name of each point (n, 2), inside `area`: it meets
-    no other name and no point, and `lines` (m, 2), points along them, only where it must. None
-    where there is no room for it.
-
-    The most crowded points choose first, the nearest place that is free.
-    """
-    taken = np.hstack([at - RADIUS, at + RADIUS])
-    boxes: list[Floats | None] = [None] * len(at)
-    crowd = (np.linalg.norm(at[:, None] - at, axis=-1) < 60).sum(axis=1)
-    for i in np.argsort(-crowd, kind="stable").tolist():
-        places, cost = _around(at[i], sizes[i])
-        inside = (places[:, :2] >= area[:2]).all(axis=1) & (places[:, 2:] <= area[2:]).all(axis=1)
-        free = inside & ~_meet(places, taken).any(axis=1)
-        if not free.any():
-            continue
-        cost = np.where(free, cost + ON_A_LINE * _hold(places, lines).any(axis=1), np.inf)
-        box = places[cost.argmin()]
-        boxes[i], taken = box, np.vstack([taken, box])
-        leader = np.linspace(at[i], np.clip(at[i], box[:2], box[2:]), 12)
-        lines = np.vstack([lines, leader])
-    return boxes
-
-
-def _around(here: Floats, size: Floats) -> tuple[Floats, Floats]:
-    """Places around a point with their cost: near ones first, right of it rather than above."""
-    distance = np.repeat(DISTANCES, len(ANGLES))
-    ways = np.tile(np.column_stack([np.cos(ANGLES), np.sin(ANGLES)]), (len(DISTANCES), 1))
-    corners = here + ways * distance[:, None] + (ways - 1) / 2 * size
-    cost = distance + 3 * (1 - ways[:, 0]) + 2 * np.abs(ways[:, 1])
-    return np.hstack([corners, corners + size]), cost
-
-
-def _meet(boxes: Floats, others: Floats) -> NDArray[np.bool_]:
-    """(k, m) whether boxes share an area with others; touching edges do not count."""
-    left, bottom, right, top = boxes[:, :, None].swapaxes(0, 1)
-    across = (left < others[:, 2]) & (others[:, 0] < right)
-    return np.asarray(across & (bottom < others[:, 3]) & (others[:, 1] < top))
-
-
-def _hold(boxes: Floats, points: Floats) -> NDArray[np.bool_]:
-    """(k, m) whether each of the boxes holds each of the points (m, 2)."""
-    left, bottom, right, top = boxes[:, :, None].swapaxes(0, 1)
-    x, y = points.T
-    return np.asarray((left < x) & (x < right) & (bottom < y) & (y < top))

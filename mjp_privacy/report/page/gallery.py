@@ -11,12 +11,11 @@ import hashlib
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
@@ -26,6 +25,9 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import SMALL_SIDE, Pixels, pixels, png
 from mjp_privacy.report.tables.text import capped
 from mjp_privacy.report.worst_case import DerivedLine, picture_ids
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIDE, GAP, HEAD = 192, 6, 62  # pixels
 LETTERS = 26  # of a line over a tile
@@ -119,11 +121,21 @@ class Shown:
     """One private image with what every line made of it, as keys of `Gallery.pictures`."""
 
     image_id: str
-    originals: Mapping[int, str]  # by line; two runs may have other pictures of the same name
-    lines: Mapping[int, str]  # by line: its reconstruction
-    fed: Mapping[int, str]  # by line: what its client fed, where that is not the original
-    masks: Mapping[int, str]  # by line: "0110…", one digit for each patch, row by row; 1: masked
     strip: bool  # one of the pictures at fixed quantiles that stand in the card's strip
+    originals: dict[int, str] = field(default_factory=dict)
+    """By line: two runs may have other pictures of the same name."""
+    lines: dict[int, str] = field(default_factory=dict)
+    """By line: its reconstruction."""
+    fed: dict[int, str] = field(default_factory=dict)
+    """By line: what its client fed, where that is not the original."""
+    masks: dict[int, str] = field(default_factory=dict)
+    """By line: "0110…", one digit for each patch, row by row; 1: masked."""
+
+    @property
+    def by_line(self) -> dict[str, dict[int, str]]:
+        """All that there is of each line."""
+        kinds = {"lines": self.lines, "fed": self.fed, "masks": self.masks}
+        return {**kinds, "originals": self.originals}
 
     def original(self, line: Line | None = None) -> str | None:
         """The private image that the line attacked, or else the first of this name; None without
@@ -141,75 +153,76 @@ class Shown:
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads; keys of JSON are texts, and lines are numbers."""
-        by_line = {"lines": self.lines, "fed": self.fed, "masks": self.masks}
-        by_line["originals"] = self.originals
-        pairs = {name: list(values.items()) for name, values in by_line.items()}
+        pairs = {name: list(values.items()) for name, values in self.by_line.items()}
         return {"image_id": self.image_id, **pairs}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gallery:
     """Pictures as data URIs by key, and the images they belong to, until the page is full."""
 
     pictures: dict[str, str] = field(default_factory=dict)
     shown: list[Shown] = field(default_factory=list)
 
-    @property
-    def full(self) -> bool:
-        """Whether no further image fits."""
-        size = sum(map(len, self.pictures.values()))
-        many = len(self.shown) >= MOST_IMAGES or len(self.pictures) >= MOST_PICTURES
-        return many or size >= MOST_BYTES
 
-    def add(self, image_id: str, lines: Sequence[Line], *, strip: bool) -> None:
-        """Add what every line made of one image; nothing if no line has a picture of it."""
-        originals: dict[int, str] = {}
-        masks: dict[int, str] = {}
-        made: dict[int, str] = {}
-        fed: dict[int, str] = {}
-        read: dict[int, dict[str, Tensor] | None] = {}  # by line; derived ones show another's
-        for line in lines:
-            source = line.source(image_id) if isinstance(line, DerivedLine) else line
-            if source is None:
+def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
+    """The pictures of a page; `main` is the line by whose PSNR images are chosen."""
+    stored = [line for line in lines if not isinstance(line, DerivedLine) and picture_ids(line)]
+    pictured = {image for line in stored for image in picture_ids(line)}
+    most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
+    chosen = [Shown(*of) for of in islice(images_in_order(pictured, main), most)]
+    pictures: dict[str, str] = {}
+    for line in stored:  # line by line, for its pictures lie together
+        for shown in chosen:
+            _add(line, shown, pictures)
+    for line in (line for line in lines if isinstance(line, DerivedLine)):
+        for shown in chosen:
+            if (source := line.source(shown.image_id)) is None:
                 continue
-            if source.number not in read:
-                read[source.number] = source.reconstruction(image_id)
-            stored = read[source.number]
-            if stored is None or "images" not in stored:
-                continue
-            made[line.number] = self._key(f"{source.number}", image_id, stored["images"])
-            plain = stored.get("plain")
-            if plain is not None:
-                originals[line.number] = self._key(f"original {_digest(plain)}", image_id, plain)
-            if "input" in stored and (plain is None or not stored["input"].equal(plain)):
-                key = f"fed {_digest(stored['input'])}"
-                fed[line.number] = self._key(key, image_id, stored["input"])
-            mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
-            if mask is not None:
-                masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
-        if made:
-            self.shown.append(Shown(image_id, originals, made, fed, masks, strip))
+            for values in shown.by_line.values():
+                if source.number in values:
+                    values[line.number] = values[source.number]
+    return _that_fit(pictures, [shown for shown in chosen if shown.lines])
 
-    def _key(self, what: str, image_id: str, image: Tensor) -> str:
-        key = f"{what}/{image_id}"
-        if key not in self.pictures:
-            self.pictures[key] = data_uri(image)
-        return key
+
+def _add(line: Line, shown: Shown, pictures: dict[str, str]) -> None:
+    """Add what a line made of an image; nothing where it has no picture of it."""
+
+    def key(what: str, image: Tensor) -> str:
+        name = f"{what}/{shown.image_id}"
+        if name not in pictures:
+            pictures[name] = data_uri(image)
+        return name
+
+    stored = line.reconstruction(shown.image_id)
+    if stored is None or "images" not in stored:
+        return
+    shown.lines[line.number] = key(f"{line.number}", stored["images"])
+    plain, fed = stored.get("plain"), stored.get("input")
+    if plain is not None:
+        shown.originals[line.number] = key(f"original {_digest(plain)}", plain)
+    if fed is not None and (plain is None or not fed.equal(plain)):
+        shown.fed[line.number] = key(f"fed {_digest(fed)}", fed)
+    mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
+    if mask is not None:
+        shown.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
+
+
+def _that_fit(pictures: dict[str, str], chosen: Sequence[Shown]) -> Gallery:
+    """As many of the images as the page has room for."""
+    gallery = Gallery()
+    for shown in chosen:
+        size = sum(map(len, gallery.pictures.values()))
+        if size >= MOST_BYTES or len(gallery.pictures) >= MOST_PICTURES:
+            break
+        of_image = {*shown.lines.values(), *shown.originals.values(), *shown.fed.values()}
+        gallery.pictures.update({key: pictures[key] for key in pictures if key in of_image})
+        gallery.shown.append(shown)
+    return gallery
 
 
 def _digest(image: Tensor) -> str:
     return hashlib.sha256(image.numpy().tobytes()).hexdigest()[:12]
-
-
-def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
-    """The pictures of a page; `main` is the line by whose PSNR images are chosen."""
-    gallery = Gallery()
-    pictured = {image for line in lines for image in picture_ids(line)}
-    for image_id, strip in images_in_order(pictured, main):
-        if gallery.full:
-            break
-        gallery.add(image_id, lines, strip=strip)
-    return gallery
 
 
 def images_in_order(pictured: Set[str], main: Line | None) -> Iterator[tuple[str, bool]]:

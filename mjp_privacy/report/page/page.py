@@ -84,6 +84,7 @@ def _sections(contents: Contents) -> tuple[tuple[str, str, bool], ...]:
         ("ladder", "Every line", True),
         ("distributions", "Distributions", "distributions" in contents.charts),
         ("uploads", "Uploads", "uploads" in contents.charts),
+        ("batches", "Batches", "batches" in contents.charts),
         ("tradeoff", "Accuracy", "tradeoff" in contents.charts),
         ("tables", "Tables", bool(contents.evidence)),
         ("pictures", "Pictures", bool(contents.gallery.shown)),

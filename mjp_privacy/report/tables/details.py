@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,11 +28,11 @@ from mjp_privacy.report.lines import (
     ATTACK_FACTS,
     COMMAND_FACTS,
     MODEL_FACTS,
+    STAGE,
     Line,
     client_text,
     scalar_text,
 )
-from mjp_privacy.report.runs import timings
 from mjp_privacy.report.tables.text import (
     DASH,
     Column,
@@ -155,27 +155,38 @@ TIMING_CAPTION = (
 
 
 def timing_table(lines: Sequence[Line]) -> TextTable | None:
-    """Medians over the blocks of each attack and dtype; None where nothing was timed."""
-    known = ((line, timings(line)) for line in lines)
-    of_lines = [
-        times.assign(attack=line.attack, dtype=line.cell.dtype)
-        for line, times in known
-        if len(times)
-    ]
-    timed = pd.concat(of_lines) if of_lines else pd.DataFrame({"images": []})
-    if not (timed["images"] > 0).any():
+    """Medians over the blocks of each attack and dtype; None where nothing was timed.
+
+    The images of a block share its time equally.
+    """
+    read = [_seconds(line) for line in lines]
+    if not any(len(seconds) for seconds in read):
         return None
+    keys = ["attack", "dtype", "device", "line", "block"]
+    blocks = pd.concat(read).melt(keys, var_name="stage", value_name="seconds").dropna()
+    timed = blocks.groupby([*keys, "stage"])["seconds"].agg(["mean", "count"]).reset_index()
+    timed["stage"] = timed["stage"].str.removeprefix(STAGE)
     order = {stage: place for place, stage in enumerate(STAGES)}
-    timed = timed[timed["images"] > 0]
-    timed = timed.assign(order=timed["stage"].map(order).fillna(len(order)))
-    keys = ["attack", "dtype", "device", "order", "stage"]
-    stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "seconds": "median"})
+    timed["order"] = timed["stage"].map(order).fillna(len(order))
+    stages = timed.groupby(["attack", "dtype", "device", "order", "stage"])
+    rows = stages.agg(images=("count", "sum"), seconds=("mean", "median")).reset_index()
     columns = [
         *(Column(t, itemgetter(t.lower()), "l") for t in ("Attack", "dtype", "Stage", "Device")),
         Column("Images", itemgetter("images")),
         Column("s / image", lambda row: f"{row['seconds']:.3g}"),
     ]
-    return table_of("Time", TIMING_CAPTION, columns, stages.reset_index().to_dict("records"))
+    return table_of("Time", TIMING_CAPTION, columns, rows.to_dict("records"))
+
+
+def _seconds(line: Line) -> pd.DataFrame:
+    """How many seconds each stage took for each image, and what it ran on."""
+    names = [name for name in line.store.cell(line.run_id).columns if name.startswith(STAGE)]
+    if not names:
+        return pd.DataFrame()
+    made_with = line.store.about(line.run_id)[-1].get("made_with", {})
+    facts: dict[str, Any] = {"attack": line.attack, "dtype": line.cell.dtype, "line": line.number}
+    read = line.store.read(line.run_id, ["block", *names])
+    return read.assign(**facts, device=made_with.get("device", ""))
 
 
 # does a picture point to its own image? -----------------------------------------------------------

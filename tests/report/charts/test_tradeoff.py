@@ -1,13 +1,11 @@
-"""Accuracy against leakage: families, strength, the Pareto front, labels of 21 defences."""
+"""Accuracy against leakage: families, strength, the Pareto front, names of 21 defences."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +17,6 @@ from mjp_privacy.report.charts.tradeoff import (
     draw_tradeoff,
     family_and_strength,
     pareto_front,
-    place_names,
     points_from_comparison,
     strength_lines,
     tradeoff_chart,
@@ -121,47 +118,12 @@ def test_lines_follow_the_strength() -> None:
 # the drawing --------------------------------------------------------------------------------------
 
 
-def apart(boxes: list[Any]) -> bool:
-    pairs = combinations([box for box in boxes if box is not None], 2)
-    return not any((a[:2] < b[2:]).all() and (b[:2] < a[2:]).all() for a, b in pairs)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_two_names_meet_in_a_cluster(seed: int) -> None:
-    at = np.random.default_rng(seed).normal((200, 200), (40, 25), (21, 2))
-    area = np.array([0, 0, 700, 400])
-    boxes = place_names(at, np.full((21, 2), (80.0, 15.0)), area, at)
-    assert all(box is not None for box in boxes)
-    assert apart(boxes)
-    for box in boxes:
-        assert (box[:2] >= area[:2]).all()
-        assert (box[2:] <= area[2:]).all()
-        assert not ((box[:2] - 6 < at) & (at < box[2:] + 6)).all(axis=1).any()
-
-
-def test_a_name_stands_beside_its_point_and_off_lines() -> None:
-    area, size = np.array([0, 0, 700, 400]), np.array([[80.0, 15.0]])
-    (box,) = place_names(np.array([[100.0, 100.0]]), size, area, np.empty((0, 2)))
-    assert box.tolist() == pytest.approx([107, 92.5, 187, 107.5])
-    line = np.column_stack([np.arange(700.0), np.full(700, 100.0)])
-    (box,) = place_names(np.array([[100.0, 100.0]]), size, area, line)
-    assert not box[1] < 100 < box[3]
-
-
-def test_without_room_there_is_no_name_rather_than_an_overlap() -> None:
-    small = np.array([0, 0, 100, 20])
-    at = np.column_stack([np.linspace(5, 95, 8), np.full(8, 10.0)])
-    boxes = place_names(at, np.full((8, 2), (40.0, 15.0)), small, at)
-    assert None in boxes
-    assert apart(boxes)
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_one_of_21_defences_has_its_point_and_its_name(scope: str) -> None:
     points = points_from_comparison(COMPARISON, scope)
     found = tradeoff_chart(points, floor=12.45)
     assert {p.words for p in points} | {"Pareto front"} <= {*titles(found.svg)}
-    assert {p.label for p in points} <= {*texts(found.svg)}
+    assert {f"{n}  {p.label}" for n, p in enumerate(points, 1)} <= {*texts(found.svg)}
     assert {p.family for p in points} <= {*texts(found.svg)}
     assert "12.4 dB" in found.caption or "12.5 dB" in found.caption
     assert "no patch gradient" in found.caption
