@@ -42,7 +42,7 @@ TRAITS: Mapping[str, str] = {
     "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
     "8 bit": "takes pixels for multiples of 1/255",
     "steps": "optimises in steps, and may stop before it has converged",
-    "patches": "reads a ViT's patch embedding and positions alone, so it meets any of timm's",
+    "patches": "reads a ViT's patches, positions or first layers, so it meets any of timm's",
     "any network": "reads no part of a ViT, so it meets a Swin or a ResNet as well",
     "batches": "is made for batches of several pictures",
     "shared pictures": "finds the pictures that uploads of other batches share",
@@ -115,6 +115,11 @@ _attack(
     "span_matching",
     "batch_span:SpanMatching",
     "one upload of a batch: gradient matching in the span that batch_span leaves open",
+)
+_attack(
+    "head_features",
+    "head_features:HeadFeatures",
+    "the classifier's gradient alone: each picture's feature, and a picture that has it",
 )
 _attack("token_span", "masked_span:TokenSpan", "needs no gradient of the position embeddings")
 _attack(

@@ -144,7 +144,14 @@ class SpanMatching(Usual):
     prior: str = "fitted"
     prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
     name: ClassVar[str] = "span_matching"
-    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "steps", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = (
+        "batches",
+        "masks",
+        "noise",
+        "steps",
+        "public photographs",
+        "patches",
+    )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """All gradients but the localization regressor's, which does not depend on the pixels."""

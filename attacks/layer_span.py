@@ -86,7 +86,13 @@ class LayerSpan(Usual):
     searches: Annotated[int, Field(ge=1, le=10_000)] = 12
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
-    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = (
+        "batches",
+        "masks",
+        "noise",
+        "public photographs",
+        "patches",
+    )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
@@ -191,7 +197,14 @@ class BatchLattice(Usual):
     blocks: Annotated[int, Field(ge=1, le=100)] = 2
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
-    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "8 bit", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = (
+        "batches",
+        "masks",
+        "noise",
+        "8 bit",
+        "public photographs",
+        "patches",
+    )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and

@@ -216,7 +216,7 @@ class TokenSpan(Usual):
     completion: Completion = "field"
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "token_span"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
+    traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the patch embedding and of block 0's qkv weights."""

@@ -90,7 +90,7 @@ class NormTest:
         norm = getattr(view.model.blocks[0], "norm1", None)
         if not isinstance(norm, torch.nn.LayerNorm) or sees_a_norm(view.model) is not None:
             return None
-        tokens = view.model.tokens + (batch - 1) * view.model.patch_embed.num_patches
+        tokens = view.model.tokens + (batch - 1) * view.model.grid**2
         if QKV not in update.grads or tokens >= gradient(view, update, QKV).shape[-1]:
             return None
         equations = token_equations(view, update, index, batch)
@@ -426,7 +426,7 @@ class LatticePictures:
             """What share of the layers' inputs of pictures (m, N, p) lies outside, (m,)."""
             with torch.no_grad():
                 seen = to_images(some, model.patch_size, channels)
-                return spans.off(seen.to(model.cls_token)).double()
+                return spans.off(seen.to(model.like)).double()
 
         enough = FOUND * torch.finfo(whole.update.dtype).eps ** 2
         pictures, outside = exchanged(pictures, shares, enough)

@@ -56,6 +56,7 @@ from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.vit import input_of
 
 GAP = 30.0
 """Times the singular value after it that the T-th of a layer's gradient must be. Elsewhere some of
@@ -64,9 +65,10 @@ the batch's tokens do not show, as in a last block, whose class token alone has 
 
 def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
     """Names of the linear layers of the first blocks, such as blocks.0.mlp.fc1."""
+    stack = getattr(model, "blocks", nn.Sequential())  # a Swin's stages have none of this name
     return [
         f"blocks.{number}.{name}"
-        for number, block in enumerate(list(model.blocks.children())[:blocks])
+        for number, block in enumerate(list(stack.children())[:blocks])
         for name, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     ]
@@ -106,7 +108,7 @@ class LayerSpans:
         """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
         the first blocks shows all tokens."""
         tokens, bases = batch * model.tokens, {}
-        for name in layers_of(model, blocks):
+        for name in _called(model, blocks):
             if f"{name}.weight" not in grads:
                 continue
             sent = grads[f"{name}.weight"].double()
@@ -124,9 +126,7 @@ class LayerSpans:
         (m,) for normalised pictures (m, C, H, W)."""
         shares = []
         with inputs_of(self.model, self.bases) as seen:
-            tokens = self.model.embed(pictures)
-            for block in list(self.model.blocks.children())[: self.blocks]:
-                tokens = block(tokens)
+            through_blocks(self.model, pictures, self.blocks)
             for name, basis in self.bases.items():
                 inputs = seen[name]
                 basis = basis.to(inputs)
@@ -134,6 +134,22 @@ class LayerSpans:
                 length = inputs.detach().square().sum((1, 2))
                 shares.append(rest.square().sum((1, 2)) / length)
         return torch.stack(shares).mean(0)
+
+
+def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -> Tensor:
+    """The tokens (B, T, D) of normalised pictures after so many blocks."""
+    following = list(model.blocks.children())[blocks:]
+    if following:
+        return input_of(model, following[0], pictures)
+    return model.forward_features(pictures)
+
+
+def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
+    """Those of the layers that a forward pass calls: some networks use a layer's weight alone."""
+    layers, side = layers_of(model, blocks), model.grid * model.patch_size
+    with torch.no_grad(), inputs_of(model, layers) as seen:
+        through_blocks(model, model.like.new_zeros(1, 3, side, side), blocks)
+    return [name for name in layers if name in seen]
 
 
 @contextmanager
@@ -320,7 +336,7 @@ class LayerSearch:
     def _seen(self, pictures: Tensor) -> Tensor:
         """Pictures (m, N, p) as (m, C, H, W) in the model's precision."""
         seen = to_images(pictures, self.energy.patch_size, len(self.energy.mean))
-        return seen.to(self.spans.model.cls_token)
+        return seen.to(self.spans.model.like)
 
 
 @cache
@@ -344,7 +360,7 @@ def rectangles(grid: int) -> Tensor:
 def class_of(model: MJPVisionTransformer, picture: Tensor, grads: Grads, batch: int) -> int:
     """The class of a normalised picture (C, H, W) of the batch, from one step's gradients."""
     with torch.no_grad():
-        likely = model(picture.unsqueeze(0).to(model.cls_token))[0].double().softmax(-1)
+        likely = model(picture.unsqueeze(0).to(model.like))[0].double().softmax(-1)
     u = torch.linalg.svd(grads[HEAD].double(), full_matrices=False)[0][:, :batch]
     # |d - u u^T d|^2 for d = likely - onehot(c), for all classes c at once.
     coordinates = likely @ u
@@ -360,7 +376,7 @@ def without(
     names = [name for name, _ in model.named_parameters() if name in grads]
     parameters = {name: model.get_parameter(name).detach().requires_grad_() for name in names}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        logits = functional_call(model, parameters, (picture.unsqueeze(0).to(model.cls_token),))
+        logits = functional_call(model, parameters, (picture.unsqueeze(0).to(model.like),))
         target = torch.tensor([label], device=logits.device)
         loss = torch.nn.functional.cross_entropy(logits, target)
         own = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -388,8 +404,9 @@ class StepUpload:
         """
         step_alone = update.part(slice(step, step + 1))
         grads = {name: gradient(view, step_alone, name) for name in step_alone.grads}
-        rows = patch_system(view, step_alone).rows
-        grads[TABLE] = torch.cat((grads[TABLE][:, :, :1], rows.unsqueeze(1)), 2)
+        rows, table = patch_system(view, step_alone).rows, grads[TABLE]
+        others = table.flatten(1, -2)[:, : view.model.before]
+        grads[TABLE] = torch.cat((others, rows), 1).view_as(table)
         return cls(model, replace(step_alone, kind="gradient", grads=grads, dal_lambda=0.0))
 
     @property

@@ -261,7 +261,7 @@ def too_few_equations(
     too_few_equations(model) for a ViT-Ti/16 at 224: "N = 196 patches > D = 192: closed forms need
     patches <= width; up to 208 px they apply".
     """
-    patches, width = model.patch_embed.num_patches, model.embed_dim
+    patches, width = model.grid**2, model.embed_dim
     if patches + extra <= width:
         return None
     more = f" + {extra}" if extra else ""

@@ -52,6 +52,7 @@ from attacks.equations.patch_system import (
     error_of,
     gradient,
     no_gradient,
+    patch_rows,
     too_few_equations,
     weights,
 )
@@ -246,11 +247,9 @@ class TokenEquations:
 def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     """Why the equations (*) cannot be set up for an upload, or None."""
     model = view.model
-    if model.family != "vit":
-        return Refusal("block", "block 0 is timm's own, of which no equations are known here")
-    if model.first_block != "intact" or not isinstance(
-        getattr(model.blocks[0], "norm1", None), torch.nn.LayerNorm
-    ):
+    block = next(iter(getattr(model, "blocks", ())), None)
+    norm = getattr(block, "norm1", None)
+    if model.first_block != "intact" or not isinstance(norm, torch.nn.LayerNorm):
         return Refusal("block", "block 0 has no LayerNorm before its attention")
     if (refusal := sees_a_norm(model)) is not None:
         return refusal
@@ -265,13 +264,13 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     if QKV not in update.grads:
         return no_gradient(model, QKV)
     # P has a row, and one to spare, only if the tokens leave two of the D dimensions free.
-    extra = model.tokens + 2 - model.patch_embed.num_patches
+    extra = model.tokens + 2 - model.grid**2
     return too_few_equations(model, extra=extra, who="block 0's equations")
 
 
 def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
     """Why block 0's input is not W x_i + beta + e_i, or None."""
-    if not model.variant.pre_norm:
+    if isinstance(getattr(model, "norm_pre", None), torch.nn.Identity | None):
         return None
     return Refusal(
         "block", "block 0 does not see W x + e itself: the model normalises it first (ln_pre)"
@@ -285,7 +284,7 @@ def token_equations(
     client used; pictures share the tokens that are not of patches."""
     state = weights(view, update, WEIGHTS)
     state = {name: value.double() for name, value in state.items()}
-    patches = view.model.patch_embed.num_patches
+    patches = view.model.grid**2
     tokens = view.model.tokens + (batch - 1) * patches
     sent = gradient(view, update, QKV)[index]
     values, vectors = torch.linalg.svd(sent, full_matrices=sent.shape[0] < sent.shape[1])[1:]
@@ -305,7 +304,7 @@ def token_equations(
         (rest * scale) @ centring,
         rest @ state["blocks.0.norm1.bias"],
         state[PATCH].flatten(1),
-        added + state[TABLE][0, 1:],
+        added + patch_rows(view.model, state[TABLE].reshape(1, -1, width))[0],
         added + state[UNKNOWN][0] if UNKNOWN in state else None,
         noise / math.sqrt(width),
         noise,

@@ -36,9 +36,10 @@ its layers' inputs lie in their spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -47,10 +48,12 @@ from torch import Tensor, nn
 from attacks.budget import spent
 from attacks.equations.batches import Superposition
 from attacks.equations.completion import FieldEnergy, complete
-from attacks.equations.layers import LayerSpans, inputs_of
+from attacks.equations.layers import LayerSpans, through_blocks
 from attacks.equations.span import Knowledge
-from mjp_privacy.models.jigsaw import to_images
-from mjp_privacy.models.vit import Block
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.vit import Block, input_of
 
 PROJ, FC1, FC2 = "blocks.0.attn.proj", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"
 STEPS = 40
@@ -60,6 +63,7 @@ LOOKS = 4  # steps between looks at which searches are worth going on with
 STALLED = 0.88  # what a search must have left of its value after so many steps to stop
 DAMPING = (1e-2, 0.2, 4.0)  # its first value, and its factors after a better and a worse step
 ENTRIES = 2**24  # of the derivatives of the searches that go together
+AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
 SAME = 0.02  # root mean square by which normalised patches differ that are two
 
 
@@ -95,9 +99,9 @@ class TokenSearch:
             embedding = self.model.patch_embed.proj.weight.flatten(1)
             self.rest = self.embedded(self.known) - self.known @ embedding.mT
             self.sums = spans.bases.get(PROJ, torch.eye(self.model.embed_dim).to(self.known))
-            out = self.block.attn.proj
-            self.offset = self.embedded(self.known) + out.bias
-            self.moves = torch.cat((self.units @ embedding.mT, self.sums @ out.weight.mT))
+            out, scaled = self.block.attn.proj, layer_scales(self.block)[0]
+            self.offset = self.embedded(self.known) + scaled(out.bias)
+            self.moves = torch.cat((self.units @ embedding.mT, scaled(self.sums @ out.weight.mT)))
             centre = self.coordinates(guess.mean)
         size = centre[:, len(self.units) :].square().mean().sqrt()
         self.scale = torch.cat((torch.ones(len(self.units)).to(size), size.expand(len(self.sums))))
@@ -105,25 +109,30 @@ class TokenSearch:
 
     @staticmethod
     def lacking(spans: LayerSpans) -> bool:
-        """Whether the equations are not there: a layer does not show all tokens, or the model has a
-        norm between its patch embedding and block 0."""
-        return FC2 not in spans.bases or not isinstance(spans.model.norm_pre, nn.Identity)
+        """Whether the equations are not there: a layer does not show all tokens, or block 0
+        computes something else. Where attention's sums are not known to lie in a span they may
+        make up for any patch, as of random weights whose attention is all but even."""
+        shown = spans.bases.keys() >= {PROJ, FC2}
+        return not shown or not holds_for(spans.precise().model)
 
     def embedded(self, patches: Tensor) -> Tensor:
         """z (N, D), block 0's input at the positions of a picture (N, p)."""
-        return self.tokens(patches)[1 : len(patches) + 1]
+        return self._of_patches(self.tokens(patches))
 
     def tokens(self, patches: Tensor) -> Tensor:
-        """All of block 0's input for a picture (N, p): also the class token."""
-        side = self.model.patch_size
-        tokens: Tensor = self.model.embed(to_images(patches, side, 3).unsqueeze(0))[0]
-        return tokens
+        """All of block 0's input for a picture (N, p): also the tokens that are not of patches."""
+        return self._given(self.block, patches)
 
     def attended(self, patches: Tensor) -> Tensor:
         """What attention adds up to at the positions of a picture (N, p), (N, D)."""
-        with inputs_of(self.model, [PROJ]) as seen:
-            self.block.attn(self.block.norm1(self.tokens(patches).unsqueeze(0)))
-        return seen[PROJ][0, 1 : len(patches) + 1]
+        return self._of_patches(self._given(self.block.attn.proj, patches))
+
+    def _given(self, layer: nn.Module, patches: Tensor) -> Tensor:
+        picture = to_images(patches, self.model.patch_size, 3).unsqueeze(0)
+        return input_of(self.model, layer, picture)[0]
+
+    def _of_patches(self, tokens: Tensor) -> Tensor:
+        return tokens[self.model.prefix : self.model.prefix + len(self.known)]
 
     def coordinates(self, patches: Tensor) -> Tensor:
         """Where a search starts at the positions of a picture (N, p), (N, n)."""
@@ -163,6 +172,49 @@ class TokenSearch:
             if spent():
                 break
         return found
+
+
+def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
+    """What block 0 multiplies its attention's and its two-layer network's outputs by: nothing in a
+    plain ViT, a vector each where there is layer scale."""
+    found = [getattr(block, name, None) for name in ("ls1", "ls2")]
+    gammas = [getattr(scale, "gamma", None) for scale in found]
+    if gammas == [None, None]:
+        gammas = [getattr(block, name, None) for name in ("gamma_1", "gamma_2")]
+    return [(lambda x: x) if gamma is None else partial(torch.mul, gamma) for gamma in gammas]
+
+
+def holds_for(model: MJPVisionTransformer) -> bool:
+    """Whether block 0 computes what the equations of tokens and of attention say, on a random
+    picture: another norm, gate, position or scale in it shows as another output."""
+    block, side = model.blocks[0], model.grid * model.patch_size
+    parts = ("norm1", "attn", "norm2", "mlp")
+    if not all(hasattr(block, part) for part in parts) or not isinstance(block.norm2, nn.LayerNorm):
+        return False
+    attn, mlp, scaled = block.attn, block.mlp, layer_scales(block)
+    if not all(hasattr(attn, part) for part in ("qkv", "proj", "num_heads")):
+        return False
+    if not all(hasattr(mlp, part) for part in ("fc1", "act", "fc2")):
+        return False
+    if mlp.fc1.out_features != mlp.fc2.in_features:  # gated
+        return False
+    generator = torch_generator("a picture for block 0's equations")
+    x = torch.randn(1, 3, side, side, generator=generator).to(model.like)
+    patches = to_patches(x[0], model.patch_size)
+    with torch.no_grad():
+        z, empty = (input_of(model, block, seen)[0] for seen in (x, 0 * x))
+        expected = empty.clone()
+        here = slice(model.prefix, model.prefix + len(patches))
+        expected[here] += patches @ model.patch_embed.proj.weight.flatten(1).mT
+        split = attn.qkv(block.norm1(z)).view(len(z), 3, attn.num_heads, -1)
+        q, k, v = split.permute(1, 2, 0, 3)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        attended = attended.transpose(0, 1).flatten(1)
+        r = z + scaled[0](attn.proj(attended))
+        after = r + scaled[1](mlp.fc2(mlp.act(mlp.fc1(block.norm2(r)))))
+        pairs = (z, expected), (through_blocks(model, x, 1)[0], after)
+        shapes = all(one.shape == other.shape for one, other in pairs)
+        return shapes and all(float((a - b).norm() / b.norm()) < AGREES for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -316,11 +368,11 @@ def _with_substitutes(
 def _heads(search: TokenSearch, patches: Tensor, places: list[int]) -> list[Tensor]:
     """Queries, keys and values (heads, tokens, d): of the tokens that all pictures have, and of
     patches (m, p) at these positions."""
-    attention, count = search.block.attn, len(search.known)
+    attention, count, first = search.block.attn, len(search.known), search.model.prefix
     with torch.no_grad():
         whole = search.tokens(search.known)
         own = patches @ search.embedding.mT + search.rest[places]
-        tokens = torch.cat((whole[:1], whole[count + 1 :], own))
+        tokens = torch.cat((whole[:first], whole[count + first :], own))
         split = attention.qkv(search.block.norm1(tokens))
     return list(split.view(len(tokens), 3, attention.num_heads, -1).permute(1, 2, 0, 3))
 

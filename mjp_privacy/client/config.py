@@ -87,6 +87,8 @@ class ClientConfig:
     autocast: Literal["none", "fp16", "bf16"] = "none"
     """Half precision in which products of matrices and convolutions are computed, as
     `torch.autocast` does (`client.autocast`); the weights and what is sent stay in float32."""
+    train: Literal["all", "head"] = "all"
+    """head: linear probing, the classifier alone is trained and sent while all else is frozen."""
     lora: PerhapsAdapters = ""
     """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
     layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
@@ -224,6 +226,11 @@ CONTRADICTIONS: tuple[tuple[str, Callable[[ClientConfig], bool], str], ...] = (
         lambda c: c.position_noise > 0 and (c.server_lr > 0 or bool(c.defenses or c.lora)),
         "0 beside server_lr (whose moving weights would give the noise away), defenses (among them "
         "is gaussian_noise, on every parameter) and lora (no gradient of the table is sent)",
+    ),
+    (
+        "train",
+        lambda c: c.train != "all" and bool(c.lora or c.position_noise),
+        "all beside lora and position_noise, which are of other parameters",
     ),
     ("defenses", lambda c: c.server_lr > 0 and bool(c.defenses), f"none {CLEAN}"),
     ("steps", lambda c: c.server_lr > 0 and not c.one_plain_step, f"one plain SGD step {CLEAN}"),

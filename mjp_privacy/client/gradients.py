@@ -213,7 +213,7 @@ class FedSGDClient:
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
         """The parameters asked for (None: all), without those that are withheld or, where low-rank
-        adapters are trained, frozen."""
+        adapters or the classifier alone are trained, frozen."""
         existing = [name for name, _ in self.model.named_parameters()]
         withheld = self.config.withheld
         # A grid may withhold a table that only some of its models have.
@@ -225,6 +225,8 @@ class FedSGDClient:
                 )
         adapters = self.config.adapters
         sent = [name for name in (existing if names is None else names) if name not in withheld]
+        if self.config.train == "head":
+            sent = [name for name in sent if name.startswith("head")]
         return sent if adapters is None else [name for name in sent if adapters.trains(name)]
 
     def steps(self, inputs: ClientInput) -> list[Tensor]:

@@ -142,6 +142,7 @@ class ClientFacts:
     optimizer: str = "sgd"
     momentum: float = 0.0
     lora: str = ""
+    train: str = "all"
     autocast: str = "none"
     pseudo_gradient: str = "exact"
 

@@ -17,11 +17,12 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
+from mjp_privacy.models.live_networks import NoPatches, of_live
 from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import ACTIVATIONS, Activation
 from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
-from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
+from mjp_privacy.models.timm_networks import TimmNetwork
 
 HEADS = ("num_heads", "num_attention_heads")
 INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
@@ -45,15 +46,20 @@ def load_module(
     mean: Channels = None,
     std: Channels = None,
     num_heads: int | None = None,
+    img_size: int | None = None,
 ) -> LoadedModel:
     """A copy of a live Vision Transformer, in eval mode on the CPU, with its `card`.
 
     load_module(torchvision.models.vit_b_32(), mean=0.5, std=0.5).card.architecture
 
-    module  of timm, torchvision, transformers (ViT, DeiT, CLIP) or open_clip; a model of this
-            package is returned as it is. Of a model of pictures and text the visual tower is taken.
+    module  of timm (any with patches and, or without, a table of positions), torchvision,
+            transformers (ViT, DeiT, CLIP, Dinov2, SigLIP and their kind) or open_clip; a model of
+            this package is returned as it is. Of a model of pictures and text the visual tower is
+            taken.
     mean, std   of the client's normalisation, one number or three. They are never guessed.
     num_heads   where the network does not say
+    img_size    side of the client's pictures, where the network stretches its table of positions to
+                them (transformers' Dinov2, timm's dynamic_img_size)
 
     The copy is compared with the module on one random input, so that it never stands for a network
     that computes something else.
@@ -66,13 +72,37 @@ def load_module(
     if isinstance(module, LoadedModel | TimmNetwork):
         loaded = cast(LoadedModel, module)
         _check_card(loaded, given)
+        if img_size not in (None, loaded.card.img_size):
+            raise UserError(
+                f"img_size: expected that of the model's card, {loaded.card.img_size}, got "
+                f"{img_size}. Leave it out."
+            )
         return loaded
     try:
-        return _plain_copy(module, given, num_heads)
-    except UserError:
-        if num_heads is not None or not type(module).__module__.startswith("timm."):
+        plain = _plain_copy(module, given, num_heads)
+        if img_size in (None, plain.card.img_size):
+            return plain
+    except UserError as refused:
+        if num_heads is not None:
             raise
-        return cast(LoadedModel, of_timm(module, **_normalisation(module, given)))
+        _normalisation(module, given)
+        try:
+            return _other_copy(module, given, img_size)
+        except NoPatches:  # nobody's ViT: the first refusal says more
+            raise refused from None
+    return _other_copy(module, given, img_size)
+
+
+def _other_copy(
+    module: nn.Module, given: Mapping[str, Channels], img_size: int | None
+) -> LoadedModel:
+    """The module with its own forward."""
+    pixels = _normalisation(module, given)
+
+    def logits(returned: Any) -> Tensor:
+        return next(_answers(returned))
+
+    return cast(LoadedModel, of_live(module, logits, **pixels, img_size=img_size))
 
 
 def _plain_copy(

@@ -12,11 +12,11 @@ MJP's E_unk takes the place of the table's rows at masked patches.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.tensor_files import check_finite
-from mjp_privacy.models.vit import start_
+from mjp_privacy.models.vit import input_of, start_
 from mjp_privacy.models.zoo import timm_spec
 
 CHANNELS = 3
@@ -67,7 +67,7 @@ def parts_of(net: nn.Module) -> Parts:
 
     parts_of(timm.create_model("vit_small_patch14_dinov2")).before is 1
     """
-    name, embed = type(net).__name__, getattr(net, "patch_embed", None)
+    name, embed = kind_of(net), getattr(net, "patch_embed", None)
     projection = getattr(embed, "proj", None)
     if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
         raise UserError(
@@ -83,15 +83,17 @@ def parts_of(net: nn.Module) -> Parts:
         )
     side, down = getattr(embed, "img_size", None) or (0, 0)
     patch, tall = projection.kernel_size
-    if side != down or patch != tall or not side or side % patch:
+    if side != down or patch != tall or side < patch:
         raise UserError(
             f"{name}: expected square pictures of whole square patches, got {side}×{down} pixels "
             f"and patches of {patch}×{tall}. Give img_size, a multiple of the patch."
         )
     grid, table = side // patch, getattr(net, "pos_embed", None)
+    if side % patch:  # the convolution never sees the last pixels
+        embed.img_size = (grid * patch, grid * patch)
     if not isinstance(table, nn.Parameter) or not table.requires_grad:
         return Parts(projection, None, grid, 0)
-    rows, most = table.shape[1:-1].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)
+    rows, most = table[..., 0].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)
     if not grid**2 <= rows <= most or table.shape[-1] != projection.out_channels:
         raise UserError(
             f"{name}: expected a table of {grid**2} to {most} positions of width "
@@ -99,6 +101,11 @@ def parts_of(net: nn.Module) -> Parts:
             "that adds its table to the embedded patches."
         )
     return Parts(projection, table, grid, rows - grid**2)
+
+
+def kind_of(net: Any) -> str:
+    """The class of a network, of one under other names (`live_networks.Renamed`) that inside."""
+    return type(getattr(net, "rest", net)).__name__
 
 
 # the network --------------------------------------------------------------------------------------
@@ -117,6 +124,10 @@ class TimmNetwork(WithCard, nn.Module):
     dal_regressor = index_embed = dist_token = adapters = None
     unk_embed: nn.Parameter | None
     pos_embed: nn.Parameter | None
+    renamed: Mapping[str, str] | None = None
+    """Own names of the parameters of a live network, by its names."""
+    resampled: Tensor | None = None
+    """(N, rows) by which a gradient of the live network's table becomes one of this table."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()
@@ -126,12 +137,11 @@ class TimmNetwork(WithCard, nn.Module):
         self.__dict__["net"] = net
         self.grid, self.patch_size = parts.grid, int(parts.projection.kernel_size[0])
         self.before, self.embed_dim = parts.before, parts.projection.out_channels
-        self.tokens = self.grid**2 + int(getattr(net, "num_prefix_tokens", 0) or 0)
         if parts.table is None:
             self.position_embedding = "strict"
         if unknown_embedding and parts.table is None:
             raise UserError(
-                f"{type(net).__name__}: expected a table of positions whose rows MJP can mask, got "
+                f"{kind_of(net)}: expected a table of positions whose rows MJP can mask, got "
                 "none. Leave unknown_embedding out."
             )
         start = start_(torch.empty(1, 1, self.embed_dim)) if unknown_embedding else None
@@ -153,6 +163,21 @@ class TimmNetwork(WithCard, nn.Module):
         """The patch embedding's bias (D,): zeros where it has none."""
         bias = self.patch_embed.proj.bias
         return self.like.new_zeros(self.embed_dim) if bias is None else bias
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many tokens block 0 sees: the patches and, before them, the others."""
+        side = self.grid * self.patch_size
+        if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
+            return self.grid**2
+        with torch.no_grad():
+            picture = self.like.new_zeros(1, CHANNELS, side, side)
+            return int(input_of(self.net, self.blocks[0], picture).shape[1])
+
+    @property
+    def prefix(self) -> int:
+        """How many of block 0's tokens stand before the patches."""
+        return self.tokens - self.grid**2
 
     def train(self, mode: bool = True) -> TimmNetwork:
         """The mode of the network around and inside."""
@@ -212,7 +237,7 @@ def equation_error(network: TimmNetwork) -> float:
         loss = network(x).square().sum()
         wanted = [network.get_parameter(name) for name in names]
         table, total = torch.autograd.grad(loss, wanted)
-    rows = table.flatten(1, -2)[0, network.before :]
+    rows = table.reshape(-1, network.embed_dim)[network.before :]
     missed = rows.mT @ to_patches(x[0], network.patch_size) - total.flatten(1)
     return float(missed.norm() / total.norm())
 
@@ -222,7 +247,7 @@ def check_equation(network: TimmNetwork) -> None:
     error = equation_error(network)
     if error > HOLDS:
         raise UserError(
-            f"{type(network.net).__name__}: the gradient of its patch embedding is not that of "
+            f"{kind_of(network.net)}: the gradient of its patch embedding is not that of "
             f"patches to which pos_embed is added: off by {error:.1e} of its length, expected at "
             f"most {HOLDS:.0e}. Its gradients cannot be attacked as a ViT's."
         )
@@ -248,7 +273,8 @@ def random_timm(
     random_timm("vit_small_patch14_dinov2", {"img_size": 98, "mean": 0.5, "std": 0.5, …})
 
     Layer scale is LAYER_SCALE, where training takes it, and not the 1e-5 at which it starts: so
-    close to zero the blocks do nothing, and all patches have nearly one gradient.
+    close to zero the blocks do nothing, and all patches have nearly one gradient. Registers are as
+    far apart as positions, and not all nearly zero.
 
     given    fields of `ModelSpec`: FIELDS and unknown_embedding
     made_up  facts for those that nothing states; given, the network is an outline without weights,
@@ -261,6 +287,10 @@ def random_timm(
     notes = ["an outline without weights" if outline else "untrained weights"]
     if not outline and _with_layer_scale(network):
         notes.append(f"layer scale {LAYER_SCALE}")
+    if not outline and (registers := network._parameters.get("reg_token")) is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed("random registers", name, seed))
+            start_(registers)
     if not outline:
         check_equation(network)
     report = CheckpointReport("random", f"random-{seed}", "random", notes=tuple(notes))
@@ -322,14 +352,11 @@ def stated_by(network: TimmNetwork) -> dict[str, str]:
     return {STATED: json.dumps(facts)}
 
 
-def of_timm(module: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) -> TimmNetwork:
-    """A copy of a live network of timm's, in eval mode on the CPU, with its card."""
-    net = copy.deepcopy(module).cpu().requires_grad_(True)  # what a client froze is there, too
-    if next(net.parameters()).dtype.itemsize < 4:
-        net = net.float()
+def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) -> TimmNetwork:
+    """A live network under timm's names, in eval mode, with its card; it is not copied."""
     network = TimmNetwork(net)
     declared = getattr(net, "pretrained_cfg", None) or {}
-    name = str(declared.get("architecture", type(module).__name__))
+    name = str(declared.get("architecture", kind_of(net)))
     check_equation(network.eval())
     size = network.grid * network.patch_size
     classes = int(getattr(net, "num_classes", 0) or 0)
@@ -380,10 +407,11 @@ def _built(spec: ModelSpec) -> TimmNetwork:
                 f"{free / 1e9:.1f} GB of memory that are free. Give a smaller one."
             )
     network = TimmNetwork(_created(spec), unknown_embedding=bool(spec.unknown_embedding))
-    if (side := network.grid * network.patch_size) != spec.img_size:
+    side, asked = network.grid * network.patch_size, spec.img_size or 0
+    if side != asked - asked % network.patch_size:
         raise UserError(
             f"{spec.name}: timm's network takes pictures of {side} px alone: expected "
-            f"img_size={side} or none, got {spec.img_size}."
+            f"img_size={side} or none, got {asked}."
         )
     return network
 
@@ -416,10 +444,11 @@ def _with_layer_scale(network: TimmNetwork) -> bool:
 
 def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:
     """The network in eval mode, with the card of this spec."""
-    kind = type(network.net).__name__
+    side = network.grid * network.patch_size  # less than asked for where that is no multiple
     table = "" if network.pos_embed is not None else ", no position table"
-    sizes = f"d{network.embed_dim} p{network.patch_size}@{spec.img_size}"
-    network.card = card_of(spec, f"{kind} {sizes}{table}", report)
+    sizes = f"d{network.embed_dim} p{network.patch_size}@{side}"
+    kind = kind_of(network.net)
+    network.card = card_of(replace(spec, img_size=side), f"{kind} {sizes}{table}", report)
     return network.eval()
 
 
@@ -430,7 +459,7 @@ def _check_same(network: TimmNetwork, came: Mapping[str, Tensor], source: str) -
         wanted = own.get(key, "no such tensor")
         got = tuple(came[key].shape) if key in came else "no such tensor"
         if wanted != got:
-            kind = type(network.net).__name__
+            kind = kind_of(network.net)
             raise UserError(
                 f"{source} does not hold the tensors of this {kind}: {shown(key, 60)}: expected "
                 f"{wanted}, got {got}. Give that network's weights, and its img_size where its "

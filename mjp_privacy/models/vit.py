@@ -220,3 +220,33 @@ class ClosedFormBlock(nn.Module):
         """z (B, N+1, D) -> (B, N+1, D)."""
         mixed: Tensor = self.drop_path2(self.mlp(self.norm2(self.attn(z))))
         return mixed
+
+
+# what a layer is given ----------------------------------------------------------------------------
+
+
+class _Reached(Exception):
+    """A forward pass came to the layer at which it stops."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__("reached")
+        self.given = given
+
+
+def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer of the network is given where the network is given x; nothing after it is run.
+
+    input_of(model, model.blocks[0], x) are the tokens (B, T, D) of block 0
+    """
+
+    def stop(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        raise _Reached(given[0])
+
+    handle = layer.register_forward_pre_hook(stop)
+    try:
+        network(x)
+    except _Reached as reached:
+        return reached.given
+    finally:
+        handle.remove()
+    raise AssertionError(f"{type(network).__name__} does not run this {type(layer).__name__}")

@@ -21,7 +21,7 @@ from mjp_privacy.report.lines import (
 )
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
 
-DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")
+DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora", "train")
 """Facts of a client by which it keeps something from the server, besides MJP."""
 
 OF_A_DEFENCE = frozenset(
@@ -32,7 +32,7 @@ OF_A_DEFENCE = frozenset(
 RECIPE = (
     *("partners", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
     *("position_noise", "server_lr", "upload", "weight_decay", "optimizer", "momentum", "autocast"),
-    *("defenses", "lora"),
+    *("defenses", "lora", "train"),
 )
 """Facts that stand in a client's name where they are not the default."""
 

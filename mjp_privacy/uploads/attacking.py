@@ -69,6 +69,7 @@ def attack_gradients(
     labels: Labels | None = None,
     mean: Channels = None,
     std: Channels = None,
+    img_size: int | None = None,
     attacks: Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
     exhaustive: bool = False,
     images: Images | None = None,
@@ -95,6 +96,8 @@ def attack_gradients(
                before
     labels     classes of the images; None: read off the classifier's gradient if batch is 1
     mean, std  with which the client normalised its images: one number or three; never guessed
+    img_size   side of the client's images, where the network stretches its table of positions to
+               them (transformers' Dinov2, timm's dynamic_img_size)
     attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
     exhaustive with attacks="all": those that could not improve what is certain and those that
                optimise for minutes are run, too
@@ -107,7 +110,8 @@ def attack_gradients(
     started = time.perf_counter()
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
-    uploads = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
+    pixels = {"mean": mean, "std": std, "img_size": img_size}
+    uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
     private = None
     if images is not None:

@@ -25,6 +25,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, parse
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.live_networks import rebuilt_by_name
 from mjp_privacy.models.modules import Channels, load_module
 from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
 from mjp_privacy.uploads.reading import (
@@ -201,6 +202,7 @@ def own_uploads(
     images: Pictures | None = None,
     mean: Channels = None,
     std: Channels = None,
+    img_size: int | None = None,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
@@ -210,7 +212,8 @@ def own_uploads(
     client = client_step(facts)
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
-    loaded = {id(module): _on_cpu(load_module(module, mean=mean, std=std)) for module in modules}
+    pixels = {"mean": mean, "std": std, "img_size": img_size}
+    loaded = {id(module): _on_cpu(load_module(module, **pixels)) for module in modules}
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
     steps = sorted({len(next(iter(one.values()))) for one in sent})
@@ -342,6 +345,7 @@ def save_upload(
     label: str | None = None,
     mean: Channels = None,
     std: Channels = None,
+    img_size: int | None = None,
     labels: Labels | None = None,
     images: Pictures | None = None,
     round: int = 0,
@@ -365,12 +369,13 @@ def save_upload(
     series  uploads with the same series name hold the same images, for attacks on several
     gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
     step    what is public of the client's step, as `ClientStep` names it: kind, batch, lr, ...
-    model, gradients, labels, mean, std  as in `attack_gradients`
+    model, gradients, labels, mean, std, img_size  as in `attack_gradients`
     """
     root = _free_folder(folder, name)
     if recipe is not None and not isinstance(recipe, Mapping):
         raise UserError(f"recipe: expected a client's fields by name, got {said(recipe)}.")
-    own = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
+    pixels = {"mean": mean, "std": std, "img_size": img_size}
+    own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
         raise UserError(
             f"save_upload writes one upload; the gradients hold {len(own.rounds)} upload(s) of "
@@ -383,6 +388,11 @@ def save_upload(
         raise UserError(
             "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
             "attack_gradients attacks it as it is."
+        )
+    if not rebuilt_by_name(loaded):
+        raise UserError(
+            f"save_upload: expected a model that its name builds again, as timm's, got a "
+            f"{loaded.card.name} of another library. attack_gradients attacks it as it is."
         )
     truth = None
     if images is not None:

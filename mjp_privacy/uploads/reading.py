@@ -19,6 +19,7 @@ from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
+from mjp_privacy.models.live_networks import of_live_names
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 NAMED = 4  # names that a message lists
@@ -89,8 +90,8 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     parameters = dict(model.named_parameters())
     if sent.keys() <= own.keys():
         named = _with_step_axis(sent, own, "the model's")
-        if model.family != "timm":  # which is under its own names already
-            named = recognised(own).to_own(named, axes=1)
+        others = model.family == "timm"
+        named = of_live_names(model, named) if others else recognised(own).to_own(named, axes=1)
     else:
         named = _of_another_layout(sent, own, parameters)
     named = {name: tensor for name, tensor in named.items() if name in parameters}

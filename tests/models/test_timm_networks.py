@@ -21,8 +21,9 @@ from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model, timm_networks
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.tensor_files import save_tensors
-from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, of_timm, parts_of
+from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, parts_of
 from tests.helpers.planted import planted_images
 
 TABLE, PATCH, BIAS = "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"
@@ -201,7 +202,7 @@ def test_an_outline_of_a_download_is_made_of_what_timm_declares() -> None:
 
 def test_a_live_network_that_is_frozen_has_its_table() -> None:
     net = timm.create_model("deit3_small_patch16_224", img_size=32, num_classes=CLASSES)
-    copied = of_timm(net.requires_grad_(False), mean=(0.5,) * 3, std=(0.5,) * 3)
+    copied = load_module(net.requires_grad_(False), mean=0.5, std=0.5)
     assert copied.position_embedding == "learned"
     assert not any(parameter.requires_grad for parameter in net.parameters())
 

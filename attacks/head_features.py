@@ -1,0 +1,179 @@
+r"""What the classifier's gradient says: each picture's class and feature, and a picture with it.
+
+A client that trains the classifier alone (linear probing of a frozen backbone) sends
+
+    dL/dW = sum_b d_b h_b^T / B,   dL/db = sum_b d_b / B,   d_b = softmax(W h_b + b) - onehot(c_b),
+
+with h_b the feature of picture b, which enters the classifier. Of one picture this is h itself. Of
+a batch it is one equation for each class, C x D numbers for B x D unknowns: with features at hand
+the d_b are known, and with the d_b the features solve a linear system, so that a few rounds of both
+end at the features (after Maui, arXiv 2509.11451, which inverts features by a trained decoder).
+
+A feature is D numbers of a picture's p N. L-BFGS looks for a picture that has it,
+
+    |f(x) - h|^2 / |h|^2 + prior_weight |z|^2 / pixels + mean of the squares beyond [0, 1],
+
+in coordinates z of a Gaussian field (`attacks.prior`) in which photographs have unit variance.
+What comes out has the picture's feature, and not its pixels: expect little more than its colours.
+What is sure to leak is the feature, which other photographs can be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attacks.budget import image, spent
+from attacks.equations import HEAD, HEAD_BIAS
+from attacks.equations.completion import field_energy
+from attacks.equations.layers import client_model
+from attacks.equations.patch_system import gradient, lacks_gradients, to_unit_range
+from mjp_privacy.client.traces import labels_of_batch
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.vit import input_of
+
+ROUNDS = 50  # of features and class probabilities, at most
+SETTLED = 1e-12  # relative change of the features from one round to the next at which to stop
+HISTORY = 20  # steps that L-BFGS remembers
+AT_ONCE = 10  # steps between looks at the time
+
+
+@dataclass(frozen=True)
+class HeadFeatures(Usual):
+    """The features of a batch, and pictures that have them.
+
+    steps         of L-BFGS for each picture
+    prior         `fitted`, `stationary`, or the path of a fitted prior
+    prior_weight  of the field's energy beside the features' distance
+    """
+
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] = 100
+    prior: str = "fitted"
+    prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
+    name: ClassVar[str] = "head_features"
+    traits: ClassVar[tuple[str, ...]] = ("batches", "steps", "public photographs", "patches")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """The gradient of the classifier, weight and bias."""
+        return (HEAD, HEAD_BIAS)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the upload does not tell its pictures' features, or None."""
+        if (refusal := lacks_gradients(view, HEAD, HEAD_BIAS)) is not None:
+            return refusal
+        batch, classes = view.updates[0].batch, len(view.model.get_parameter(HEAD))
+        if batch < classes:
+            return None
+        text = f"{batch} pictures and {classes} classes: features are told apart below the classes"
+        return Refusal("underdetermined", text)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """A picture for every feature, and how well both fit."""
+        update, model = view.updates[0], client_model(view, view.updates[0])
+        weight, bias = gradient(view, update, HEAD), gradient(view, update, HEAD_BIAS)
+        pictures, misfits, away = list[Tensor](), list[float](), list[float]()
+        for step in range(update.steps_in_all):
+            first = step * update.batch
+            labels = labels_of_batch(bias[step], update.batch)
+            if view.labels is not None:
+                labels = view.labels[first : first + update.batch]
+            features, misfit = features_of(model, weight[step], bias[step], labels)
+            for place, feature in enumerate(features):
+                with image(first + place):
+                    found, distance = self._with_feature(view, model, feature, generator)
+                pictures.append(found)
+                misfits.append(misfit)
+                away.append(distance)
+        return Reconstruction(
+            to_unit_range(view, torch.stack(pictures)),
+            diagnostics={
+                "features_misfit": torch.tensor(misfits, dtype=torch.float64),
+                "feature_distance": torch.tensor(away, dtype=torch.float64),
+            },
+        )
+
+    def _with_feature(
+        self,
+        view: AttackerView,
+        model: MJPVisionTransformer,
+        feature: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, float]:
+        """A normalised picture (C, H, W) with this feature (D,), and the relative distance left."""
+        energy = field_energy(self.prior, model.patch_size, view.pixels).on(feature.device)
+        root = torch.linalg.cholesky(torch.linalg.inv(energy.precision.permute(2, 3, 0, 1)))
+        mean, like, length = energy.mean.view(-1, 1, 1), model.like, feature.square().sum()
+        centre, spread = (
+            torch.tensor(each).view(-1, 1, 1).to(mean)
+            for each in (view.pixels.mean, view.pixels.std)
+        )
+        low, high = -centre / spread, (1 - centre) / spread  # black and white
+
+        def picture(z: Tensor) -> Tensor:
+            """The picture of the field's coordinates (C, H, W)."""
+            spectrum = torch.einsum("hwcd,dhw->chw", root, z)
+            return mean + energy.basis.mT @ spectrum @ energy.basis
+
+        def distance(x: Tensor) -> Tensor:
+            seen = input_of(model, model.get_submodule("head"), x.unsqueeze(0).to(like))[0]
+            return (seen.double() - feature).square().sum() / length
+
+        noise = torch.randn(len(mean), *energy.basis.shape, generator=generator)
+        z = (0.1 * noise).to(energy.basis).requires_grad_()
+        best, least = z.detach().clone(), float("inf")
+        optimizer = torch.optim.LBFGS(
+            [z],
+            max_iter=AT_ONCE,
+            history_size=HISTORY,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
+
+        def closure() -> Tensor:
+            nonlocal best, least
+            optimizer.zero_grad()
+            x = picture(z)
+            beyond = ((low - x).relu() + (x - high).relu()).square().mean()
+            total = distance(x) + self.prior_weight * z.square().mean() + beyond
+            total.backward()
+            if float(total.detach()) < least:
+                best, least = z.detach().clone(), float(total.detach())
+            return total.detach()
+
+        for _ in range(0, self.steps, AT_ONCE):
+            optimizer.step(closure)
+            if spent():
+                break
+        with torch.no_grad():
+            found = picture(best)
+            return found, float(distance(found).sqrt())
+
+
+def features_of(
+    model: MJPVisionTransformer, weight: Tensor, bias: Tensor, labels: Tensor
+) -> tuple[Tensor, float]:
+    """The features (B, D), float64, of pictures of these classes (B,) from one step's gradients
+    (C, D) and (C,) of the classifier, and what part of the gradients they leave unexplained."""
+    own, offset = (model.get_parameter(name).double() for name in (HEAD, HEAD_BIAS))
+    batch = len(labels)
+    onehot = nn.functional.one_hot(labels.to(bias.device), len(bias)).double()
+    likely = (bias * batch + onehot.sum(0)).clamp_min(0).expand(batch, -1) / batch
+    features, before = weight.new_zeros(batch, weight.shape[1]), float("inf")
+    for _ in range(ROUNDS):
+        to_logits = likely - onehot  # (B, C)
+        solved = torch.linalg.lstsq(to_logits.mT, batch * weight).solution
+        moved = float((solved - features).norm() / solved.norm().clamp_min(1e-300))
+        features = solved
+        likely = (features @ own.mT + offset).softmax(-1)
+        if batch == 1 or moved < SETTLED or moved >= 2 * before:
+            break
+        before = moved
+    left = weight - (likely - onehot).mT @ features / batch
+    return features, float(left.norm() / weight.norm().clamp_min(1e-300))

@@ -1,0 +1,257 @@
+"""Live networks of any library that embed patches by a convolution and add a table of positions.
+
+`renamed` finds the parts by their shapes and gives the network timm's names of them, so that
+`models.timm_networks` takes it: transformers' Dinov2, SigLIP and others of their kind. `at_size`
+is for networks that stretch their table to the size of the pictures at hand, as transformers'
+Dinov2 and timm's `dynamic_img_size` do. The stretched table is linear in the stored one, E' = M E,
+so a client's gradient of the stored table, M^T A, still tells the rows A of the patches as long as
+there are no more of them than stored positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError, format_error
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models.timm_networks import Parts, TimmNetwork, kind_of, of_timm, parts_of
+from mjp_privacy.models.vit import input_of
+
+TABLE = "pos_embed"
+POSITIONS = re.compile(r"pos")
+"""What a table of positions has in its name in every library looked at."""
+SAME = 1e-4  # relative error up to which two networks compute the same
+SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
+
+
+class NoPatches(UserError):
+    """A network without the parts that `Renamed` looks for."""
+
+
+class Renamed(nn.Module):
+    """A network under timm's names of its parts: pos_embed, patch_embed.proj, blocks, head. Its
+    other parameters are behind `others`.
+
+    It stands around the network and shares its parameters; no module of it has two names, which
+    torch's `functional_call` would mix up.
+    """
+
+    def __init__(self, module: nn.Module, logits: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        kind = type(module).__name__
+        projection = next(filter(_embeds_patches, module.modules()), None)
+        if projection is None:
+            raise NoPatches(
+                f"{kind}: expected patches that one convolution without overlap embeds, got none: "
+                "no gradient of this network is a sum over patches. Give another network."
+            )
+        patch, width = int(projection.kernel_size[0]), projection.out_channels
+        tables = [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if POSITIONS.search(name) and parameter.shape[-1] == width and parameter.ndim > 1
+        ]
+        if len(tables) != 1:
+            names = ", ".join(name for name, _ in tables) or "none"
+            raise NoPatches(
+                f"{kind}: expected one table of positions of width {width}, got {names}. Networks "
+                "without one are attacked under timm's names (timm.create_model)."
+            )
+        self.pos_embed = tables[0][1]
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = projection
+        _tell_size(self.patch_embed, math.isqrt(self.pos_embed[..., 0].numel()), patch)
+        self.blocks = max(filter(_is_stack, module.modules()), key=_size, default=nn.ModuleList())
+        heads = [
+            child
+            for name, child in module.named_modules()
+            if name.rpartition(".")[2] in ("classifier", "head") and isinstance(child, nn.Linear)
+        ]
+        self.head = heads[0] if heads else nn.Identity()
+        self.num_classes = heads[0].out_features if heads else 0
+        self.others = nn.ModuleDict()
+        here = {id(part) for part in self.modules()}
+        for name, part in module.named_modules():
+            if id(part) not in here and (part._parameters or part._buffers):
+                holder = nn.Module()
+                holder._parameters, holder._buffers = part._parameters, part._buffers
+                self.others[name.replace(".", "_") or "own"] = holder
+        self.__dict__["rest"], self.logits = module, logits
+
+    def train(self, mode: bool = True) -> Renamed:
+        """The mode of the network around and inside."""
+        super().train(mode)
+        self.rest.train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised pictures (B, 3, S, S) -> what the network says of them."""
+        return self.logits(self.rest(x))
+
+    forward_features = forward
+
+
+def _tell_size(patch_embed: Any, grid: int, patch: int) -> None:
+    """Write onto a patch embedding, as timm's have it, for which pictures it is."""
+    patch_embed.img_size = (grid * patch, grid * patch)
+    patch_embed.num_patches = grid**2
+
+
+def _is_stack(module: nn.Module) -> bool:
+    """Whether it holds layers of one kind, as a network's blocks are."""
+    kinds = {type(child) for child in module.children()}
+    return isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _embeds_patches(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.in_channels == 3
+        and module.kernel_size == module.stride
+        and module.kernel_size[0] == module.kernel_size[1] > 1
+    )
+
+
+# a table that is stretched to the pictures --------------------------------------------------------
+
+
+def of_live(
+    module: nn.Module,
+    logits: Callable[[Any], Tensor],
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    img_size: int | None = None,
+) -> TimmNetwork:
+    """A copy of a live network, in eval mode on the CPU, with its card.
+
+    logits    what is wanted of that which the network returns
+    img_size  side of the client's pictures, where the network takes several
+    """
+    whole = copy.deepcopy(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    if next(whole.parameters()).dtype.itemsize < 4:
+        whole = whole.float()
+    names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    net = whole if type(module).__module__.startswith("timm.") else Renamed(whole, logits)
+    parts = parts_of(net.eval())
+    side = parts.grid * int(parts.projection.kernel_size[0])
+    spread = None
+    if img_size not in (None, side):
+        spread = _at_size(net, parts, img_size)
+        side = img_size
+    try:
+        with torch.no_grad():
+            net(torch.zeros(1, 3, side, side, dtype=next(net.parameters()).dtype))
+    except Exception as error:  # whatever the network's own code raises
+        raise NoPatches(
+            f"{kind_of(net)}: expected a network that takes one picture of {side} px; it raised "
+            f"{format_error(error)}. Give the network itself, in the size of its table."
+        ) from error
+    network = of_timm(net, mean=mean, std=std)
+    renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
+    if spread is not None:
+        network.resampled = torch.linalg.pinv(spread.mT)
+        renamed |= {name: TABLE for name in names.values() if name not in renamed}
+    network.renamed = renamed
+    return network
+
+
+def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A live network's gradients (n, *shape) under the names of its copy, and that of a stretched
+    table as one of the copy's table."""
+    names = network.renamed or {}
+    own = {names.get(name, name): gradient for name, gradient in sent.items()}
+    if network.resampled is not None and TABLE in own:
+        rows = own[TABLE].reshape(len(own[TABLE]), -1, network.embed_dim)
+        patches = network.resampled @ rows[:, network.before :].double()
+        table = torch.cat((rows[:, : network.before], patches.to(rows)), 1)
+        own[TABLE] = table.unsqueeze(1)
+    return own
+
+
+def rebuilt_by_name(network: nn.Module) -> bool:
+    """Whether a file of the network's weights says all that it takes to build it again."""
+    return not isinstance(getattr(network, "net", None), Renamed)
+
+
+def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
+    """Give the network, in place, the table that it uses for pictures of this side; returns M
+    (N, rows), float64: what each stored row has part in."""
+    kind, patch, stored = kind_of(net), int(parts.projection.kernel_size[0]), parts.table
+    if stored is None or side % patch:
+        raise UserError(
+            f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
+            f"stretched to it, got {side}. Leave img_size out."
+        )
+    x = torch.randn(1, 3, side, side, generator=torch_generator("a picture of another size"))
+    try:
+        with torch.no_grad():
+            expected = net(x.to(stored))
+            spread = _stretched(net, parts, x)
+    except Exception as error:  # whatever the network's own code raises on pictures of this size
+        raise UserError(
+            f"{kind}: expected a network that takes pictures of {side} px, as one built with "
+            f"dynamic_img_size does; it raised {format_error(error)}. Leave img_size out."
+        ) from error
+    values = torch.linalg.svdvals(spread)
+    if len(spread) > spread.shape[1] or float(values[-1]) < SOLVABLE * float(values[0]):
+        raise UserError(
+            f"{kind}: its table of {spread.shape[1]} positions is stretched to {len(spread)} at "
+            f"{side} px, and its gradient does not tell those of the patches. Expected pictures of "
+            "at most the size that the table was made for."
+        )
+    rows = stored.detach().reshape(-1, stored.shape[-1])
+    patches = (spread @ rows[parts.before :].double()).to(rows)
+    table = nn.Parameter(torch.cat((rows[: parts.before], patches)).unsqueeze(0))
+    if (resize := getattr(net, "set_input_size", None)) is not None:
+        resize(img_size=(side, side))
+    for part in net.modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is stored or (name == "pos_embed" and part is net):
+                part._parameters[name] = table
+    _tell_size(net.patch_embed, side // patch, patch)
+    with torch.no_grad():
+        error = float((net(x.to(stored)) - expected).norm() / expected.norm())
+    if not error < SAME:
+        raise UserError(
+            f"{kind}: with the table that it uses at {side} px it computes something else: outputs "
+            f"differ by {error:.1e}, expected at most {SAME:.0e}. Its gradients cannot be read at "
+            "this size."
+        )
+    return spread
+
+
+def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
+    """M (N, rows) at the size of a picture x.
+
+    Every channel of the table is stretched alike, so one pass shows as many columns of M as the
+    table is wide.
+    """
+    precise = copy.deepcopy(net).double()
+    table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr,operator]
+    assert table is not None
+    count = (x.shape[-1] // int(parts.projection.kernel_size[0])) ** 2
+    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.before :]
+
+    def seen(positions: Tensor) -> Tensor:
+        """Block 0's input at the patches (N, D), for these rows of the table."""
+        held.copy_(positions)
+        tokens = input_of(precise, block, x.double())[0]
+        return tokens[len(tokens) - count :].clone()
+
+    nothing, columns = seen(torch.zeros_like(held)), []
+    for some in torch.eye(len(held), dtype=torch.float64).split(width):
+        padded = nn.functional.pad(some.mT, (0, width - len(some)))
+        columns.append((seen(padded) - nothing)[:, : len(some)])
+    return torch.cat(columns, 1)
