@@ -91,6 +91,9 @@ def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None
 FOUND = 1e5
 """Times the precision of the gradients, squared, that may lie outside for a picture to count as
 found: a patch that is off by one part in 10^4 leaves as much."""
+DOUBTED, MOST = 4.0, 1e-7
+"""Times what the gradients' own noise is expected to leave outside that may do so as well, and the
+most: a patch that is off by one part in 10^3 leaves as much."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class LayerSpans:
 
     model: MJPVisionTransformer
     bases: Mapping[str, Tensor]  # by layer, (T, width), float64
+    doubts: Mapping[str, Tensor]
+    """By layer, (T,): what noise moves of each direction of the basis out of the true span, squared
+    and expected: its variance on an entry, (width - T) times, over the singular value squared."""
     blocks: int
 
     @classmethod
@@ -107,7 +113,7 @@ class LayerSpans:
     ) -> LayerSpans | None:
         """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
         the first blocks shows all tokens."""
-        tokens, bases = batch * model.tokens, {}
+        tokens, bases, doubts = batch * model.tokens, {}, {}
         for name in _called(model, blocks):
             if f"{name}.weight" not in grads:
                 continue
@@ -115,7 +121,10 @@ class LayerSpans:
             s, vh = torch.linalg.svd(sent, full_matrices=False)[1:]
             if tokens < len(s) and s[tokens - 1] > GAP * s[tokens]:
                 bases[name] = vh[:tokens]
-        return cls(model, bases, blocks) if bases else None
+                free = sent.shape[1] - tokens
+                variance = s[tokens:].square().sum() / (max(sent.shape[0] - tokens, 1) * free)
+                doubts[name] = variance * free / s[:tokens].square()
+        return cls(model, bases, doubts, blocks) if bases else None
 
     def precise(self) -> LayerSpans:
         """The same, looked at in float64."""
@@ -135,6 +144,21 @@ class LayerSpans:
                 shares.append(rest.square().sum((1, 2)) / length)
         return torch.stack(shares).mean(0)
 
+    def passes(self, picture: Tensor, share: float, enough: float) -> bool:
+        """Whether a normalised picture (1, C, H, W) of which this share lies outside counts as
+        found: as `enough` says, or as noise would have it of this picture."""
+        if share <= enough or share > MOST:
+            return share <= enough
+        expected = []
+        with torch.no_grad(), inputs_of(self.model, self.bases) as seen:
+            through_blocks(self.model, picture, self.blocks)
+            for name, basis in self.bases.items():
+                inputs = seen[name][0].double()
+                expected.append(
+                    doubt_of(inputs, basis, self.doubts[name]).sum() / inputs.square().sum()
+                )
+        return share <= DOUBTED * float(torch.stack(expected).mean())
+
 
 def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -> Tensor:
     """The tokens (B, T, D) of normalised pictures after so many blocks."""
@@ -150,6 +174,11 @@ def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
     with torch.no_grad(), inputs_of(model, layers) as seen:
         through_blocks(model, model.like.new_zeros(1, 3, side, side), blocks)
     return [name for name in layers if name in seen]
+
+
+def doubt_of(inputs: Tensor, basis: Tensor, doubts: Tensor) -> Tensor:
+    """What noise is expected to leave outside of each of a layer's inputs (m, width), squared."""
+    return (inputs @ basis.mT).square() @ doubts
 
 
 @contextmanager
@@ -212,16 +241,18 @@ class LayerSearch:
         searches find none."""
         if not len(self.units):
             share = self._share(self.guess.mean)
-            return (self.guess.mean, share) if share <= enough else None
+            return (
+                (self.guess.mean, share) if self._passes(self.guess.mean, share, enough) else None
+            )
         group, pool = list[Tensor](), list[Tensor]()
         for start in self._starts(batch, searches, group, generator):
             patches, share = self._descended(start, STAGES)
             group.append(patches)
             pool.append(patches)
-            if share > enough and len(pool) > 1:
+            if not self._passes(patches, share, enough) and len(pool) > 1:
                 patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
                 patches, share = self._descended(patches, STAGES[-1:])
-            if share <= enough:
+            if self._passes(patches, share, enough):
                 return self._polished(patches)
             if spent():
                 return None
@@ -272,6 +303,9 @@ class LayerSearch:
         """What lies outside for each picture (K, N, p), (K,)."""
         with torch.no_grad():
             return self.spans.off(self._seen(pictures))
+
+    def _passes(self, patches: Tensor, share: float, enough: float) -> bool:
+        return self.spans.passes(self._seen(patches.unsqueeze(0)), share, enough)
 
     def _share(self, patches: Tensor) -> float:
         """What lies outside for one picture (N, p)."""

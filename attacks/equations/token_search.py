@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from attacks.budget import spent
 from attacks.equations.batches import Superposition
 from attacks.equations.completion import FieldEnergy, complete
-from attacks.equations.layers import LayerSpans, through_blocks
+from attacks.equations.layers import DOUBTED, MOST, LayerSpans, doubt_of, through_blocks
 from attacks.equations.span import Knowledge
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
@@ -166,8 +166,10 @@ class TokenSearch:
             solved, shares = equations.solved(
                 self.offset[list(places[some])].float(), starts[some].float(), enough, STEPS
             )
-            for place, one, share in zip(places[some], solved, shares.tolist(), strict=True):
-                if share <= enough:
+            allowed = equations.allowed(self.offset[list(places[some])].float(), solved)
+            passed = shares <= allowed.clamp(enough, max(enough, MOST))
+            for place, one, passes in zip(places[some], solved, passed.tolist(), strict=True):
+                if passes:
                     found.append(self.token(place, one))
             if spent():
                 break
@@ -225,6 +227,7 @@ class _Equations:
     moves: Tensor  # (n, D)
     outside: Tensor  # (D, D) projector off the span of fc1's inputs
     inside: Tensor  # (T, hidden) basis of the span of fc2's
+    spans: LayerSpans
 
     @classmethod
     def of(cls, search: TokenSearch, dtype: torch.dtype) -> _Equations:
@@ -234,7 +237,21 @@ class _Equations:
         outside = outside * 0 if first is None else outside - first.mT @ first
         block = deepcopy(search.block).to(dtype).requires_grad_(False)
         inside = bases[FC2].to(dtype)
-        return cls(block, search.moves.to(dtype), outside.to(dtype), inside)
+        return cls(block, search.moves.to(dtype), outside.to(dtype), inside, search.spans)
+
+    def allowed(self, offset: Tensor, point: Tensor) -> Tensor:
+        """The shares (m,) of the inputs at points (m, n) that noise may leave outside."""
+        norm, mlp = self.block.norm2, self.block.mlp
+        with torch.no_grad():
+            u = norm(offset + point @ self.moves)
+            inputs = {FC1: u.double(), FC2: mlp.act(mlp.fc1(u)).double()}
+        bases, doubts = self.spans.bases, self.spans.doubts
+        shares = [
+            doubt_of(seen, bases[name], doubts[name]) / seen.square().sum(1)
+            for name, seen in inputs.items()
+            if name in bases
+        ]
+        return (DOUBTED * torch.stack(shares).sum(0)).to(point)
 
     def solved(
         self, offset: Tensor, start: Tensor, enough: float, steps: int
@@ -440,7 +457,9 @@ class PictureSearch:
             return
         patches = torch.stack([one.patch for one in sorted(own, key=lambda one: one.place)])
         share = share_of(search, patches)
-        if share <= enough:
+        side, channels = search.model.patch_size, len(search.energy.mean)
+        seen = to_images(patches, side, channels).unsqueeze(0)
+        if search.precise.passes(seen, share, enough):
             self.waiting.append((own, patches, share))
 
     def _searched(

@@ -53,6 +53,8 @@ HEADS = ("head.weight", "head.fc.weight")
 class Parts:
     """Where a network embeds its patches and adds their positions.
 
+    table   none where the network has none, or adds it behind a norm of the embedded patches, so
+            that its gradient is not the patches'
     before  rows of the table that stand before the patches' and belong to other tokens
     """
 
@@ -91,7 +93,8 @@ def parts_of(net: nn.Module) -> Parts:
     grid, table = side // patch, getattr(net, "pos_embed", None)
     if side % patch:  # the convolution never sees the last pixels
         embed.img_size = (grid * patch, grid * patch)
-    if not isinstance(table, nn.Parameter) or not table.requires_grad:
+    behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
+    if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
         return Parts(projection, None, grid, 0)
     rows, most = table[..., 0].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)
     if not grid**2 <= rows <= most or table.shape[-1] != projection.out_channels:
@@ -123,7 +126,6 @@ class TimmNetwork(WithCard, nn.Module):
     first_block = "intact"
     dal_regressor = index_embed = dist_token = adapters = None
     unk_embed: nn.Parameter | None
-    pos_embed: nn.Parameter | None
     renamed: Mapping[str, str] | None = None
     """Own names of the parameters of a live network, by its names."""
     resampled: Tensor | None = None
@@ -147,11 +149,10 @@ class TimmNetwork(WithCard, nn.Module):
         start = start_(torch.empty(1, 1, self.embed_dim)) if unknown_embedding else None
         self.register_parameter("unk_embed", None if start is None else nn.Parameter(start))
 
-    def __getattr__(self, name: str) -> Any:
-        """Networks without a table may lack the name of one, too."""
-        if name == "pos_embed" and name not in self._parameters:
-            return None
-        return super().__getattr__(name)
+    @property
+    def pos_embed(self) -> nn.Parameter | None:
+        """The table that is added to the embedded patches."""
+        return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
 
     @property
     def like(self) -> Tensor:
@@ -446,6 +447,8 @@ def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) 
     """The network in eval mode, with the card of this spec."""
     side = network.grid * network.patch_size  # less than asked for where that is no multiple
     table = "" if network.pos_embed is not None else ", no position table"
+    if table and "pos_embed" in network._parameters:
+        table = ", position table behind a norm"
     sizes = f"d{network.embed_dim} p{network.patch_size}@{side}"
     kind = kind_of(network.net)
     network.card = card_of(replace(spec, img_size=side), f"{kind} {sizes}{table}", report)

@@ -1,0 +1,175 @@
+"""Tries every network of timm's that embeds patches: which load, which leak, which are refused.
+
+    python -m tools.timm_families --out results/atlas          # names.csv, families.csv: 15 min
+    python -m tools.timm_families --names "*dinov3*" --out /tmp/some
+
+For each name, with random weights and no download: an outline of the network as `mjp check --model`
+makes it; then timm's own network of two blocks (of all where it takes no depth) for pictures of
+4 × 4 patches, one 8-bit picture, the gradients of a plain loop in float32, and `attack_gradients`.
+
+    mechanism   table: ∂L/∂pos_embed sends a row for each patch; none: the network has no table, and
+                `patch_lattice` applies up to 80 patches; refused: `why` says what was expected
+    forward, gradient   how far outputs and gradients of the copy are from timm's own, relatively
+    psnr        of patch_gradient's picture, in dB, 100 at most; exact: equal in all 8-bit values
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from mjp_privacy import attack_gradients
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.timm_networks import LAYER_SCALE, SCALES
+
+FAMILIES = (
+    *("vision_transformer", "deit", "eva", "beit", "cait", "convit", "vision_transformer_relpos"),
+    *("vision_transformer_sam", "deepseek_vit", "qwen3_vit", "gemma4_vit", "naflexvit"),
+    *("swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "nest", "volo", "xcit"),
+    *("vision_transformer_hybrid", "vitamin", "crossvit", "tnt", "twins", "levit", "pit", "coat"),
+    *("mvitv2", "hiera", "hieradet_sam2", "tiny_vit", "efficientvit_mit", "visformer"),
+    *("mlp_mixer",),
+)
+"""timm's files with a Transformer or patches in them; the others are convolutional networks."""
+GRID, CLASSES, DEPTH = 4, 10, 2
+LARGEST = 600e6  # parameters of a network that is built; larger ones are tried as an outline alone
+
+
+def names_of(pattern: str) -> Iterator[tuple[str, str]]:
+    """Each name that fits, after its family."""
+    import timm
+    from timm.models._registry import _model_to_module
+
+    for name in timm.list_models(pattern or None):
+        if _model_to_module[name] in FAMILIES:
+            yield _model_to_module[name], name
+
+
+def tried(name: str) -> dict[str, Any]:
+    """What is known of one name."""
+    try:
+        outline = outline_model(name, checkpoint="random")
+    except UserError as error:
+        return {"mechanism": "refused", "why": str(error)}
+    facts = {
+        "mechanism": "none" if outline.pos_embed is None else "table",
+        "patches": outline.grid**2,
+        "width": outline.embed_dim,
+        "patch": outline.patch_size,
+        "up_to": math.isqrt(outline.embed_dim) * outline.patch_size,
+    }
+    torch.manual_seed(0)
+    net = built(name, GRID * outline.patch_size, outline.patch_size)
+    if net is None or outline.pos_embed is None:
+        return facts
+    return facts | attacked(net)
+
+
+def built(name: str, side: int, patch: int) -> nn.Module | None:
+    """timm's network, short and for small pictures if it takes that; None where it is too large."""
+    import timm
+
+    for options in ({"img_size": side, "depth": DEPTH}, {"img_size": side}, {}):
+        try:
+            with torch.device("meta"):
+                outline = timm.create_model(name, num_classes=CLASSES, **options)
+        except Exception:  # each of timm's classes has its own limits
+            continue
+        if sum(p.numel() for p in outline.parameters()) > LARGEST:
+            return None
+        net = timm.create_model(name, num_classes=CLASSES, **options).eval()
+        with torch.no_grad():
+            for key, parameter in net.named_parameters():
+                if key.endswith(SCALES):
+                    parameter.fill_(LAYER_SCALE)
+        return net  # type: ignore[no-any-return]
+    return None
+
+
+def attacked(net: nn.Module) -> dict[str, float]:
+    """How near the copy is to timm's own network, and what patch_gradient finds."""
+    copy = load_module(net, mean=0.5, std=0.5)
+    side = copy.card.img_size
+    picture = (torch.rand(1, 3, side, side) * 255).round() / 255
+    x, label = copy.normalize(picture), torch.tensor([3])
+    logits = net(x)
+    net.zero_grad()
+    torch.nn.functional.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
+    sent = FedSGDClient(copy, ClientConfig()).update(ClientInput(picture, label, ["a"])).grads
+    own = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    length = float(torch.stack([g.square().sum() for g in own.values()]).sum().sqrt())
+    off = torch.stack([(sent[name][0] - g).norm() for name, g in own.items() if name in sent])
+    with torch.no_grad():
+        forward = float((copy(x) - logits).norm() / logits.norm())
+    leak = attack_gradients(net, mean=0.5, std=0.5, images=picture, attacks=["patch_gradient"])
+    found = leak["patch_gradient"].images[0]
+    exact = bool(((found * 255).round() == (picture[0] * 255).round()).all())
+    score = min(float(leak["patch_gradient"].psnr), PSNR_CAP)
+    return {
+        "forward": forward,
+        "gradient": float(off.norm()) / length,
+        "psnr": score,
+        "exact": exact,
+    }
+
+
+def by_family(names: pd.DataFrame) -> pd.DataFrame:
+    """A row a family."""
+    rows = []
+    for family, own in names.groupby("family", sort=False):
+        refused = own[own["mechanism"] == "refused"]
+        tried_out = own[own["psnr"].notna()]
+        rows.append(
+            {
+                "family": family,
+                "example": own["name"].iloc[0],
+                "names": len(own),
+                "with a table": int((own["mechanism"] == "table").sum()),
+                "without": int((own["mechanism"] == "none").sum()),
+                "refused": len(refused),
+                "attacked": len(tried_out),
+                "exact": int(tried_out["exact"].astype(bool).sum()),
+                "least psnr": tried_out["psnr"].min() if len(tried_out) else None,
+                "N ≤ D": int((own["patches"] <= own["width"]).sum()),
+                "why": refused["why"].iloc[0] if len(refused) else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--names", default="", help="a pattern; all families by default")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Mapping[str, Any]] = []
+    for family, name in names_of(arguments.names):
+        rows.append({"family": family, "name": name, **tried(name)})
+        print(f"{len(rows)}: {name}: {rows[-1]}", file=sys.stderr, flush=True)
+    columns = (
+        *("family", "name", "mechanism", "patches", "width", "patch", "up_to"),
+        *("forward", "gradient", "psnr", "exact", "why"),
+    )
+    names = pd.DataFrame(rows).reindex(columns=list(columns))
+    names.to_csv(arguments.out / "names.csv", index=False)
+    by_family(names).to_csv(arguments.out / "families.csv", index=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
