@@ -25,7 +25,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.models.layouts import Layout
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import Epsilon, Interpolation, Mean, ModelSpec, Std
-from mjp_privacy.models.zoo import architecture
+from mjp_privacy.models.zoo import architecture, is_timm_network, pooling_of
 
 BESIDE = FileKind(
     "the JSON file that a library saves beside weights",
@@ -62,6 +62,7 @@ class Timm:
     """config.json of timm's hub."""
 
     architecture: Word | None = None
+    pool: Annotated[Word | None, _at(("model_args", "global_pool"))] = None
     mean: Annotated[Mean, _at(("pretrained_cfg", "mean"), "mean")] = None
     std: Annotated[Std, _at(("pretrained_cfg", "std"), "std")] = None
     side: Annotated[Side | None, _at(("pretrained_cfg", "input_size", 2), ("input_size", 2))] = None
@@ -131,6 +132,30 @@ def with_facts_beside(
             f"width {width}: expected both of one model. Give a folder that holds one model alone."
         )
     return replace(spec, **facts)
+
+
+def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
+    """The architecture in timm's config.json beside a file of weights, and what else it states of
+    the model; None without one."""
+    path = file.parent / CONFIG
+    if not is_there(file) or not is_there(path):
+        return None
+    content = read_json_value(path, BESIDE)
+    if not isinstance(content, Mapping) or content.get("architecture") is None:
+        return None
+    if not is_timm_network(str(content["architecture"])):
+        return None
+    said = _timm(file.parent)
+    stated = ("mean", "std", "img_size", "resize", "interpolation")
+    beside = _read(path, Timm)
+    name = beside.architecture or ""
+    if beside.pool is not None and beside.pool != (own := pooling_of(name)):
+        raise BESIDE.refusal(
+            path,
+            f"global_pool {shown(beside.pool)}, and this timm's {name} has {own}",
+            "global_pool",
+        )
+    return name, {field: said[field] for field in stated}
 
 
 def _read(path: Path, schema: type[T]) -> T:

@@ -48,6 +48,9 @@ IN_FOLDERS = (
     *("pytorch_model.bin", "open_clip_pytorch_model.bin"),
 )
 """The weights in a folder as timm, transformers and open_clip save one; the first that is there."""
+BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+"""What these libraries save beside them (`models.beside`)."""
+HUB_PREFIX = "hf-hub:"
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
@@ -164,9 +167,11 @@ def read_metadata(source: str | Path) -> dict[str, str]:
 
 
 def located(source: str | Path) -> Path:
-    """The file of a path, of a folder as libraries save one, or of `packaged:NAME`; a wrong NAME
-    suggests the nearest one."""
+    """The file of a path, of a folder as libraries save one, of `hf-hub:ORG/MODEL`, which is
+    downloaded, or of `packaged:NAME`; a wrong NAME suggests the nearest one."""
     name = str(source)
+    if name.startswith(HUB_PREFIX):
+        return from_hub(name.removeprefix(HUB_PREFIX))
     if not name.startswith(PACKAGED_PREFIX):
         path = Path(source)
         inside = (path / file for file in IN_FOLDERS)
@@ -176,6 +181,33 @@ def located(source: str | Path) -> Path:
     if name not in packaged:
         raise unknown_name("packaged checkpoint", shown(name, 100), packaged)
     return PACKAGED_FOLDER / f"{name}.safetensors"
+
+
+@lru_cache
+def from_hub(repository: str) -> Path:
+    """The weights of a repository of Hugging Face's hub, in the hub's own cache; what a library
+    saved beside them lies in the same folder."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for name in (*BESIDE, *IN_FOLDERS):
+        try:
+            file = Path(hf_hub_download(repository, name))
+        except Exception as error:  # of many classes: the hub's, httpx's, OSError
+            absent = isinstance(error, EntryNotFoundError)
+            if absent and not isinstance(error, LocalEntryNotFoundError):
+                continue
+            raise UserError(
+                f"{HUB_PREFIX}{shown(repository, 100)} could not be downloaded "
+                f"({type(error).__name__}). Expected ORG/MODEL and a network connection; without "
+                "one give a folder that holds config.json and model.safetensors."
+            ) from error
+        if name in IN_FOLDERS:
+            return file
+    raise UserError(
+        f"{HUB_PREFIX}{shown(repository, 100)} holds no weights: expected one of "
+        f"{', '.join(IN_FOLDERS)}. Give another repository."
+    )
 
 
 def file_sha256(path: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.models.adapters import with_adapters
-from mjp_privacy.models.beside import with_facts_beside
+from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
     CHECKPOINT,
     PACKAGED_PREFIX,
@@ -118,9 +118,9 @@ def load_model(
         state = to_own_names(file)
     else:  # names and shapes first: what does not fit costs neither time nor memory
         header = read_weight_file(source, shapes_only=True)
-        if states_timm(header):
+        if (of_timm := _in_file(header, name, overrides)) is not None:
             file = read_weight_file(source)
-            return cast(LoadedModel, load_timm(file, name, overrides, unknown_init=unknown_init))
+            return cast(LoadedModel, load_timm(file, *of_timm, unknown_init=unknown_init))
         if is_other(header):
             return cast(LoadedModel, load_other(name, read_weight_file(source), overrides))
         spec, _ = _outlined(spec, header, overrides, unknown_init)
@@ -161,8 +161,8 @@ def outline_model(
             model = build(spec, spec.name if drawn else source)
     else:
         file = read_weight_file(source, shapes_only=True)
-        if states_timm(file):
-            return cast(LoadedModel, load_timm(file, name, overrides, made_up=made_up))
+        if (of_timm := _in_file(file, name, overrides)) is not None:
+            return cast(LoadedModel, load_timm(file, *of_timm, made_up=made_up))
         if is_other(file):
             return cast(LoadedModel, load_other(name, file, overrides, outline=True))
         spec, model = _outlined(named, file, overrides, unknown_init, made_up)
@@ -212,7 +212,7 @@ def check_values(name: str | None, checkpoint: str | Path | None) -> None:
     source = _asked_for(name, checkpoint, {})[1]
     if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
         file = read_weight_file(source)
-        others = states_timm(file) or is_other(file) or _timm_network(name, None)
+        others = _in_file(file, name, {}) or is_other(file) or _timm_network(name, None)
         state = file.tensors if others else of_a_model(to_own_names(file))
         check_finite(state, file.path, CHECKPOINT)
 
@@ -224,6 +224,21 @@ def _timm_network(name: str | None, checkpoint: str | Path | None) -> str | None
     asked = source.removeprefix(TIMM_PREFIX) if source.startswith(TIMM_PREFIX) else None
     wanted = name or asked
     return wanted if wanted is not None and is_timm_network(wanted) else None
+
+
+def _in_file(
+    file: WeightFile, name: str | None, overrides: Mapping[str, Any]
+) -> tuple[str | None, Mapping[str, Any]] | None:
+    """The name and the fields of the network of timm's that a file, or timm's config.json beside
+    it, says it holds; None for a plain ViT."""
+    if states_timm(file):
+        return name, overrides
+    beside = timm_beside(file.path)
+    if beside is None:
+        return None
+    stated = {key: value for key, value in beside[1].items() if value is not None}
+    given = {key: value for key, value in overrides.items() if value is not None}
+    return name or beside[0], {**stated, **given}
 
 
 def _of_timm(

@@ -33,7 +33,7 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.tensor_files import check_finite
-from mjp_privacy.models.vit import input_of, start_
+from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import timm_spec
 
 CHANNELS = 3
@@ -124,7 +124,7 @@ class TimmNetwork(WithCard, nn.Module):
     position_embedding = "learned"
     dal_kind = "none"
     first_block = "intact"
-    dal_regressor = index_embed = dist_token = adapters = None
+    dal_regressor = index_embed = adapters = None
     unk_embed: nn.Parameter | None
     renamed: Mapping[str, str] | None = None
     """Own names of the parameters of a live network, by its names."""
@@ -148,6 +148,12 @@ class TimmNetwork(WithCard, nn.Module):
             )
         start = start_(torch.empty(1, 1, self.embed_dim)) if unknown_embedding else None
         self.register_parameter("unk_embed", None if start is None else nn.Parameter(start))
+
+    def __getattr__(self, name: str) -> Any:
+        """Networks without a distillation token have none of its name."""
+        if name == "dist_token" and name not in self._parameters:
+            return None
+        return super().__getattr__(name)
 
     @property
     def pos_embed(self) -> nn.Parameter | None:
@@ -306,7 +312,8 @@ def load_timm(
     unknown_init: UnknownInit | None = None,
     made_up: Mapping[str, Any] | None = None,
 ) -> TimmNetwork:
-    """The network of a file of weights under timm's names, in eval mode, with its card.
+    """The network of a file of weights under timm's names, in eval mode, with its card. A backbone
+    without a classifier gets a fresh one, seeded, of the num_classes that are asked for.
 
     name          of the architecture; None: the file's metadata state it
     unknown_init  how to fill E_unk where it is asked for and the file has none
@@ -334,6 +341,10 @@ def load_timm(
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
         rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
+    if not heads and spec.num_classes:
+        drawn = _drawn_head(spec)
+        tensors |= {key: tensor for key, tensor in drawn.items() if key not in tensors}
+        notes.append("a fresh classifier, seeded")
     _check_same(network, tensors, file.shown)
     report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     if made_up is None:
@@ -415,6 +426,19 @@ def _built(spec: ModelSpec) -> TimmNetwork:
             f"img_size={side} or none, got {asked}."
         )
     return network
+
+
+def _drawn_head(spec: ModelSpec) -> dict[str, Tensor]:
+    """A classifier's parameters as timm draws them, from a seed of the network's name."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("a fresh classifier", spec.name))
+        network = _built(spec)
+    drawn = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
+    generator = torch_generator("a fresh classifier", spec.name)
+    for tensor in drawn.values():  # one of zeros would send no gradient on
+        if not bool(tensor.any()) and tensor.ndim > 1:
+            tensor.normal_(0, START_STD, generator=generator)
+    return drawn
 
 
 def _created(spec: ModelSpec) -> nn.Module:

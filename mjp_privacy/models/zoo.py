@@ -79,6 +79,15 @@ def is_timm_network(name: str) -> bool:
     return timm.is_model(name.partition(".")[0])
 
 
+def pooling_of(name: str) -> str:
+    """How timm's network of this name makes one feature of its tokens: token, avg, map, ..."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        return str(getattr(timm.create_model(name), "global_pool", ""))
+
+
 def _plain_vit(name: str, size: int, patch: int, width: int, depth: int, heads: int) -> ModelSpec:
     return ModelSpec(
         name,

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import timm
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
 from mjp_privacy import attack_gradients, save_upload
@@ -19,6 +21,7 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model, timm_networks
+from mjp_privacy.models.checkpoint_files import from_hub
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.modules import load_module
@@ -250,3 +253,75 @@ def test_check_says_what_applies_to_any_name(capsys: pytest.CaptureFixture[str])
     assert answers["patch_gradient"] == "yes"
     assert answers["april"].startswith("no")
     assert answers["patch_lattice"].startswith("no")  # 256 patches are too many for a lattice
+
+
+# folders and hubs ---------------------------------------------------------------------------------
+
+
+def saved_as_on_a_hub(folder: Path, **more: Any) -> torch.nn.Module:
+    """A backbone without a classifier, saved with its config as timm puts it on a hub."""
+    net = timm.create_model("vit_small_patch14_dinov2", img_size=28, num_classes=0, **more)
+    timm.models.save_for_hf(net, str(folder), safe_serialization=True)
+    return net.eval()  # type: ignore[no-any-return]
+
+
+def test_a_folder_with_timms_config_says_what_it_holds(tmp_path: Path) -> None:
+    net = saved_as_on_a_hub(tmp_path)
+    model = load_model(checkpoint=tmp_path, num_classes=CLASSES)
+    assert isinstance(model, TimmNetwork)
+    assert (model.card.img_size, model.card.mean) == (28, (0.485, 0.456, 0.406))
+    x = torch.randn(2, 3, 28, 28)
+    torch.testing.assert_close(model.forward_features(x), net.forward_features(x))
+    assert "a fresh classifier, seeded" in model.card.checkpoint.notes
+    again = load_model(checkpoint=tmp_path, num_classes=CLASSES)
+    assert torch.equal(model.head.weight, again.head.weight)
+    assert outline_model(checkpoint=tmp_path, num_classes=CLASSES).grid == 2
+    with pytest.raises(UserError, match="num_classes"):
+        load_model(checkpoint=tmp_path)
+
+
+def test_a_folder_of_another_pooling_is_refused(tmp_path: Path) -> None:
+    saved_as_on_a_hub(tmp_path, global_pool="avg")
+    with pytest.raises(UserError, match="global_pool"):
+        load_model(checkpoint=tmp_path, num_classes=CLASSES)
+
+
+def test_a_repository_of_the_hub_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_as_on_a_hub(tmp_path)
+
+    def download(repository: str, name: str) -> str:
+        assert repository == "someone/dinov2"
+        if not (tmp_path / name).is_file():
+            raise EntryNotFoundError("404")
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    model = load_model(checkpoint="hf-hub:someone/dinov2", num_classes=CLASSES)
+    assert isinstance(model, TimmNetwork)
+    (tmp_path / "model.safetensors").unlink()
+    from_hub.cache_clear()
+    with pytest.raises(UserError, match="holds no weights"):
+        load_model(checkpoint="hf-hub:someone/dinov2", num_classes=CLASSES)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match=r"hf-hub:someone/other.*config.json"):
+        load_model(checkpoint="hf-hub:someone/other", num_classes=CLASSES)
+
+
+def test_a_table_behind_a_norm_does_not_send_the_rows_of_patches() -> None:
+    """As AIMv2 has it; the patch embedding's bias still sends their sum."""
+    net = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=16,
+        embed_dim=48,
+        depth=1,
+        num_heads=3,
+        num_classes=CLASSES,
+        embed_norm_layer=torch.nn.LayerNorm,
+    )
+    model = load_module(net, mean=0.5, std=0.5)
+    assert (model.pos_embed, model.position_embedding) == (None, "strict")
+    assert "behind a norm" in model.card.architecture
+    names = [name for name, _ in model.named_parameters()]
+    assert "pos_embed" in names
