@@ -76,7 +76,10 @@ def tried(name: str) -> dict[str, Any]:
     net = built(name, GRID * outline.patch_size, outline.patch_size)
     if net is None or outline.pos_embed is None:
         return facts
-    return facts | attacked(net)
+    try:
+        return facts | attacked(net)
+    except UserError as error:
+        return {**facts, "mechanism": "refused", "why": str(error)}
 
 
 def built(name: str, side: int, patch: int) -> nn.Module | None:

@@ -51,8 +51,12 @@ def _attacks() -> Mapping[str, str]:
 def _models() -> Mapping[str, str]:
     from mjp_privacy.models.zoo import NAMED_MODELS
 
-    plain = {"vit_tiny_patch16_224, ...": "timm's ViTs by their names; `.TAG` names weights"}
-    return {name: NAMED_MODELS[name].summary for name in NAMED_MODELS} | plain
+    others = {
+        "vit_tiny_patch16_224, ...": "timm's ViTs by their names; `.TAG` names weights",
+        "vit_small_patch14_dinov2, ...": "timm's other ViTs: DINOv2, DINOv3, DeiT-III, SigLIP, ...",
+        "--weights hf-hub:ORG/MODEL": "of the hub, or a folder with timm's config.json",
+    }
+    return {name: NAMED_MODELS[name].summary for name in NAMED_MODELS} | others
 
 
 def _defenses() -> Mapping[str, str]:

@@ -393,7 +393,7 @@ def test_gradients_of_several_batches_give_what_they_share() -> None:
     assert made.exact == 2
     shared = made.images[made.certain].double()
     assert (psnr(shared[[0, 3]], images[[1, 5]]) > 90).all()
-    assert "4 of 12 places of shared_picture" in leak.verdict
+    assert "4 of 12 places" in leak.verdict
     assert any("batch 4: shared_picture finds" in note for note in leak.notes)
 
 

@@ -130,6 +130,16 @@ LINES = (
         any_batch=False,
     ),
     AttackTarget("layer_span", None, STATIONARY, mjp=15.0),
+    AttackTarget(  # it gives a picture's feature, and of its pixels next to nothing
+        "head_features",
+        ("head.weight", "head.bias"),
+        {"steps": 20, **STATIONARY},
+        unshuffled=10.4,
+        shuffled=10.4,
+        unmasked=10.4,
+        any_positions=True,
+        any_batch=True,
+    ),
     AttackTarget("span_matching", "all", STATIONARY, mjp=15.0),
     AttackTarget("batch_lattice", None, STATIONARY, mjp=15.0),
     AttackTarget(

@@ -168,6 +168,7 @@ GROUPS = (
     ("pixel_lattice",),
     ("patch_lattice",),
     ("token_span",),
+    ("head_features",),
     ("april", "april_prior"),
     ("april_unk_aware",),
     ("inverting_gradients", "april_optimization", "gradvit"),

@@ -345,5 +345,6 @@ def _free_port() -> int:
 
 
 def _tail(path: Path) -> str:
-    lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
+    content = path.read_bytes() if path.is_file() else b""
+    lines = content.decode(errors="replace").split("\n")
     return " | ".join(lines[-4:]).strip(" |")
