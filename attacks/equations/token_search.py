@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +189,8 @@ def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
 def holds_for(model: MJPVisionTransformer) -> bool:
     """Whether block 0 computes what the equations of tokens and of attention say, on a random
     picture: another norm, gate, position or scale in it shows as another output."""
-    block, side = model.blocks[0], model.grid * model.patch_size
+    block: Any = model.blocks[0]
+    side = model.grid * model.patch_size
     parts = ("norm1", "attn", "norm2", "mlp")
     if not all(hasattr(block, part) for part in parts) or not isinstance(block.norm2, nn.LayerNorm):
         return False

@@ -43,10 +43,14 @@ class Renamed(nn.Module):
     torch's `functional_call` would mix up.
     """
 
+    rest: nn.Module
+    logits: Callable[[Any], Tensor]
+
     def __init__(self, module: nn.Module, logits: Callable[[Any], Tensor]) -> None:
         super().__init__()
         kind = type(module).__name__
-        projection = next(filter(_embeds_patches, module.modules()), None)
+        convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
+        projection = next(filter(_embeds_patches, convolutions), None)
         if projection is None:
             raise NoPatches(
                 f"{kind}: expected patches that one convolution without overlap embeds, got none: "
@@ -64,10 +68,11 @@ class Renamed(nn.Module):
                 f"{kind}: expected one table of positions of width {width}, got {names}. Networks "
                 "without one are attacked under timm's names (timm.create_model)."
             )
-        self.pos_embed = tables[0][1]
+        table = tables[0][1]
+        self.pos_embed = table
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
-        _tell_size(self.patch_embed, math.isqrt(self.pos_embed[..., 0].numel()), patch)
+        _tell_size(self.patch_embed, math.isqrt(table[..., 0].numel()), patch)
         self.blocks = max(filter(_is_stack, module.modules()), key=_size, default=nn.ModuleList())
         heads = [
             child
@@ -114,13 +119,10 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _embeds_patches(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.in_channels == 3
-        and module.kernel_size == module.stride
-        and module.kernel_size[0] == module.kernel_size[1] > 1
-    )
+def _embeds_patches(convolution: nn.Conv2d) -> bool:
+    side, down = convolution.kernel_size
+    whole = convolution.kernel_size == convolution.stride
+    return convolution.in_channels == 3 and whole and side == down > 1
 
 
 # a table that is stretched to the pictures --------------------------------------------------------
@@ -222,11 +224,11 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
                 part._parameters[name] = table
     _tell_size(net.patch_embed, side // patch, patch)
     with torch.no_grad():
-        error = float((net(x.to(stored)) - expected).norm() / expected.norm())
-    if not error < SAME:
+        off = float((net(x.to(stored)) - expected).norm() / expected.norm())
+    if not off < SAME:
         raise UserError(
             f"{kind}: with the table that it uses at {side} px it computes something else: outputs "
-            f"differ by {error:.1e}, expected at most {SAME:.0e}. Its gradients cannot be read at "
+            f"differ by {off:.1e}, expected at most {SAME:.0e}. Its gradients cannot be read at "
             "this size."
         )
     return spread
@@ -239,7 +241,7 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
     table is wide.
     """
     precise = copy.deepcopy(net).double()
-    table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr,operator]
+    table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
     assert table is not None
     count = (x.shape[-1] // int(parts.projection.kernel_size[0])) ** 2
     width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.before :]

@@ -69,7 +69,8 @@ def parts_of(net: nn.Module) -> Parts:
 
     parts_of(timm.create_model("vit_small_patch14_dinov2")).before is 1
     """
-    name, embed = kind_of(net), getattr(net, "patch_embed", None)
+    name = kind_of(net)
+    embed: Any = getattr(net, "patch_embed", None)
     projection = getattr(embed, "proj", None)
     if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
         raise UserError(

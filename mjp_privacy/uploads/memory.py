@@ -212,7 +212,7 @@ def own_uploads(
     client = client_step(facts)
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
-    pixels = {"mean": mean, "std": std, "img_size": img_size}
+    pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     loaded = {id(module): _on_cpu(load_module(module, **pixels)) for module in modules}
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
@@ -374,7 +374,7 @@ def save_upload(
     root = _free_folder(folder, name)
     if recipe is not None and not isinstance(recipe, Mapping):
         raise UserError(f"recipe: expected a client's fields by name, got {said(recipe)}.")
-    pixels = {"mean": mean, "std": std, "img_size": img_size}
+    pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
         raise UserError(
