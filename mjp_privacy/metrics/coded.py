@@ -1,17 +1,11 @@
-"""Long lists of few different words, by a number for each entry; and the names of images, once."""
+"""Long lists of few different words, by a number for each entry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
-from operator import lt
-from typing import ClassVar
-from weakref import WeakValueDictionary
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 
@@ -78,55 +72,3 @@ class Coded:
     def tolist(self) -> list[str]:
         """The words, one for each entry."""
         return [self.words[code] for code in self.codes.tolist()]
-
-
-class Images:
-    """The ids of images, sorted, each once. `Images.of` gives equal ones the same object."""
-
-    _known: ClassVar[WeakValueDictionary[int, Images]] = WeakValueDictionary()
-
-    def __init__(self, ids: Sequence[str]) -> None:
-        self.ids = tuple(ids)
-
-    @classmethod
-    def of(cls, ids: Iterable[str]) -> Images:
-        """The images of these ids, in any order and number."""
-        names = list(ids)
-        if not all(map(lt, names, islice(names, 1, None))):
-            names = sorted(set(names))
-        return cls._one(cls(names))
-
-    @classmethod
-    def _one(cls, images: Images) -> Images:
-        """These images, or equal ones that are there already."""
-        known = cls._known.setdefault(hash(images.ids), images)
-        return known if known.ids == images.ids else images
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @cached_property
-    def index(self) -> pd.Index:
-        """The ids as pandas' index."""
-        return pd.Index(self.ids, dtype=object, name="image_id")
-
-    @cached_property
-    def everywhere(self) -> NDArray[np.int32]:
-        """The places of all images."""
-        return np.arange(len(self.ids), dtype=np.int32)
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The ids as a set."""
-        return frozenset(self.ids)
-
-    @cached_property
-    def place(self) -> Mapping[str, int]:
-        """Where each id stands."""
-        return {name: at for at, name in enumerate(self.ids)}
-
-    def places(self, ids: Sequence[str]) -> NDArray[np.int32]:
-        """Where each of these ids stands; -1 where it is not among the images."""
-        if ids is self.ids:
-            return self.everywhere
-        return np.asarray(self.index.get_indexer(pd.Index(ids, dtype=object)), dtype=np.int32)
