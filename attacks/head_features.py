@@ -190,7 +190,7 @@ def features_of(
 
 def _descended(start: Tensor, misfit: Callable[[Tensor], Tensor]) -> Tensor:
     """The local minimum of a misfit near a start."""
-    point = start.clone().requires_grad_()
+    point = start.clone(memory_format=torch.contiguous_format).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [point],
         max_iter=REFINEMENT,

@@ -220,13 +220,13 @@ class Line:
         if name in self.facts:
             return self.facts[name]
         if name in ("exact", "share_exact") or re.fullmatch(r"(share|from)\d+", name):
-            share = self._share(name)
+            share = self.share(name)
             return share.text() if name.startswith("share") else share.count
         if name.startswith("paper_"):
             return self._paper_score(name.removeprefix("paper_"))
         figures = {
             "n": lambda: self.psnr.n,
-            "of": lambda: self._share("exact").of,
+            "of": lambda: self.share("exact").of,
             "average": lambda: self.psnr.mean,
             "mean_psnr": self._mean_psnr,
             "median": lambda: self._quantile(0.5),
@@ -254,7 +254,7 @@ class Line:
         values, statuses = self.rows[column].to_numpy(float), self.rows["status"].tolist()
         return summarise(values, statuses, groups=groups, cap=cap)
 
-    def _share(self, name: str) -> Share:
+    def share(self, name: str) -> Share:
         """Of the images the attacker was given: those without a reconstruction count as missed."""
         if name.endswith("exact"):
             count = np.isposinf(self.scored("psnr_paper")).sum()
@@ -273,7 +273,7 @@ class Line:
     def _mean_psnr(self) -> str:
         """With the number of scored images where some that the attacker was given have none."""
         score = self.psnr
-        over = "" if score.n == self._share("exact").of else f" (over {score.n})"
+        over = "" if score.n == self.share("exact").of else f" (over {score.n})"
         return mean_text(score.mean, score.low, score.high) + over
 
     def _quantile(self, share: float) -> float:

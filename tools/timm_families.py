@@ -148,10 +148,15 @@ def by_family(names: pd.DataFrame) -> pd.DataFrame:
                 "exact": int(tried_out["exact"].astype(bool).sum()),
                 "least psnr": tried_out["psnr"].min() if len(tried_out) else None,
                 "N ≤ D": int((own["patches"] <= own["width"]).sum()),
-                "why": refused["why"].iloc[0] if len(refused) else "",
+                "why": shortened(refused["why"].iloc[0]) if len(refused) else "",
             }
         )
     return pd.DataFrame(rows)
+
+
+def shortened(why: str) -> str:
+    """A refusal without the class that it is about and without what to do."""
+    return why.partition(": ")[2].partition(". ")[0]
 
 
 def main(argv: list[str] | None = None) -> int:
