@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attacks.controls import oracle_inverse
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, Objective, predict
-from mjp_privacy.experiment.diagnostics import oracle
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from tests.helpers.models import PATCH, some_images, some_labels, tiny
@@ -68,7 +68,7 @@ def test_a_client_goes_forward_on_its_own_device(
                 assert (loss.device.type, loss.dtype) == ("cuda", dtype)
             classes = predict(model, inputs.images, inputs.mask)
             assert (classes.device.type, classes.shape) == ("cpu", (len(IDS),))
-            ceiling = oracle(model, inputs)
+            ceiling = oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
             assert (ceiling.device.type, ceiling.shape) == ("cpu", inputs.images.shape)
 
 

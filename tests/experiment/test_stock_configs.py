@@ -127,6 +127,7 @@ OTHER: dict[str, Any] = {
     "optimizer": "adamw",
     "momentum": 0.9,
     "lora": "{rank: 4, targets: [qkv]}",
+    "train": "head",
     "autocast": "bf16",
 }
 
