@@ -6,8 +6,10 @@ A client that trains the classifier alone (linear probing of a frozen backbone) 
 
 with h_b the feature of picture b, which enters the classifier. Of one picture this is h itself. Of
 a batch it is one equation for each class, C x D numbers for B x D unknowns: with features at hand
-the d_b are known, and with the d_b the features solve a linear system, so that a few rounds of both
-end at the features (after Maui, arXiv 2509.11451, which inverts features by a trained decoder).
+the d_b are known, and with the d_b the features solve a linear system. Rounds of both, then a
+descent, end at the features unless a picture hardly has a part in the gradient, as one of which
+the classifier is sure: `features_misfit` is what they leave unexplained (after Maui, arXiv
+2509.11451, which inverts features by a trained decoder).
 
 A feature is D numbers of a picture's p N. L-BFGS looks for a picture that has it,
 
