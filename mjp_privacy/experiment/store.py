@@ -217,9 +217,10 @@ class RunStore:
         partly = {at for at, kept in enumerate(rows.kept) if kept is not None}
         gone = {at for at, kept in enumerate(rows.kept) if kept is not None and not kept.any()}
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for at in sorted((small | partly) - gone):
+        for at in sorted(small | partly):
             if not rows.files[at].is_whole:
                 raise ValueError(f"{shown(rows.files[at].path)} changed after it was written")
+        for at in sorted((small | partly) - gone):
             total += sizes[at]
             together = picture_layout(schema_of(rows.files[at].path)), total // FULL
             key = ("all", *together) if at in small else (rows.files[at].block, at)
