@@ -87,6 +87,11 @@ _attack(
     "one upload without positions' gradient: all patches by a lattice, placed by their borders",
 )
 _attack(
+    "token_peeling",
+    "token_peeling:TokenPeeling",
+    "one upload: every token out of block 0's gradients, masked or not, with or without positions",
+)
+_attack(
     "multi_round",
     "masked_span:MultiRound",
     "masked_span on several uploads of the same pixels: their spans intersect",

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -47,7 +48,7 @@ from torch import Tensor
 from attacks.batch_span import BatchSpanAttack
 from attacks.budget import image
 from attacks.equations import HEAD, UNKNOWN
-from attacks.equations.batches import Superposition, superposed, too_few_uploads
+from attacks.equations.batches import superposed, too_few_uploads
 from attacks.equations.completion import field_energy
 from attacks.equations.lattice_pictures import BatchPicture, LatticePictures
 from attacks.equations.layers import (
@@ -68,8 +69,8 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures_of,
 )
-from attacks.equations.token_search import PictureSearch, TokenSearch
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
+from attacks.equations.token_patches import StepTokens, lacks_tokens, needs_tokens
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
 
@@ -97,14 +98,17 @@ class LayerSpan(Usual):
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
+        return (*self._needed(model), UNKNOWN, *needs_tokens(model))
+
+    def _needed(self, model: MJPVisionTransformer) -> Sequence[str]:
         layers = layers_of(model, self.blocks)
-        return (*needs_patch_system(model), *(f"{name}.weight" for name in layers), HEAD, UNKNOWN)
+        return (*needs_patch_system(model), *(f"{name}.weight" for name in layers), HEAD)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the spans of its batch, or None."""
         return (
             BatchSpanAttack(self.prior).unsupported(view)
-            or lacks_gradients(view, *self.needs(view.model)[:-1])
+            or lacks_gradients(view, *self._needed(view.model))
             or lacks_layer_spans(view.model, view.updates[0].batch)
         )
 
@@ -124,7 +128,7 @@ class LayerSpan(Usual):
                 continue
             with image(first, update.batch):
                 step = StepUpload.of(view, update, first // update.batch, model)
-                found = self._pictures(view, step, generator)
+                found = self._pictures(view, first // update.batch, step, generator)
             images[places] = pictures_of(view, torch.stack([each.patches for each in found]))
             shares[places] = torch.tensor([each.outside for each in found])
         facts = {"certain": shares.isfinite().double(), "outside": shares.double()}
@@ -133,41 +137,42 @@ class LayerSpan(Usual):
         )
 
     def _pictures(
-        self, view: AttackerView, left: StepUpload, generator: torch.Generator
+        self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator
     ) -> list[_Picture]:
         """The pictures of one step, as many as its batch has, those that were found first."""
-        found, known = list[_Picture](), PictureSearch(generator)
+        found = list[_Picture]()
+        for picture in self._by_tokens(view, step, left, generator):
+            found.append(picture)
+            if left.update.batch == 1:
+                return found
+            left = left.without(picture.patches)
         while True:
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
             spans = LayerSpans.of(left.model, left.grads, batch, self.blocks)
-            picture = None if spans is None else self._one(view, spans, guess, update, known)
+            enough = FOUND * torch.finfo(update.dtype).eps ** 2
+            if spans is None:
+                return [*found, *(_Picture(one) for one in guess.pictures(batch))]
+            size = view.model.patch_size
+            energy = field_energy(self.prior, size, view.pixels).on(guess.mean.device)
+            search = LayerSearch(spans, guess, energy)
+            picture = search.found(batch, self.searches, enough, generator)
             if picture is None:
                 return [*found, *(_Picture(one) for one in guess.pictures(batch))]
-            found.append(picture)
+            found.append(_Picture(*picture))
             if batch == 1:
                 return found
-            left = left.without(picture.patches)
+            left = left.without(picture[0])
 
-    def _one(
-        self,
-        view: AttackerView,
-        spans: LayerSpans,
-        guess: Superposition,
-        update: ClientUpdate,
-        known: PictureSearch,
-    ) -> _Picture | None:
-        """A picture of the batch, or None where no search finds one; `known` are its tokens that
-        were found before."""
-        enough = FOUND * torch.finfo(update.dtype).eps ** 2
-        energy = field_energy(self.prior, view.model.patch_size, view.pixels).on(guess.mean.device)
-        if not len(guess.basis) or TokenSearch.lacking(spans):
-            search = LayerSearch(spans, guess, energy)
-            found = search.found(update.batch, self.searches, enough, known.generator)
-        else:
-            tokens = TokenSearch(spans, guess, energy)
-            found = known.found(tokens, update.batch, self.searches, enough)
-        return None if found is None else _Picture(*found)
+    def _by_tokens(
+        self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator
+    ) -> list[_Picture]:
+        """The pictures of a step whose tokens are all found, and that their layers verify."""
+        if lacks_tokens(view) is not None:
+            return []
+        model = deepcopy(left.model).double()
+        pictures = StepTokens(view, view.updates[0], step, model, self.prior).pictures(generator)
+        return [_Picture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 
 @dataclass(frozen=True)

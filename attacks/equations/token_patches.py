@@ -1,0 +1,373 @@
+r"""Patches, places and pictures of the tokens that `token_peeling` finds in a client step.
+
+A token's patch x lies in the row space of the patch embedding's gradient; with the bias' in the
+differences of patches from one of them, at most N B - 1 directions. Up to a multiple of ones,
+
+    s u = W x + b + e + (what attention added)
+
+are D equations for the patch and the length s, which only the token's own position solves: its
+embedding e, E_unk where MJP masked it, or none in a network without a table. Masked patches are as
+exact as others; their order is not in the gradient and is told by borders (`jigsaw`).
+
+Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
+
+    sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
+
+is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others; at each
+position they sum to 1. A picture that was put together says itself what attention adds, which is
+more exact than what gradients say of it, and its layers' inputs verify it (`layers`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.equations import PATCH, PATCH_BIAS
+from attacks.equations.completion import complete, field_energy
+from attacks.equations.layers import FOUND, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
+from attacks.equations.span import Knowledge, hull_rows, masked_basis, split_hull
+from attacks.equations.token_peeling import (
+    LAYERS,
+    PROJ,
+    PeeledTokens,
+    lacks_block,
+    layer_scales,
+    tokens_of,
+)
+from attacks.jigsaw import solve
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.vit import input_of
+
+FITS = 1e-2  # relative error of a patch's equations at its own position; at others it is near 1
+REFINEMENTS = 12  # times that attention is computed anew of a picture that was found
+ROUNDS = 3  # times that a picture's tokens are told from each other's weights
+BLOCKS = 2  # of the first blocks, whose layers verify a picture
+
+
+def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
+    """Gradients of the patch embedding, of block 0 behind its attention and, to verify, of the first
+    blocks' linear layers; those of biases help where they are sent."""
+    weights = [f"{name}.weight" for name in (*LAYERS, *layers_of(model, BLOCKS))]
+    return (PATCH, *dict.fromkeys(weights), PATCH_BIAS, *(f"{one}.bias" for one in LAYERS))
+
+
+def lacks_tokens(view: AttackerView) -> Refusal | None:
+    """Why no token can be found in an upload, or None."""
+    model = view.model
+    refusal = lacks_gradients(view, PATCH, *(f"{layer}.weight" for layer in LAYERS))
+    refusal = refusal or lacks_layer_spans(model, view.updates[0].batch)
+    if refusal is None and (reason := lacks_block(model)) is not None:
+        return Refusal("block", reason)
+    return refusal
+
+
+@dataclass(frozen=True)
+class StepPicture:
+    """A picture of a step; `token` (N,) is that of each place, -1 where none was found."""
+
+    patches: Tensor  # (N, p), normalised
+    token: Tensor
+    hidden: Tensor  # (N,) bool: masked, or of a network without positions
+    order: Tensor  # (N,)
+    misfit: float = math.nan  # the largest relative error of a token's equations
+    outside: float = math.nan
+    """What share of its layers' inputs lies outside their spans, no more than noise explains; NaN
+    where that is not so, or not known."""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether its layers' inputs lie where a picture of the step has them."""
+        return math.isfinite(self.outside)
+
+
+class StepTokens:
+    """What one client step says of its patches."""
+
+    def __init__(
+        self,
+        view: AttackerView,
+        update: ClientUpdate,
+        step: int,
+        model: MJPVisionTransformer,
+        prior: str,
+    ) -> None:
+        self.view, self.model, self.count = view, model, model.grid**2
+        self.batch, self.precision = update.batch, update.dtype
+        read = [name for name in needs_tokens(model) if name in update.grads]
+        self.grads = {name: gradient(view, update, name)[step] for name in read}
+        self.energy = field_energy(prior, model.patch_size, view.pixels).on(model.like.device)
+        self.weight = model.patch_embed.proj.weight.detach().flatten(1)
+        self.basis, self.anchor = self._span()
+        self.moves = _centred(self.basis @ self.weight.mT)
+        self.back = torch.linalg.pinv(self.moves)
+        whole = self._given(model.blocks[0], self.weight.new_zeros(self.count, len(self.anchor)))
+        places = slice(model.prefix, model.prefix + self.count)
+        self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
+        self.masked = None
+        if model.unk_embed is not None and model.pos_embed is not None:
+            table = model.pos_embed.detach()
+            rows = patch_rows(model, table.view(1, *table.shape))[0]
+            self.masked = self.own - rows + model.unk_embed.detach()[0]
+
+    def _span(self) -> tuple[Tensor, Tensor]:
+        """The directions (q, p) and one point (p,) of the affine space of all patches; without a
+        bias' gradient of their span."""
+        most, total = self.count * self.batch, self.grads[PATCH].flatten(1)
+        if PATCH_BIAS not in self.grads:
+            return masked_basis(total, most), total.new_zeros(total.shape[1])
+        return split_hull(hull_rows(total, self.grads[PATCH_BIAS].unsqueeze(1), most))
+
+    def _given(self, layer: nn.Module, patches: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """What a layer is given for a picture (N, p) of which some patches are masked."""
+        x = to_images(patches, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
+        network: Any = self.model
+        if self.model.unk_embed is not None and hidden is not None:
+            network = partial(self.model, mask=hidden.unsqueeze(0))
+        with torch.no_grad():
+            return input_of(network, layer, x)[0]
+
+    def pictures(self, generator: torch.Generator) -> list[StepPicture]:
+        """The step's pictures."""
+        most = self.batch * self.model.tokens
+        tokens = tokens_of(self.model, self.grads, most, generator)
+        if tokens is None:
+            return [self._filled(self._nothing())] * self.batch
+        added = self._added(tokens)
+        places = self._fitted(tokens, added, self.own)
+        if self.batch == 1:
+            found = [self._alone(tokens, added, places)]
+        else:
+            found = self._joined(tokens, places)
+        return [self._verified(self._filled(self._refined(tokens, one))) for one in found]
+
+    def _verified(self, found: StepPicture) -> StepPicture:
+        """The picture with what share of its layers' inputs lies outside their spans, where that is
+        what noise leaves there."""
+        if bool(found.hidden.any()) and self.masked is not None:
+            return found  # the order of masked patches is not in the gradient
+        if not bool((found.token >= 0).all()):
+            return found
+        spans = LayerSpans.of(self.model, self.grads, self.batch, BLOCKS)
+        x = to_images(found.patches, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
+        if spans is None:
+            return found
+        with torch.no_grad():
+            outside = float(spans.off(x))
+        enough = FOUND * torch.finfo(self.precision).eps ** 2
+        return replace(found, outside=outside) if spans.passes(x, outside, enough) else found
+
+    def _nothing(self) -> StepPicture:
+        none = torch.zeros(self.count, dtype=torch.bool, device=self.anchor.device)
+        order = torch.arange(self.count)
+        return StepPicture(self.anchor.expand(self.count, -1).clone(), none.long() - 1, none, order)
+
+    # a token's patch and place ------------------------------------------------------------------
+
+    def _added(self, tokens: PeeledTokens) -> Tensor:
+        """(T, D) what attention adds to block 0's inputs; where gradients do not show it, what it
+        adds to the most probable picture's, the same for all tokens."""
+        attended = tokens.attended
+        if attended is None:
+            likely = self._filled(self._nothing()).patches
+            attended = self._given(self._out, likely).mean(0).expand(len(tokens), -1)
+        return self._attention(attended)
+
+    @property
+    def _out(self) -> nn.Module:
+        return self.model.get_submodule(PROJ)
+
+    def _attention(self, attended: Tensor) -> Tensor:
+        added: Tensor = layer_scales(self.model.blocks[0])[0](self._out(attended)).detach()
+        return added
+
+    def _fitted(self, tokens: PeeledTokens, added: Tensor, offsets: Tensor) -> Tensor:
+        """Relative errors (T, n) of tokens' equations with each of the embeddings (n, D).
+
+        r = s u = offset + added + W x with s and x unknown: what of it lies off W x and off u.
+        """
+
+        def off(vectors: Tensor) -> Tensor:
+            return vectors - vectors @ self.back @ self.moves
+
+        there = off(_centred(offsets + self.anchor @ self.weight.mT))
+        here, along = off(_centred(added)), off(tokens.directions)
+        squares = there.square().sum(1) + here.square().sum(1)[:, None] + 2 * here @ there.mT
+        inner = along @ there.mT + (along * here).sum(1, keepdim=True)
+        lengths = along.square().sum(1, keepdim=True)
+        scale = (inner / lengths).abs() * tokens.directions.norm(dim=1, keepdim=True)
+        return (squares - inner.square() / lengths).clamp_min(0).sqrt() / scale
+
+    def _patches(self, directions: Tensor, added: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Patches (m, p) of m tokens with these embeddings, and the relative errors (m,)."""
+        right = _centred(offsets + self.anchor @ self.weight.mT + added)
+
+        def off(vectors: Tensor) -> Tensor:
+            return vectors - vectors @ self.back @ self.moves
+
+        along = off(directions)
+        scale = (off(right) * along).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
+        rest = scale * directions - right
+        misfit = off(rest).norm(dim=1) / (scale * directions).norm(dim=1)
+        return self.anchor + rest @ self.back @ self.basis, misfit
+
+    def _refined(self, tokens: PeeledTokens, found: StepPicture) -> StepPicture:
+        """The same with what block 0's attention adds to this very picture, while that fits better:
+        more exact than what gradients say of it."""
+        known = found.token >= 0
+        if not bool(known.any()):
+            return found
+        offsets = self.own if self.masked is None else self._offsets(found.hidden)
+        for _ in range(REFINEMENTS):
+            filled = self._filled(found).patches
+            attended = self._given(self._out, filled, found.hidden)
+            first = self.model.prefix
+            added = self._attention(attended[first : first + self.count])
+            patches, misfits = self._patches(
+                tokens.directions[found.token[known]], added[known], offsets[known]
+            )
+            misfit = float(misfits.max())
+            if misfit > found.misfit:
+                break
+            moved = found.patches.clone()
+            moved[known] = patches
+            found = replace(found, patches=moved, misfit=misfit)
+        return found
+
+    def _offsets(self, hidden: Tensor) -> Tensor:
+        assert self.masked is not None
+        return torch.where(hidden[:, None], self.masked, self.own)
+
+    def _filled(self, found: StepPicture) -> StepPicture:
+        """The picture with the most probable patches in place of those that were not found."""
+        known = found.token >= 0
+        if bool(known.all()):
+            return found
+        knowledge = Knowledge(self.anchor.expand(self.count, -1), self.basis, ~known)
+        return replace(found, patches=complete(knowledge, self.energy, known, found.patches))
+
+    # one picture ----------------------------------------------------------------------------------
+
+    def _alone(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
+        """The picture of a step of one."""
+        found = self._nothing()
+        if self.model.pos_embed is None:
+            shown, place = torch.full((len(tokens),), torch.inf).to(added), found.order[:0]
+            masked = places[:, 0]
+        else:
+            shown, place = places.min(1)
+            masked = torch.full_like(shown, torch.inf)
+            if self.masked is not None:
+                masked = self._fitted(tokens, added, self.masked[:1])[:, 0]
+        token, patches, errors = found.token.clone(), found.patches.clone(), [0.0]
+        for one in shown.argsort(descending=True).tolist():
+            if float(shown[one]) < min(FITS, float(masked[one])):
+                token[place[one]] = one
+        here = (token >= 0).nonzero().flatten()
+        if len(here):
+            rows = token[here]
+            patches[here], misfit = self._patches(
+                tokens.directions[rows], added[rows], self.own[here]
+            )
+            errors.append(float(misfit.max()))
+        pieces = (masked < torch.minimum(shown, torch.tensor(FITS).to(shown))).nonzero().flatten()
+        found = replace(found, patches=patches, token=token, misfit=max(errors))
+        if not len(pieces):
+            return found
+        offset = self.own[:1] if self.masked is None else self.masked[:1]
+        loose, misfit = self._patches(tokens.directions[pieces], added[pieces], offset)
+        return self._placed(replace(found, misfit=max(*errors, float(misfit.max()))), pieces, loose)
+
+    def _placed(self, found: StepPicture, pieces: Tensor, loose: Tensor) -> StepPicture:
+        """The picture with the patches (k, p) of tokens `pieces` where their borders fit."""
+        hidden = found.token < 0
+        places = hidden.nonzero().flatten()
+        if (lacking := len(places) - len(pieces)) > 0:  # equal patches are one token
+            flattest = loose.std(-1).argmin().expand(lacking)
+            pieces, loose = (
+                torch.cat((pieces, pieces[flattest])),
+                torch.cat((loose, loose[flattest])),
+            )
+        pieces, loose = pieces[: len(places)], loose[: len(places)]
+        patches, token, size = found.patches.clone(), found.token.clone(), self.model.patch_size
+        patches[places], token[places] = loose, pieces
+        levels = in_levels(patches, self.view.pixels, size).clamp(0, 1)
+        order = solve(levels, hidden, levels[places], grid=self.model.grid, patch_size=size)
+        there = order.to(patches.device)
+        moved, moved_token = torch.empty_like(patches), torch.empty_like(token)
+        moved[there], moved_token[there] = patches, token
+        return replace(found, patches=moved, token=moved_token, hidden=hidden, order=order)
+
+    # batches --------------------------------------------------------------------------------------
+
+    def _joined(self, tokens: PeeledTokens, places: Tensor) -> list[StepPicture]:
+        """The pictures of a step of several: tokens that attention adds up are of one."""
+        least, where = places.min(1)
+        fits = (least < FITS).nonzero().flatten()
+        if tokens.attended is None or not len(fits):
+            return [self._nothing()] * self.batch
+        weights, errors = self._weights(tokens, fits, where[fits])
+        both, left = (weights + weights.mT) / 2, torch.ones(len(fits), dtype=torch.bool)
+        here = where[fits][None] == torch.arange(self.count)[:, None]
+        pictures = list[StepPicture]()
+        for _ in range(self.batch):
+            members = torch.where(left, errors, torch.inf).argmin()[None]
+            for _ in range(ROUNDS):
+                near = torch.where(here & left, both[members].mean(0), -torch.inf)
+                members = near.argmax(1)[near.isfinite().any(1)]
+            left[members] = False
+            pictures.append(self._of_members(tokens, fits[members], where))
+            if not bool(left.any()):
+                break
+        return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
+
+    def _of_members(self, tokens: PeeledTokens, members: Tensor, where: Tensor) -> StepPicture:
+        found, at = self._nothing(), where[members]
+        assert tokens.attended is not None
+        added = self._attention(tokens.attended[members])
+        patches, misfit = self._patches(tokens.directions[members], added, self.own[at])
+        found.patches[at], found.token[at] = patches, members
+        return replace(found, misfit=float(misfit.max()))
+
+    def _weights(self, tokens: PeeledTokens, fits: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's weights (m, m) for all of them in its attention, and what is left (m,)."""
+        from scipy.optimize import nnls
+
+        assert tokens.attended is not None
+        block: Any = self.model.blocks[0]
+        heads, fixed = block.attn.num_heads, torch.cat(self.others)
+        added = self._attention(tokens.attended[fits])
+        patches, _ = self._patches(tokens.directions[fits], added, self.own[where])
+        with torch.no_grad():
+            z = torch.cat((fixed, self.own[where] + patches @ self.weight.mT))
+            split = block.attn.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
+        q, k, v = split.permute(1, 2, 0, 3)
+        sums = tokens.attended[fits].view(len(fits), heads, 1, -1).transpose(0, 1)
+        positions = nn.functional.one_hot(where).T.to(v)
+        positions = positions[positions.any(1)]
+        weights, errors = list[Tensor](), list[float]()
+        for index in range(len(fits)):
+            powers = (k @ q[:, len(fixed) + index, :, None])[:, :, 0] * q.shape[-1] ** -0.5
+            powers = (powers - powers.amax(1, keepdim=True)).exp()
+            columns = (powers[:, :, None] * (v - sums[:, index])).permute(0, 2, 1).flatten(0, 1)
+            columns = columns / columns.square().mean().sqrt()
+            left = torch.cat((columns[:, len(fixed) :], positions))
+            right = torch.cat(
+                (-columns[:, : len(fixed)].sum(1), positions.new_ones(len(positions)))
+            )
+            solved, error = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
+            weights.append(torch.from_numpy(solved).to(v))
+            errors.append(error)
+        return torch.stack(weights), torch.tensor(errors).to(v)
+
+
+def _centred(vectors: Tensor) -> Tensor:
+    return vectors - vectors.mean(-1, keepdim=True)

@@ -1,0 +1,407 @@
+r"""Finds every token of an upload in block 0's gradients, and takes each one out of them.
+
+Of a token r that reaches the two-layer network behind attention, u = norm2(r) and f = act(W_1 u +
+b_1), the gradients hold
+
+    dL/dW_1 = sum_t d_t u_t^T,    dL/dW_2 = sum_t g_t f_t^T,    d_t = act'(W_1 u_t + b_1) * W_2^T g_t,
+
+with g_t = dL/d(output). Gradients of biases are sums of d_t and g_t: one more input that is 1.
+
+**One token.** u lies in the row space of the first, T - 1 unknowns for T tokens, and f in that of the
+second: 4 D - T equations, which hold at the T tokens and at nothing else. Levenberg-Marquardt
+from random points ends at one of them nearly every time where weights are trained, whatever
+picture it belongs to; neither positions nor a prior, labels or whole pixel values are needed.
+
+**Taken out.** Of a token that was found, g is known up to a factor: d = act' * W_2^T g must lie in the
+column space of dL/dW_1, 4 D - T linear equations for g in the column space of dL/dW_2. The factor is
+that for which dL/dW_2 - g f^T has one rank less (Wedderburn). Subtracted from both gradients, it
+leaves those of the other tokens, so the next searches find others, and find them sooner.
+
+**What attention added.** With every g_t known, so is dL/dr_t = g_t + s_t h_t up to s_t = 1 / sqrt(var(r_t)
++ eps), as LayerNorm's derivative has it. dL/dr_t lies in the column space of attn.proj's gradient
+
+    dL/dW_o = sum_t (dL/dr_t) o_t^T,
+
+of T < D dimensions, which gives s_t; then it is a linear system for the o_t. So block 0's input,
+
+    z_t = r_t - W_o o_t - b_o,    r_t = (u_t - beta) / (gamma s_t) + a multiple of ones,
+
+is known but for its mean. z = W x + b + e gives the patch and tells which position e it had, E_unk,
+or none (`equations.token_patches`).
+
+Layer scale multiplies g_t in both branches. The derivation holds for any function between the two
+layers, a gate among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from attacks.budget import spent
+from attacks.equations.layers import inputs_of, through_blocks
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.interfaces import Grads
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.vit import input_of
+
+BLOCK = "blocks.0"
+PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
+LAYERS = (PROJ, FC1, FC2)
+SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
+STARTS = 32  # of a round's searches
+STEPS, POLISH = 40, 12  # of a search in float32, and of one that is made exact in float64
+PATIENCE = 6  # rounds that find no new token before the search ends
+COARSE = 1e-6
+"""The share outside the span of what is left at which a search has ended near a token: that span is
+as exact as the tokens that were taken out."""
+FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
+"""The share outside the whole span that a token may have that counts as found, how many times what
+the gradients' noise is expected to leave there may as well, and the most."""
+SAME = 1e-3  # relative distance below which two inputs are of one token
+LOOKS, STALLED = 4, 0.7  # steps between looks, and what a search must have left of its value to stop
+DAMPING = (1e-2, 0.2, 4.0)  # its first value, and its factors after a better and a worse step
+ENTRIES = 2**25  # of the derivatives of the searches that go together
+AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
+
+
+@dataclass(frozen=True, eq=False)
+class PeeledTokens:
+    """The tokens of an upload, in no order; float64."""
+
+    directions: Tensor  # (T, D): r_t less its mean, up to its length
+    attended: Tensor | None  # (T, D): o_t; None where the gradients do not show attention's sums
+    complete: bool  # as many as the gradients show
+
+    def __len__(self) -> int:
+        return len(self.directions)
+
+
+def lacks_block(model: MJPVisionTransformer) -> str | None:
+    """Why block 0 is none of norm, attention, norm and two layers beside residual connections, as a
+    random picture shows, or None."""
+    block: Any = next(iter(getattr(model, "blocks", ())), None)
+    parts = ("attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    lacking = [name for name in parts if not _has(block, name)]
+    if lacking:
+        return f"block 0 has no {', '.join(lacking)}"
+    if not isinstance(block.norm2, nn.LayerNorm):
+        return (
+            f"the norm before its two-layer network is no LayerNorm: {type(block.norm2).__name__}"
+        )
+    model = deepcopy(model).double()
+    branch, attention = TwoLayers.of(model), layer_scales(model.blocks[0])[0]
+    side = model.grid * model.patch_size
+    generator = torch_generator("a picture for block 0's equations")
+    x = torch.randn(1, 3, side, side, generator=generator).to(model.like)
+    projection = model.patch_embed.proj.weight.flatten(1)
+    with torch.no_grad(), inputs_of(model, [f"{BLOCK}.attn.proj"]) as seen:
+        z, empty = (input_of(model, model.blocks[0], shown)[0] for shown in (x, 0 * x))
+        after = through_blocks(model, x, 1)[0]
+        expected = empty.clone()
+        patches = to_patches(x[0], model.patch_size) @ projection.mT
+        expected[model.prefix : model.prefix + len(patches)] += patches
+        out: Any = model.get_submodule(PROJ)
+        r = z + attention(out(seen[f"{BLOCK}.attn.proj"][0]))
+        computed = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
+    if _differs(expected, z):
+        return "block 0 does not see W x + e itself: something stands between"
+    if _differs(computed, after):
+        return "block 0 computes something else than norm, attention, norm and two layers"
+    return None
+
+
+def _has(module: nn.Module | None, name: str) -> bool:
+    try:
+        return module is not None and module.get_submodule(name) is not None
+    except AttributeError:
+        return False
+
+
+def _differs(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or float((one - other).norm() / other.norm()) > AGREES
+
+
+def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
+    """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
+    plain ViT, a vector each where there is layer scale."""
+    found = [getattr(getattr(block, name, None), "gamma", None) for name in ("ls1", "ls2")]
+    if found == [None, None]:
+        found = [getattr(block, name, None) for name in ("gamma_1", "gamma_2")]
+    return [(lambda x: x) if gamma is None else gamma.__mul__ for gamma in found]
+
+
+@dataclass(frozen=True)
+class TwoLayers:
+    """Block 0's second branch, r + scaled(second(hidden(norm(r)))), in one precision."""
+
+    norm: nn.LayerNorm
+    first: nn.Linear
+    between: nn.Module  # from the first layer's outputs to the second's inputs
+    second: nn.Linear
+    scaled: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, model: MJPVisionTransformer) -> TwoLayers:
+        """The branch of a model's block 0, which is not differentiated."""
+        block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
+        first, second, between = block.mlp.fc1, block.mlp.fc2, block.mlp
+        between.fc1, between.fc2 = nn.Identity(), nn.Identity()
+        return cls(block.norm2, first, between, second, layer_scales(block)[1])
+
+    def hidden(self, u: Tensor) -> Tensor:
+        """f for inputs u (..., D)."""
+        inputs: Tensor = self.between(self.first(u))
+        return inputs
+
+    def back(self, u: Tensor, upstream: Tensor) -> Tensor:
+        """d (m, hidden) at the first layer's output for inputs u (m, D) and gradients g (m, D) of
+        the branch's output."""
+        pulled: Tensor = vjp(self.between, self.first(u))[1](
+            self.scaled(upstream) @ self.second.weight
+        )[0]
+        return pulled
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A layer's gradient with its bias' as one more column, and its singular directions that exceed
+    the noise."""
+
+    total: Tensor  # (out, width + 1); without a bias (out, width)
+    left: Tensor  # (out, k)
+    values: Tensor  # (k,)
+    rows: Tensor  # (k, width + 1)
+    noise: float  # the variance of an entry
+
+    @classmethod
+    def of(cls, total: Tensor, most: int, noise: float | None = None) -> _Sent:
+        """Of at most so many tokens; the noise is measured where it is not given."""
+        u, s, vh = torch.linalg.svd(total, full_matrices=False)
+        most = min(most, len(s))
+        floor = float(s[most]) if most < len(s) else float(s[0]) * torch.finfo(torch.float32).eps
+        shown = int((s[:most] > SHOWN * floor).sum())
+        if noise is None:
+            free = max((total.shape[0] - most) * (total.shape[1] - most), 1)
+            noise = float(s[most:].square().sum()) / free
+        return cls(total, u[:, :shown], s[:shown], vh[:shown], noise)
+
+    def rows_without(self, gradients: Tensor) -> Tensor:
+        """The part (k - n, width + 1) of the rows that holds the inputs of all other tokens than
+        those with these gradients (n, out) at the layer's output."""
+        across = (self.left.mT @ gradients.mT) / self.values[:, None]
+        across = across / across.norm(dim=0)
+        turn = torch.linalg.qr(across, mode="complete").Q
+        return turn[:, across.shape[1] :].mT @ self.rows
+
+    def doubt(self, inputs: Tensor) -> Tensor:
+        """What share of inputs (m, width + 1), squared, noise is expected to leave outside."""
+        free = self.rows.shape[1] - len(self.rows)
+        along = (inputs @ self.rows.mT).square() @ (1 / self.values.square())
+        return self.noise * free * along / inputs.square().sum(1)
+
+
+def tokens_of(
+    model: MJPVisionTransformer, grads: Grads, most: int, generator: torch.Generator
+) -> PeeledTokens | None:
+    """The tokens in one step's gradients (*shape) of at most `most`; None where none is found."""
+    branch = TwoLayers.of(model)
+    first, second, sums = (_Sent.of(_with_bias(grads, name), most) for name in (FC1, FC2, PROJ))
+    peeling = _Peeling(branch, first, second, generator)
+    found = peeling.all_tokens()
+    if not len(found):
+        return None
+    complete = len(found) == len(second.values)
+    directions = (found - branch.norm.bias) / branch.norm.weight
+    attended = None
+    if complete and len(sums.values):
+        inputs = _augmented(branch.hidden(found), second)
+        upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
+        upstream = _unscaled(branch.scaled, upstream)
+        back = (branch.back(found, upstream) @ branch.first.weight) * branch.norm.weight
+        attended = _attended(model, sums, directions, upstream, back)
+    return PeeledTokens(directions, attended, complete)
+
+
+def _with_bias(grads: Grads, layer: str) -> Tensor:
+    weight = grads[f"{layer}.weight"].double()
+    bias = grads.get(f"{layer}.bias")
+    return weight if bias is None else torch.cat((weight, bias.double().unsqueeze(1)), 1)
+
+
+def _augmented(inputs: Tensor, sent: _Sent) -> Tensor:
+    """Inputs (m, width) with the 1 that the bias sees, where its gradient was sent."""
+    if sent.rows.shape[1] == inputs.shape[1]:
+        return inputs
+    return torch.cat((inputs, inputs.new_ones(len(inputs), 1)), 1)
+
+
+def _unscaled(scaled: Callable[[Tensor], Tensor], gradients: Tensor) -> Tensor:
+    return gradients / scaled(torch.ones_like(gradients))
+
+
+def _attended(
+    model: MJPVisionTransformer, sums: _Sent, directions: Tensor, upstream: Tensor, back: Tensor
+) -> Tensor:
+    """Attention's sums o (T, D) of all tokens, from g and dL/d(u gamma), both (T, D)."""
+    attention = layer_scales(model.blocks[0])[0]
+    back = back - back.mean(1, keepdim=True)
+    back = back - directions * (back * directions).mean(1, keepdim=True)
+
+    def outside(vectors: Tensor) -> Tensor:
+        scaled = attention(vectors)
+        return scaled - (scaled @ sums.left) @ sums.left.mT
+
+    off, moved = outside(upstream), outside(back)
+    s = -(off * moved).sum(1) / moved.square().sum(1)
+    received = attention(upstream + s[:, None] * back)
+    return torch.linalg.lstsq(received.mT, sums.total).solution[:, : directions.shape[1]]
+
+
+class _Peeling:
+    """Searches for tokens, and the gradients that are left after those that were found."""
+
+    def __init__(
+        self, branch: TwoLayers, first: _Sent, second: _Sent, generator: torch.Generator
+    ) -> None:
+        self.branch, self.first, self.second, self.generator = branch, first, second, generator
+
+    def all_tokens(self) -> Tensor:
+        """u (n, D) of all tokens that searches find."""
+        both = self.first, self.second
+        rows = [one.rows for one in both]
+        whole = _Equations(self.branch, self.second, *rows)
+        found, idle = whole.start.new_zeros(0, self.branch.first.in_features), 0
+        upstream = found
+        while len(found) < len(self.second.values) and idle < PATIENCE and not spent():
+            near = _Equations(self.branch, self.second, *rows).found(self.generator)
+            fresh = _distinct(whole.polished(_distinct(near, near[:0])), found)
+            idle = 0 if len(fresh) else idle + 1
+            if len(fresh):
+                found = torch.cat((found, fresh))
+                upstream = torch.cat((upstream, self.upstream(fresh)))
+                sent = self.branch.back(found, upstream), self.branch.scaled(upstream)
+                rows = [one.rows_without(part) for one, part in zip(both, sent, strict=True)]
+        return found
+
+    def upstream(self, found: Tensor) -> Tensor:
+        """g (n, D) of tokens u (n, D)."""
+        basis = _unscaled(self.branch.scaled, self.second.left.mT)
+        hidden = _augmented(self.branch.hidden(found), self.second)
+        inside = (hidden @ self.second.rows.mT) / self.second.values
+        gradients = []
+        for u, along in zip(found, inside, strict=True):
+            back = self.branch.back(u.expand(len(basis), -1), basis)
+            off = back - (back @ self.first.left) @ self.first.left.mT
+            direction = torch.linalg.eigh(off @ off.mT).eigenvectors[:, 0]
+            gradients.append(direction @ basis / (along @ direction))
+        return torch.stack(gradients)
+
+
+def _distinct(vectors: Tensor, known: Tensor) -> Tensor:
+    """Those of some vectors (m, D) that are none of the known ones (n, D), each once."""
+    kept = list[Tensor]()
+    for vector in vectors:
+        others = torch.cat((known, *(one.unsqueeze(0) for one in kept)))
+        if not len(others) or float((others - vector).norm(dim=1).min()) > SAME * vector.norm():
+            kept.append(vector)
+    return torch.stack(kept) if kept else vectors[:0]
+
+
+class _Equations:
+    """What one token's u must satisfy: u = start + y moves, and f in its span."""
+
+    def __init__(self, branch: TwoLayers, second: _Sent, inputs: Tensor, inner: Tensor) -> None:
+        """inputs, inner  orthonormal rows of the spans of (u, 1) and (f, 1)"""
+        self.branch, self.second, self.rows = branch, second, inner
+        width = branch.first.in_features
+        rows, last = inputs[:, :width], inputs[:, width:]
+        self.start, self.moves = rows.new_zeros(width), rows
+        if last.numel() and bool(last.any()):
+            turn = torch.linalg.qr(last, mode="complete").Q
+            self.start = (last * rows).sum(0) / last.square().sum()
+            self.moves = turn[:, 1:].mT @ rows
+
+    def found(self, generator: torch.Generator) -> Tensor:
+        """u (m, D) that searches from random points end at."""
+        count = len(self.moves)
+        scale = (self.branch.first.in_features / max(count, 1)) ** 0.5
+        starts = scale * torch.randn(STARTS, count, generator=generator).to(self.moves)
+        at_once = max(1, ENTRIES // max(count * self.branch.second.in_features, 1))
+        ends, shares = list[Tensor](), list[Tensor]()
+        for some in starts.split(at_once):
+            end, share = self._solved(some, STEPS, torch.float32)
+            ends.append(end)
+            shares.append(share)
+            if spent():
+                break
+        u = self.start + torch.cat(ends).double() @ self.moves
+        return u[torch.cat(shares) <= COARSE]
+
+    def polished(self, u: Tensor) -> Tensor:
+        """Tokens u (m, D) made exact in float64; those that solve the equations."""
+        if not len(u):
+            return u
+        y = (u - self.start) @ torch.linalg.pinv(self.moves)
+        y, share = self._solved(y, POLISH, torch.float64)
+        u = self.start + y @ self.moves
+        doubt = self.second.doubt(_augmented(self.branch.hidden(u), self.second))
+        return u[share <= (DOUBTED * doubt).clamp(FINE, MOST)]
+
+    def _solved(self, y: Tensor, steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Local minima (m, k) near points (m, k), and the shares of f outside its span."""
+        first = self.branch.first
+        at = (first.weight @ self.start + (0 if first.bias is None else first.bias)).to(dtype)
+        along = (self.moves @ first.weight.mT).to(dtype)
+        between, rows = deepcopy(self.branch.between).to(dtype), self.rows.to(dtype)
+        width = self.branch.second.in_features
+
+        def linearised(y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            """J^T J, J^T r, |r|^2 and |r|^2 / |f|^2 of the residual r."""
+            before = at + y @ along
+            f = _augmented(between(before), self.second)
+            r = f - (f @ rows.mT) @ rows
+
+            def pushed(direction: Tensor) -> Tensor:
+                moved: Tensor = jvp(between, (before,), (direction.expand_as(before),))[1]
+                return moved
+
+            slopes = vmap(pushed)(along).transpose(0, 1)
+            seen = slopes @ rows[:, :width].mT
+            gram = slopes @ slopes.mT - seen @ seen.mT
+            value = r.square().sum(1)
+            return gram, (slopes @ r[:, :width, None])[:, :, 0], value, value / f.square().sum(1)
+
+        y = y.to(dtype)
+        ends, shares = y.clone(), y.new_full((len(y),), torch.inf)
+        active, damping = torch.arange(len(y)), y.new_full((len(y),), DAMPING[0])
+        state, before = linearised(y), y.new_full((len(y),), torch.inf)
+        for step in range(steps):
+            gram, slope, value, _ = state
+            diagonal = gram.diagonal(dim1=1, dim2=2).clamp_min(1e-12)
+            damped = gram + torch.diag_embed(damping[:, None] * diagonal)
+            trial = y - torch.linalg.solve_ex(damped, slope).result  # no number: no better
+            moved = linearised(trial)
+            better = moved[2] < value
+            y = torch.where(better[:, None], trial, y)
+            state = tuple(  # type: ignore[assignment]
+                torch.where(better.view(-1, *[1] * (new.ndim - 1)), new, old)
+                for new, old in zip(moved, state, strict=True)
+            )
+            damping = (damping * torch.where(better, *DAMPING[1:])).clamp(1e-7, 1e6)
+            ends[active], shares[active] = y, state[3]
+            if (step + 1) % LOOKS == 0:  # those that have arrived, or do not move, are done
+                going = state[2] < STALLED * before
+                before = state[2][going]
+                y, active, damping = y[going], active[going], damping[going]
+                state = tuple(one[going] for one in state)  # type: ignore[assignment]
+                if not len(active):
+                    break
+        return ends, shares

@@ -1,0 +1,93 @@
+r"""Every patch of an upload, token by token, from block 0's gradients alone.
+
+`equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another, and
+so knows block 0's inputs z = W x + b + e but for their means. A token's patch x lies in the row space of
+the patch embedding's gradient, with the bias' in the differences of patches from one of them, at most
+N B - 1 directions a_j:
+
+    z - b - e_p = W (c + sum_j y_j a_j) + m 1
+
+has D equations for N B unknowns, which only the position p of the token solves: its own embedding, E_unk
+where MJP masked it, or none in a network without a table. Neither the table's gradient, a prior,
+labels nor whole pixel values are needed, and masked patches are as exact as others. Their order is not in
+the gradient; borders tell it (`jigsaw`), which also place the patches of networks without a table.
+
+Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
+
+    sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
+
+is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others.
+
+It needs B (N + 1) < D tokens, each shown by its gradients above their rounding, so batches of trained
+networks or of networks that pool all tokens. What is not found, a prior fills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.budget import image
+from attacks.equations.layers import client_model
+from attacks.equations.patch_system import pictures_of
+from attacks.equations.token_patches import StepPicture, StepTokens, lacks_tokens, needs_tokens
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
+from mjp_privacy.models import MJPVisionTransformer
+
+
+@dataclass(frozen=True)
+class TokenPeeling(Usual):
+    """All tokens of a step by block 0's equations.
+
+    prior  of the patches that are not found: `fitted`, `stationary`, or the path of a fitted prior
+    """
+
+    prior: str = "fitted"
+    name: ClassVar[str] = "token_peeling"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "batches", "public photographs", "patches")
+
+    def needs(self, model: MJPVisionTransformer) -> tuple[str, ...]:
+        """Gradients of the patch embedding and of block 0's layers behind its attention; to verify,
+        of the first blocks' linear layers."""
+        return needs_tokens(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why no token can be found in the upload, or None."""
+        return lacks_tokens(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of every step."""
+        update = view.updates[0]
+        model = client_model(view, update).double()
+        found = list[StepPicture]()
+        for step in range(update.steps_in_all):
+            with image(step * update.batch, update.batch):
+                found += StepTokens(view, update, step, model, self.prior).pictures(generator)
+        images = [self._shown(view, one) for one in found]
+        known = [one.token >= 0 for one in found]
+        return Reconstruction(
+            pictures_of(view, torch.stack(images)),
+            mask=torch.stack([one.hidden for one in found]),
+            permutation=torch.stack([one.order for one in found])
+            if view.against == "plain"
+            else None,
+            diagnostics={
+                "certain": torch.tensor([one.is_verified for one in found]).double(),
+                "outside": torch.tensor([one.outside for one in found]).double(),
+                "patches_found": torch.stack(known).double().mean(1),
+                "token_misfit": torch.tensor([one.misfit for one in found]).double(),
+            },
+        )
+
+    @staticmethod
+    def _shown(view: AttackerView, found: StepPicture) -> Tensor:
+        """The patches; the mean of masked ones in their places, where the picture as fed is wanted:
+        their order there is not in the gradient."""
+        if view.against == "plain" or not bool(found.hidden.any()):
+            return found.patches
+        patches = found.patches.clone()
+        patches[found.hidden] = patches[found.hidden].mean(0)
+        return patches
