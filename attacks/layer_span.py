@@ -1,15 +1,13 @@
 r"""The pictures of a batch, each verified by its layers' inputs: by a search, or by a lattice.
 
-`layer_span`, one upload, token by token: a search in the span of their differences. `batch_span`
-leaves N^2 (B - 1) numbers of a picture open. The weight gradients of the first blocks say the rest:
-the inputs of every linear layer lie in the row spaces of their gradients (`equations.layers`),
-which a picture of the batch passes to rounding and a mixture does not. Each token is looked for by
-itself, for its path through block 0's two-layer network needs no other one
-(`equations.token_search`). Attention tells which tokens stood together, and what is missing of a
-picture (`equations.token_search`); where the model has a norm before block 0, or fc2's gradient
-does not show all tokens, whole pictures are searched (`equations.layers`). Pictures that are found
-are taken out: each one's class is read off the classifier and its gradient computed, which leaves
-that of a smaller batch (`equations.layers`). No label need be known.
+`layer_span`, one upload. `batch_span` leaves N^2 (B - 1) numbers of a picture open. The weight
+gradients of the first blocks say the rest: the inputs of every linear layer lie in the row spaces
+of their gradients (`equations.layers`), which a picture of the batch passes to rounding and a
+mixture does not. Tokens are taken out of block 0's gradients (`equations.token_peeling`), and
+attention tells which stood together (`equations.token_patches`). Pictures that are found are taken
+out: each one's class is read off the classifier and its gradient computed, which leaves that of a
+smaller batch (`equations.layers`). What is left, or where block 0 is another one, is searched as
+whole pictures. No label need be known.
 
 It needs B (N + 1) < D, exact gradients and pictures without masked patches. Pictures that are not
 found are returned as `batch_span` guesses them. `certain` says which were found, `outside` what
@@ -156,13 +154,13 @@ class LayerSpan(Usual):
             size = view.model.patch_size
             energy = field_energy(self.prior, size, view.pixels).on(guess.mean.device)
             search = LayerSearch(spans, guess, energy)
-            picture = search.found(batch, self.searches, enough, generator)
-            if picture is None:
+            patches_and_share = search.found(batch, self.searches, enough, generator)
+            if patches_and_share is None:
                 return [*found, *(_Picture(one) for one in guess.pictures(batch))]
-            found.append(_Picture(*picture))
+            found.append(_Picture(*patches_and_share))
             if batch == 1:
                 return found
-            left = left.without(picture[0])
+            left = left.without(patches_and_share[0])
 
     def _by_tokens(
         self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator

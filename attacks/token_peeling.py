@@ -1,25 +1,14 @@
-r"""Every patch of an upload, token by token, from block 0's gradients alone.
+r"""Every patch of an upload from block 0's gradients, masked or not, with or without positions.
 
-`equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another, and
-so knows block 0's inputs z = W x + b + e but for their means. A token's patch x lies in the row space of
-the patch embedding's gradient, with the bias' in the differences of patches from one of them, at most
-N B - 1 directions a_j:
+`equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another;
+`equations.token_patches` solves each one's few equations for its patch and finds its place. Neither
+the position table's gradient, a prior, labels nor whole pixel values are needed, and masked
+patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`), as
+they place the patches of networks without a table. Attention tells the pictures of a batch apart.
 
-    z - b - e_p = W (c + sum_j y_j a_j) + m 1
-
-has D equations for N B unknowns, which only the position p of the token solves: its own embedding, E_unk
-where MJP masked it, or none in a network without a table. Neither the table's gradient, a prior,
-labels nor whole pixel values are needed, and masked patches are as exact as others. Their order is not in
-the gradient; borders tell it (`jigsaw`), which also place the patches of networks without a table.
-
-Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
-
-    sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
-
-is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others.
-
-It needs B (N + 1) < D tokens, each shown by its gradients above their rounding, so batches of trained
-networks or of networks that pool all tokens. What is not found, a prior fills.
+It needs B (N + 1) < D tokens that gradients show above their rounding: those of trained networks,
+and of networks that pool all tokens. A last block's show the class token alone. Where tokens are
+missing, the prior fills their patches; `certain` says which pictures the layers' inputs verify.
 """
 
 from __future__ import annotations

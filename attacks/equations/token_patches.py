@@ -1,21 +1,20 @@
 r"""Patches, places and pictures of the tokens that `token_peeling` finds in a client step.
 
-A token's patch x lies in the row space of the patch embedding's gradient; with the bias' in the
-differences of patches from one of them, at most N B - 1 directions. Up to a multiple of ones,
+A token's patch x lies in the row space of the patch embedding's gradient; with the bias' it differs
+from one point by at most N B - 1 directions. Up to a multiple of ones,
 
     s u = W x + b + e + (what attention added)
 
 are D equations for the patch and the length s, which only the token's own position solves: its
-embedding e, E_unk where MJP masked it, or none in a network without a table. Masked patches are as
-exact as others; their order is not in the gradient and is told by borders (`jigsaw`).
+embedding e, E_unk where MJP masked it, or none in a network without a table.
 
 Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
 
     sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
 
-is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others; at each
-position they sum to 1. A picture that was put together says itself what attention adds, which is
-more exact than what gradients say of it, and its layers' inputs verify it (`layers`).
+is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others; at
+each position they sum to 1. A picture that was put together tells itself what attention adds, more
+exactly than gradients do, and its layers' inputs verify it (`layers`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,18 @@ from attacks.equations import PATCH, PATCH_BIAS
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.layers import FOUND, LayerSpans, lacks_layer_spans, layers_of
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
-from attacks.equations.span import Knowledge, hull_rows, masked_basis, split_hull
+from attacks.equations.span import (
+    Knowledge,
+    hull_rows,
+    masked_basis,
+    sees_a_norm,
+    split_hull,
+)
 from attacks.equations.token_peeling import (
     LAYERS,
     PROJ,
     PeeledTokens,
+    equations_hold,
     lacks_block,
     layer_scales,
     tokens_of,
@@ -54,8 +60,8 @@ BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
 
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
-    """Gradients of the patch embedding, of block 0 behind its attention and, to verify, of the first
-    blocks' linear layers; those of biases help where they are sent."""
+    """Gradients of the patch embedding, of block 0 behind its attention and, to verify, of the
+    first blocks' linear layers; those of biases help where they are sent."""
     weights = [f"{name}.weight" for name in (*LAYERS, *layers_of(model, BLOCKS))]
     return (PATCH, *dict.fromkeys(weights), PATCH_BIAS, *(f"{one}.bias" for one in LAYERS))
 
@@ -63,11 +69,15 @@ def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
 def lacks_tokens(view: AttackerView) -> Refusal | None:
     """Why no token can be found in an upload, or None."""
     model = view.model
-    refusal = lacks_gradients(view, PATCH, *(f"{layer}.weight" for layer in LAYERS))
-    refusal = refusal or lacks_layer_spans(model, view.updates[0].batch)
-    if refusal is None and (reason := lacks_block(model)) is not None:
+    if (reason := lacks_block(model)) is not None:
         return Refusal("block", reason)
-    return refusal
+    refusal = lacks_gradients(view, PATCH, *(f"{layer}.weight" for layer in LAYERS))
+    batch = view.updates[0].batch
+    refusal = refusal or lacks_layer_spans(model, batch)
+    if refusal is None and batch > 1 and model.pos_embed is None:
+        text = f"no position tells the tokens of {batch} pictures apart; batch 1 is needed"
+        return Refusal("batch", text)
+    return refusal or sees_a_norm(model)
 
 
 @dataclass(frozen=True)
@@ -137,8 +147,9 @@ class StepTokens:
 
     def pictures(self, generator: torch.Generator) -> list[StepPicture]:
         """The step's pictures."""
-        most = self.batch * self.model.tokens
-        tokens = tokens_of(self.model, self.grads, most, generator)
+        most, tokens = self.batch * self.model.tokens, None
+        if equations_hold(self.model):
+            tokens = tokens_of(self.model, self.grads, most, generator)
         if tokens is None:
             return [self._filled(self._nothing())] * self.batch
         added = self._added(tokens)
@@ -343,13 +354,14 @@ class StepTokens:
 
         assert tokens.attended is not None
         block: Any = self.model.blocks[0]
-        heads, fixed = block.attn.num_heads, torch.cat(self.others)
+        attention, heads, fixed = block.attn, block.attn.num_heads, torch.cat(self.others)
         added = self._attention(tokens.attended[fits])
         patches, _ = self._patches(tokens.directions[fits], added, self.own[where])
         with torch.no_grad():
             z = torch.cat((fixed, self.own[where] + patches @ self.weight.mT))
-            split = block.attn.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
+            split = attention.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
         q, k, v = split.permute(1, 2, 0, 3)
+        q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
         sums = tokens.attended[fits].view(len(fits), heads, 1, -1).transpose(0, 1)
         positions = nn.functional.one_hot(where).T.to(v)
         positions = positions[positions.any(1)]

@@ -1,36 +1,32 @@
 r"""Finds every token of an upload in block 0's gradients, and takes each one out of them.
 
-Of a token r that reaches the two-layer network behind attention, u = norm2(r) and f = act(W_1 u +
-b_1), the gradients hold
+For a token r that attention hands on, u = norm2(r) and f = act(W_1 u + b_1), the gradients are
 
-    dL/dW_1 = sum_t d_t u_t^T,    dL/dW_2 = sum_t g_t f_t^T,    d_t = act'(W_1 u_t + b_1) * W_2^T g_t,
+    dL/dW_1 = sum_t d_t u_t^T,   dL/dW_2 = sum_t g_t f_t^T,   d_t = act'(W_1 u_t + b_1) * W_2^T g_t
 
-with g_t = dL/d(output). Gradients of biases are sums of d_t and g_t: one more input that is 1.
+with g_t = dL/d(output). A bias' gradient is that of one more input, which is 1.
 
-**One token.** u lies in the row space of the first, T - 1 unknowns for T tokens, and f in that of the
-second: 4 D - T equations, which hold at the T tokens and at nothing else. Levenberg-Marquardt
-from random points ends at one of them nearly every time where weights are trained, whatever
-picture it belongs to; neither positions nor a prior, labels or whole pixel values are needed.
+**One token.** u lies in the row space of the first, T - 1 unknowns for T tokens, and f in that of
+the second: 4 D - T equations, which hold at the T tokens and at nothing else. Levenberg-Marquardt
+from random points ends at one of them nearly every time where weights are trained, whatever picture
+it belongs to.
 
-**Taken out.** Of a token that was found, g is known up to a factor: d = act' * W_2^T g must lie in the
-column space of dL/dW_1, 4 D - T linear equations for g in the column space of dL/dW_2. The factor is
-that for which dL/dW_2 - g f^T has one rank less (Wedderburn). Subtracted from both gradients, it
-leaves those of the other tokens, so the next searches find others, and find them sooner.
+**Taken out.** Of a token that was found g is known up to a factor: d = act' * W_2^T g lies in the
+column space of dL/dW_1, which is 4 D - T linear equations for g in that of dL/dW_2. The factor is
+the one for which dL/dW_2 - g f^T has one rank less (Wedderburn). The inputs of all other tokens lie
+in the rows that this leaves, so that the next searches find others, and find them sooner.
 
-**What attention added.** With every g_t known, so is dL/dr_t = g_t + s_t h_t up to s_t = 1 / sqrt(var(r_t)
-+ eps), as LayerNorm's derivative has it. dL/dr_t lies in the column space of attn.proj's gradient
+**What attention added.** With LayerNorm's derivative, dL/dr_t = g_t + s_t h_t is known up to
+s_t = 1 / sqrt(var(r_t) + eps). It lies in the column space of attn.proj's gradient,
 
     dL/dW_o = sum_t (dL/dr_t) o_t^T,
 
-of T < D dimensions, which gives s_t; then it is a linear system for the o_t. So block 0's input,
+of T < D dimensions, which gives s_t; then this is a linear system for the sums o_t. So block 0's
+input z_t = r_t - W_o o_t - b_o is known, but for its mean: r_t is (u_t - beta) / (gamma s_t) and a
+multiple of ones.
 
-    z_t = r_t - W_o o_t - b_o,    r_t = (u_t - beta) / (gamma s_t) + a multiple of ones,
-
-is known but for its mean. z = W x + b + e gives the patch and tells which position e it had, E_unk,
-or none (`equations.token_patches`).
-
-Layer scale multiplies g_t in both branches. The derivation holds for any function between the two
-layers, a gate among them.
+Layer scale multiplies g_t in both branches. Between the two layers any function may stand, a gate
+among them.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
 from attacks.budget import spent
-from attacks.equations.layers import inputs_of, through_blocks
+from attacks.equations.layers import inputs_of
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
@@ -66,7 +62,8 @@ FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
 """The share outside the whole span that a token may have that counts as found, how many times what
 the gradients' noise is expected to leave there may as well, and the most."""
 SAME = 1e-3  # relative distance below which two inputs are of one token
-LOOKS, STALLED = 4, 0.7  # steps between looks, and what a search must have left of its value to stop
+LOOKS, STALLED = 4, 0.7
+"""Steps between looks at a search, and what of its value is left since the last where it stops."""
 DAMPING = (1e-2, 0.2, 4.0)  # its first value, and its factors after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together
 AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
@@ -85,8 +82,7 @@ class PeeledTokens:
 
 
 def lacks_block(model: MJPVisionTransformer) -> str | None:
-    """Why block 0 is none of norm, attention, norm and two layers beside residual connections, as a
-    random picture shows, or None."""
+    """Why block 0 has not the parts that the equations are of, or None."""
     block: Any = next(iter(getattr(model, "blocks", ())), None)
     parts = ("attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
     lacking = [name for name in parts if not _has(block, name)]
@@ -96,26 +92,27 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
         return (
             f"the norm before its two-layer network is no LayerNorm: {type(block.norm2).__name__}"
         )
-    model = deepcopy(model).double()
-    branch, attention = TwoLayers.of(model), layer_scales(model.blocks[0])[0]
-    side = model.grid * model.patch_size
+    return None
+
+
+def equations_hold(model: MJPVisionTransformer) -> bool:
+    """Whether a float64 model's block 0 computes what the equations say, as a random picture shows:
+    another scale, norm or position in it gives another output."""
+    block, side = model.blocks[0], model.grid * model.patch_size
     generator = torch_generator("a picture for block 0's equations")
     x = torch.randn(1, 3, side, side, generator=generator).to(model.like)
-    projection = model.patch_embed.proj.weight.flatten(1)
-    with torch.no_grad(), inputs_of(model, [f"{BLOCK}.attn.proj"]) as seen:
-        z, empty = (input_of(model, model.blocks[0], shown)[0] for shown in (x, 0 * x))
-        after = through_blocks(model, x, 1)[0]
-        expected = empty.clone()
-        patches = to_patches(x[0], model.patch_size) @ projection.mT
+    outputs = list[Tensor]()
+    handle = block.register_forward_hook(lambda _, inputs, output: outputs.append(output[0]))
+    with torch.no_grad(), inputs_of(model, [PROJ]) as seen:
+        z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
+        model(x)
+        handle.remove()
+        expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
+        patches = to_patches(x[0], model.patch_size) @ model.patch_embed.proj.weight.flatten(1).mT
         expected[model.prefix : model.prefix + len(patches)] += patches
-        out: Any = model.get_submodule(PROJ)
-        r = z + attention(out(seen[f"{BLOCK}.attn.proj"][0]))
-        computed = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
-    if _differs(expected, z):
-        return "block 0 does not see W x + e itself: something stands between"
-    if _differs(computed, after):
-        return "block 0 computes something else than norm, attention, norm and two layers"
-    return None
+        r = z + layer_scales(block)[0](out(seen[PROJ][0]))
+        after = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
+    return not (_differs(expected, z) or _differs(after, outputs[0]))
 
 
 def _has(module: nn.Module | None, name: str) -> bool:
@@ -171,7 +168,7 @@ class TwoLayers:
 
 
 @dataclass(frozen=True)
-class _Sent:
+class SentGradient:
     """A layer's gradient with its bias' as one more column, and its singular directions that exceed
     the noise."""
 
@@ -182,15 +179,17 @@ class _Sent:
     noise: float  # the variance of an entry
 
     @classmethod
-    def of(cls, total: Tensor, most: int, noise: float | None = None) -> _Sent:
-        """Of at most so many tokens; the noise is measured where it is not given."""
+    def of(cls, grads: Grads, layer: str, most: int) -> SentGradient:
+        """One step's gradient of a layer, of at most so many tokens."""
+        total, bias = grads[f"{layer}.weight"].double(), grads.get(f"{layer}.bias")
+        if bias is not None:
+            total = torch.cat((total, bias.double().unsqueeze(1)), 1)
         u, s, vh = torch.linalg.svd(total, full_matrices=False)
         most = min(most, len(s))
         floor = float(s[most]) if most < len(s) else float(s[0]) * torch.finfo(torch.float32).eps
         shown = int((s[:most] > SHOWN * floor).sum())
-        if noise is None:
-            free = max((total.shape[0] - most) * (total.shape[1] - most), 1)
-            noise = float(s[most:].square().sum()) / free
+        free = max((total.shape[0] - most) * (total.shape[1] - most), 1)
+        noise = float(s[most:].square().sum()) / free
         return cls(total, u[:, :shown], s[:shown], vh[:shown], noise)
 
     def rows_without(self, gradients: Tensor) -> Tensor:
@@ -213,8 +212,8 @@ def tokens_of(
 ) -> PeeledTokens | None:
     """The tokens in one step's gradients (*shape) of at most `most`; None where none is found."""
     branch = TwoLayers.of(model)
-    first, second, sums = (_Sent.of(_with_bias(grads, name), most) for name in (FC1, FC2, PROJ))
-    peeling = _Peeling(branch, first, second, generator)
+    first, second, sums = (SentGradient.of(grads, name, most) for name in (FC1, FC2, PROJ))
+    peeling = Peeling(branch, first, second, generator)
     found = peeling.all_tokens()
     if not len(found):
         return None
@@ -230,13 +229,7 @@ def tokens_of(
     return PeeledTokens(directions, attended, complete)
 
 
-def _with_bias(grads: Grads, layer: str) -> Tensor:
-    weight = grads[f"{layer}.weight"].double()
-    bias = grads.get(f"{layer}.bias")
-    return weight if bias is None else torch.cat((weight, bias.double().unsqueeze(1)), 1)
-
-
-def _augmented(inputs: Tensor, sent: _Sent) -> Tensor:
+def _augmented(inputs: Tensor, sent: SentGradient) -> Tensor:
     """Inputs (m, width) with the 1 that the bias sees, where its gradient was sent."""
     if sent.rows.shape[1] == inputs.shape[1]:
         return inputs
@@ -248,7 +241,11 @@ def _unscaled(scaled: Callable[[Tensor], Tensor], gradients: Tensor) -> Tensor:
 
 
 def _attended(
-    model: MJPVisionTransformer, sums: _Sent, directions: Tensor, upstream: Tensor, back: Tensor
+    model: MJPVisionTransformer,
+    sums: SentGradient,
+    directions: Tensor,
+    upstream: Tensor,
+    back: Tensor,
 ) -> Tensor:
     """Attention's sums o (T, D) of all tokens, from g and dL/d(u gamma), both (T, D)."""
     attention = layer_scales(model.blocks[0])[0]
@@ -265,11 +262,15 @@ def _attended(
     return torch.linalg.lstsq(received.mT, sums.total).solution[:, : directions.shape[1]]
 
 
-class _Peeling:
+class Peeling:
     """Searches for tokens, and the gradients that are left after those that were found."""
 
     def __init__(
-        self, branch: TwoLayers, first: _Sent, second: _Sent, generator: torch.Generator
+        self,
+        branch: TwoLayers,
+        first: SentGradient,
+        second: SentGradient,
+        generator: torch.Generator,
     ) -> None:
         self.branch, self.first, self.second, self.generator = branch, first, second, generator
 
@@ -278,8 +279,8 @@ class _Peeling:
         both = self.first, self.second
         rows = [one.rows for one in both]
         whole = _Equations(self.branch, self.second, *rows)
-        found, idle = whole.start.new_zeros(0, self.branch.first.in_features), 0
-        upstream = found
+        found = upstream = whole.start.new_zeros(0, self.branch.first.in_features)
+        idle = 0
         while len(found) < len(self.second.values) and idle < PATIENCE and not spent():
             near = _Equations(self.branch, self.second, *rows).found(self.generator)
             fresh = _distinct(whole.polished(_distinct(near, near[:0])), found)
@@ -296,7 +297,7 @@ class _Peeling:
         basis = _unscaled(self.branch.scaled, self.second.left.mT)
         hidden = _augmented(self.branch.hidden(found), self.second)
         inside = (hidden @ self.second.rows.mT) / self.second.values
-        gradients = []
+        gradients = list[Tensor]()
         for u, along in zip(found, inside, strict=True):
             back = self.branch.back(u.expand(len(basis), -1), basis)
             off = back - (back @ self.first.left) @ self.first.left.mT
@@ -318,7 +319,9 @@ def _distinct(vectors: Tensor, known: Tensor) -> Tensor:
 class _Equations:
     """What one token's u must satisfy: u = start + y moves, and f in its span."""
 
-    def __init__(self, branch: TwoLayers, second: _Sent, inputs: Tensor, inner: Tensor) -> None:
+    def __init__(
+        self, branch: TwoLayers, second: SentGradient, inputs: Tensor, inner: Tensor
+    ) -> None:
         """inputs, inner  orthonormal rows of the spans of (u, 1) and (f, 1)"""
         self.branch, self.second, self.rows = branch, second, inner
         width = branch.first.in_features

@@ -55,7 +55,8 @@ CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 BY_COST = (
     *CHEAP,
     *("april", "april_unk_aware", "april_prior", "patch_prior", "masked_span", "multi_round"),
-    *("shared_picture", "batch_span", "layer_span", "batch_lattice", "pixel_lattice", "token_span"),
+    *("shared_picture", "batch_span", "token_peeling", "layer_span", "batch_lattice"),
+    *("pixel_lattice", "token_span"),
 )
 """The order in which attacks are run; others come after them, and those that optimise last."""
 NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
@@ -274,6 +275,7 @@ def _options(
 
 
 OF_BATCHES = {
+    "token_peeling": "takes every token out of one upload, and marks pictures that are certain",
     "shared_picture": "finds the pictures that uploads share",
     "layer_span": "searches one upload for its pictures, and marks those that are certain",
     "batch_lattice": "finds 8-bit pictures by the lattice of their differences, and marks those "

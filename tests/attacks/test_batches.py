@@ -11,10 +11,8 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.budget import limited
 from attacks.equations.batches import Superposition, superposed
-from attacks.equations.completion import field_energy
 from attacks.equations.layers import LayerSpans, class_of, rectangles, without
 from attacks.equations.patch_system import patch_system
-from attacks.equations.token_search import PictureSearch, Token, TokenSearch, completed, linked
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import labels_of_batch
@@ -193,60 +191,6 @@ def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
 def test_rectangles_are_all_of_a_small_grid_and_not_too_many_of_a_large_one() -> None:
     assert len(rectangles(4)) == len(rectangles(4).unique(dim=0)) == 100
     assert len(rectangles(14)) < 3000
-
-
-# tokens, position by position ---------------------------------------------------------------------
-
-
-def planted_search() -> tuple[TokenSearch, Tensor]:
-    """The search in an upload of a batch of three, and the pictures' patches (B, N, p)."""
-    images = planted_images(BATCH, SIDE)
-    view = seen(images)
-    spans = LayerSpans.of(view.model, grads_of(view), BATCH, 2)
-    energy = field_energy("stationary", view.model.patch_size, view.pixels)
-    return TokenSearch(spans, guess_of(view), energy), normalised(view, images).double()
-
-
-def tokens_of(search: TokenSearch, patches: Tensor) -> list[Token]:
-    """The tokens of one picture (N, p)."""
-    with torch.no_grad():
-        sums = search.attended(patches)
-    return [Token(place, *both) for place, both in enumerate(zip(patches, sums, strict=True))]
-
-
-def test_searches_end_at_tokens_of_the_batch_and_nowhere_else() -> None:
-    search, patches = planted_search()
-    places = [place for place in range(PATCHES) for _ in range(8)]
-    middle = search.coordinates(search.guess.mean)[places]
-    away = torch.randn(middle.shape, generator=torch.Generator().manual_seed(0)) * search.scale
-    found = search.precisely(search.found(middle + away, places, 1e-9))
-    assert len(found) > 8
-    for token in found:
-        assert float((patches[:, token.place] - token.patch).abs().amax(1).min()) < 1e-5
-
-
-def test_attention_tells_which_tokens_stood_together_and_completes_a_picture() -> None:
-    search, patches = planted_search()
-    each = [tokens_of(search, picture) for picture in patches]
-    mixed = [each[number][place] for place in range(PATCHES) for number in (2, 0, 1)]
-    pictures = linked(search, mixed, BATCH, 0.6)
-    assert [len(tokens) for tokens in pictures] == [PATCHES] * BATCH
-    assert all(any(all(one in own for one in tokens) for own in each) for tokens in pictures)
-    some = [*each[0][:3], *each[1], *each[2]]
-    assert sorted(map(len, linked(search, some, BATCH, 0.6))) == [3, 4, 4]
-    found = completed(search, each[0][:3])
-    assert float((found - patches[0]).square().mean().sqrt()) < 1e-2
-
-
-def test_all_pictures_are_looked_for_before_one_is_taken_out() -> None:
-    search, patches = planted_search()
-    known = PictureSearch(torch.Generator().manual_seed(0))
-    first = known.found(search, BATCH, 12, 1e-9)
-    assert len(known.waiting) == BATCH - 1
-    again = replace(known).found(search, BATCH - 1, 0, 1e-9)  # no round is needed
-    for picture, share in (first, again):
-        assert share < 1e-15
-        assert float((patches - picture).square().mean((1, 2)).min()) < 1e-16
 
 
 # span_matching ------------------------------------------------------------------------------------

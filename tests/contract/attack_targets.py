@@ -113,6 +113,16 @@ LINES = (
         images=2,
     ),
     AttackTarget(
+        "token_peeling",
+        None,
+        STATIONARY,
+        mjp=EXACT,
+        plain=True,
+        any_positions=True,
+        model=LARGE_PATCHES | {"depth": 2},  # a last block shows the class token alone
+        images=2,
+    ),
+    AttackTarget(
         "multi_round",
         ("pos_embed", PATCH, QKV, "unk_embed"),
         {"uploads": 8, **STATIONARY},
