@@ -53,8 +53,11 @@ PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc
 LAYERS = (PROJ, FC1, FC2)
 SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
 STARTS = 32  # of a round's searches
+FARTHEST = 0.7
+"""Decimal logarithm of how many times the usual length of an input searches start away where fewer
+than half of a round's end at tokens: from afar, where the activation bends more, others do."""
 STEPS, POLISH = 40, 12  # of a search in float32, and of one that is made exact in float64
-PATIENCE = 6  # rounds that find no new token before the search ends
+PATIENCE = 10  # rounds that find no new token before the search ends
 COARSE = 1e-6
 """The share outside the span of what is left at which a search has ended near a token: that span is
 as exact as the tokens that were taken out."""
@@ -280,10 +283,11 @@ class Peeling:
         rows = [one.rows for one in both]
         whole = _Equations(self.branch, self.second, *rows)
         found = upstream = whole.start.new_zeros(0, self.branch.first.in_features)
-        idle = 0
+        idle, far = 0, False
         while len(found) < len(self.second.values) and idle < PATIENCE and not spent():
-            near = _Equations(self.branch, self.second, *rows).found(self.generator)
-            fresh = _distinct(whole.polished(_distinct(near, near[:0])), found)
+            ends = _Equations(self.branch, self.second, *rows).found(self.generator, far)
+            far = len(ends) < STARTS // 2
+            fresh = _distinct(whole.polished(_distinct(ends, found[:0])), found)
             idle = 0 if len(fresh) else idle + 1
             if len(fresh):
                 found = torch.cat((found, fresh))
@@ -332,11 +336,13 @@ class _Equations:
             self.start = (last * rows).sum(0) / last.square().sum()
             self.moves = turn[:, 1:].mT @ rows
 
-    def found(self, generator: torch.Generator) -> Tensor:
-        """u (m, D) that searches from random points end at."""
+    def found(self, generator: torch.Generator, far: bool) -> Tensor:
+        """u (m, D) that searches from random points end at, some of them far away."""
         count = len(self.moves)
-        scale = (self.branch.first.in_features / max(count, 1)) ** 0.5
-        starts = scale * torch.randn(STARTS, count, generator=generator).to(self.moves)
+        usual = (self.branch.first.in_features / max(count, 1)) ** 0.5  # of a normalised input
+        farthest = FARTHEST if far else 0
+        scales = usual * torch.logspace(0, farthest, STARTS).to(self.moves).unsqueeze(1)
+        starts = scales * torch.randn(STARTS, count, generator=generator).to(self.moves)
         at_once = max(1, ENTRIES // max(count * self.branch.second.in_features, 1))
         ends, shares = list[Tensor](), list[Tensor]()
         for some in starts.split(at_once):

@@ -275,11 +275,11 @@ def _options(
 
 
 OF_BATCHES = {
-    "token_peeling": "takes every token out of one upload, and marks pictures that are certain",
     "shared_picture": "finds the pictures that uploads share",
     "layer_span": "searches one upload for its pictures, and marks those that are certain",
     "batch_lattice": "finds 8-bit pictures by the lattice of their differences, and marks those "
     "that are certain",
+    "token_peeling": "takes every token out of one upload, and marks pictures that are certain",
     "batch_span": "returns two guesses for the pictures of a step, from what the upload says of "
     "all of them alike",
 }

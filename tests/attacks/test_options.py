@@ -93,7 +93,7 @@ def test_traits_are_explained_used_and_agree_with_the_code() -> None:
     assert all(traits_of(name) == frozenset() for name in (*CONTROLS, "of tomorrow", ""))
 
 
-OF_BATCHES = ("layer_span", "span_matching", "shared_picture", "head_features")
+OF_BATCHES = ("layer_span", "token_peeling", "span_matching", "shared_picture", "head_features")
 
 # every option of every attack against wrong types and sizes; attacks of one's own that fail -------
 

@@ -168,6 +168,7 @@ GROUPS = (
     ("pixel_lattice",),
     ("patch_lattice",),
     ("token_span",),
+    ("token_peeling",),
     ("head_features",),
     ("april", "april_prior"),
     ("april_unk_aware",),
