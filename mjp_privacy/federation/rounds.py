@@ -45,7 +45,6 @@ from mjp_privacy.training.snapshots import (
     load_checkpoint,
     save_checkpoint,
 )
-from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.record import save_weights, weights_metadata
 
 UPLOADS, ATTACK = "uploads", "attack"
@@ -65,7 +64,7 @@ class Federation:
 
     def __init__(self, task: Task, out: Path) -> None:
         self.task, self.config, self.out = task, task.config, out
-        self.recorder = Recorder(task, UploadFolder(out / UPLOADS))
+        self.recorder = Recorder(task, out / UPLOADS)
         self.journal = Journal(out, self.config.rounds)
         self.round = 0
         self.weights: Weights = task.initial_weights()

@@ -23,7 +23,7 @@ from mjp_privacy.client.defenses.registry import StepDefense, check_order, defen
 from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, parse
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live_networks import rebuilt_by_name
 from mjp_privacy.models.modules import Channels, load_module
@@ -41,7 +41,14 @@ from mjp_privacy.uploads.reading import (
     separate_uploads,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
-from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, RecordedTruth, Upload, view_of
+from mjp_privacy.uploads.record import (
+    NOT_STORED,
+    UNKNOWN_LABEL,
+    RecordedTruth,
+    Upload,
+    uploads_of,
+    view_of,
+)
 
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -84,18 +91,12 @@ class ClientStep(TypedDict, total=False):
 OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
 """Facts that matter for weight differences alone."""
 AS_USUAL: ClientStep = {
-    "kind": "gradient",
+    **{name: getattr(UploadHeader, name) for name in ("kind", "autocast", *OF_TRAINING)},  # type: ignore[typeddict-item]
     "batch": None,
-    "lr": None,
-    "steps": 1,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
     "dal_lambda": 0.0,
     "defenses": (),
     "noise": 0.0,
     "rounding": 0.0,
-    "autocast": "none",
 }
 
 
@@ -172,6 +173,9 @@ def half_precision_error(sent: Tensor) -> Tensor:
 # uploads in memory --------------------------------------------------------------------------------
 
 
+LabelSource = Literal["given", "read off the gradient", "unknown"]
+
+
 @dataclass(frozen=True)
 class OwnUploads:
     """What a user gave: the uploads of each round, one for every independent step, and the model
@@ -180,7 +184,7 @@ class OwnUploads:
     rounds: Sequence[Sequence[Upload]]
     models: Sequence[LoadedModel]
     labels: Tensor | None  # (m,)
-    label_source: Literal["given", "read off the gradient", "unknown"]
+    label_source: LabelSource
     notes: tuple[str, ...]  # what may be mistaken in what was given
 
     @property
@@ -227,19 +231,15 @@ def own_uploads(
         _steps_of(one, its_model, client, number)
         for number, (one, its_model) in enumerate(zip(sent, models, strict=True))
     ]
-    notes = []
-    if TABLE not in rounds[0][0].names():
-        notes.append(
-            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
-            "taken as withheld"
-        )
-    if client["optimizer"] == "adamw":
-        notes.append(
-            "an AdamW step sends most entries of the gradient by their sign alone (of their size "
-            "it holds what the weights' precision resolves): that attacks fail on it is no "
-            "evidence of safety"
-        )
-    return _labelled(OwnUploads(rounds, models, None, "unknown", tuple(notes)), labels)
+    own = OwnUploads(rounds, models, None, "unknown", ())
+    remarks = {
+        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is taken "
+        "as withheld": TABLE not in rounds[0][0].names(),
+        "an AdamW step sends most entries of the gradient by their sign alone (of their size it "
+        "holds what the weights' precision resolves): that attacks fail on it is no evidence of "
+        "safety": client["optimizer"] == "adamw",
+    }
+    return _labelled(replace(own, notes=tuple(n for n, holds in remarks.items() if holds)), labels)
 
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
@@ -256,7 +256,8 @@ def _steps_of(
     if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
         sent = {name: tensor for name, tensor in sent.items() if name != TABLE}
     double = any(tensor.dtype == torch.float64 for tensor in sent.values())
-    wide = {n: tensor.to(torch.float64 if double else torch.float32) for n, tensor in sent.items()}
+    dtype = torch.float64 if double else torch.float32
+    wide = {name: tensor.to(dtype) for name, tensor in sent.items()}
     noise, rounding, unknown = declared_errors(client, wide)
     steps = len(next(iter(sent.values())))
     told = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
@@ -264,32 +265,23 @@ def _steps_of(
         name: (half_precision_error(tensor).square() + client["rounding"] ** 2).sqrt()
         for name, tensor in sent.items()
     }
-    noise, rounding = _nonzero(added(noise, told)), _nonzero(added(rounding, errors))
     shows = client["autocast"] == "none" and client["kind"] == "gradient"
+    update = ClientUpdate(
+        wide,
+        dtype=dtype,
+        round=round,
+        autocast=shown_autocast(wide) if shows else client["autocast"],
+        noise=_nonzero(added(noise, told)),
+        rounding=_nonzero(added(rounding, errors)),
+        undeclared=torch.full((steps,), unknown),
+        **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
+    )
     recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
     if client["dal_lambda"]:
         recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
-    header = UploadHeader(
-        label="own",
-        weights=NOT_STORED,
-        mean=tuple(model.card.mean),  # type: ignore[arg-type]
-        std=tuple(model.card.std),  # type: ignore[arg-type]
-        dtype="float64" if double else "float32",
-        round=round,
-        recipe=recipe,
-        undeclared=unknown,
-        autocast=shown_autocast(wide) if shows else client["autocast"],
-        **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
-    )
-    uploads = []
-    for step in range(steps):
-        errors_of = [
-            {name: float(level[step]) for name, level in of.items()} for of in (noise, rounding)
-        ]
-        own = replace(header, noise=errors_of[0], rounding=errors_of[1])
-        tensors = {name: tensor[step] for name, tensor in wide.items()}
-        uploads.append(Upload.from_memory(own, model, tensors))
-    return uploads
+    mean, std = tuple(model.card.mean), tuple(model.card.std)
+    header = UploadHeader("own", NOT_STORED, mean, std, recipe=recipe)  # type: ignore[arg-type]
+    return uploads_of(update, header, model, ["upload"] * steps)
 
 
 def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
@@ -304,8 +296,7 @@ def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
             "picture to one: this looks like a batch (give batch=…) or mixup",
         )
     if labels is None:
-        source: Literal["read off the gradient", "unknown"]
-        source = "unknown" if told is None else "read off the gradient"
+        source: LabelSource = "unknown" if told is None else "read off the gradient"
         return replace(own, labels=told, label_source=source, notes=notes)
     given = checked_labels(labels, own.images, model.card.num_classes)
     if told is not None and not torch.equal(told, given):
@@ -313,15 +304,7 @@ def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
             f"labels {given.tolist()} were given, and the classifier's gradient says "
             f"{told.tolist()}: residuals are wrong if the given ones are",
         )
-    parts = given.split(first[0].header.batch)
-    rounds = [
-        [
-            replace(step, header=replace(step.header, labels=tuple(part.tolist())))
-            for step, part in zip(steps, parts, strict=True)
-        ]
-        for steps in own.rounds
-    ]
-    return replace(own, rounds=rounds, labels=given, label_source="given", notes=notes)
+    return replace(own, labels=given, label_source="given", notes=notes)
 
 
 def _classes_of(upload: Upload, model: LoadedModel) -> int:
@@ -384,15 +367,11 @@ def save_upload(
         )
     upload, loaded = own.rounds[0][0], own.models[0]
     batch = upload.header.batch
-    if not loaded.card.num_classes:
+    if not loaded.card.num_classes or not rebuilt_by_name(loaded):
         raise UserError(
-            "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
+            f"save_upload: expected a model with a classifier that its name builds again, as "
+            f"timm's, got {loaded.card.name} with {loaded.card.num_classes} classes. "
             "attack_gradients attacks it as it is."
-        )
-    if not rebuilt_by_name(loaded):
-        raise UserError(
-            f"save_upload: expected a model that its name builds again, as timm's, got a "
-            f"{loaded.card.name} of another library. attack_gradients attacks it as it is."
         )
     truth = None
     if images is not None:
@@ -407,6 +386,7 @@ def save_upload(
         series=series,
         round=round,
         recipe={**upload.header.recipe, **(recipe or {})},
+        labels=None if labels is None or own.labels is None else tuple(own.labels.tolist()),
     )
     check_header(header, root / f"{name}.json")  # as whoever reads it will
     return Upload.from_memory(header, loaded, upload.tensors(), truth, name).save(root)

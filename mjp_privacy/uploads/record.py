@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.files import LONGEST, is_usable
+from mjp_privacy.data.files import is_usable
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
@@ -379,7 +379,9 @@ def record_weights(folder: Path, model: LoadedModel) -> str:
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode() + stored(parameter).numpy().tobytes())
     place = f"weights/{digest.hexdigest()[:16]}.safetensors"
-    if not _holds(folder / place, model):
+    try:
+        check_digest(folder / place, WEIGHTS_FILE)
+    except BadFile:  # not there, or damaged
         save_weights(folder / place, model)
     return place
 
@@ -411,23 +413,6 @@ def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None)
     return texts | {n: json.dumps(value) for n, value in (facts or {}).items() if value is not None}
 
 
-def _holds(path: Path, model: LoadedModel) -> bool:
-    """Whether a file of weights is there and holds this model; earlier versions wrote no digest."""
-    if not path.is_file():
-        return False
-    try:
-        file = TensorFile(path, WEIGHTS_FILE)
-        tensors = file.tensors()
-    except BadFile:
-        return False
-    parameters = dict(model.named_parameters())
-    return (
-        file.metadata == weights_metadata(model)
-        and tensors.keys() == parameters.keys()
-        and all(tensors[name].equal(stored(p)) for name, p in parameters.items())
-    )
-
-
 def stored(tensor: Tensor) -> Tensor:
     """The tensor as safetensors can write it: detached, contiguous, on the CPU."""
     return tensor.detach().cpu().contiguous()
@@ -445,7 +430,6 @@ TRUTH = FileKind(
 WHOLE = ("I64", "I32", "I16", "I8", "U8")
 TYPES = {"images": FLOATS, "mask": ("BOOL", *WHOLE), "permutation": WHOLE}
 """The types that each tensor may have."""
-
 OUTSIDE = 1e-5
 """How far rounding takes a pixel out of [0, 1]."""
 
@@ -465,68 +449,48 @@ class TruthFile:
 
     def __init__(self, path: Path) -> None:
         self.file = TensorFile(path, TRUTH, (*FLOATS, *TYPES["mask"]))
-        self._raise(self._header_faults(self.file.metadata_value("image_ids")))
-        self.image_ids: tuple[str, ...] = tuple(self.file.metadata_value("image_ids"))
+        types, ids = self.file.dtypes, self.file.metadata_value("image_ids")
+        if types.keys() not in ({"images"}, set(TYPES)):
+            raise self._refusal(f"tensors of the names {shown(', '.join(types), 100)}")
+        for name in types:
+            if types[name] not in TYPES[name]:
+                allowed = " or ".join(TYPES[name])
+                raise self._refusal(f"entries of type {types[name]}, not {allowed}", name)
+        usable = isinstance(ids, list) and all(
+            isinstance(name, str) and name.strip() and is_usable(name) for name in ids
+        )
+        if not usable or (len(set(ids)),) != self.file.shapes["images"][:1]:
+            got = f"{shown(ids, 100)} for images of the shape {self.file.shapes['images']}"
+            raise self._refusal(got, "image_ids")
+        self.image_ids: tuple[str, ...] = tuple(ids)
 
     def check_shapes(self, batch: int, size: int, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""
         places = (batch, patches)
         expected = {"images": (batch, 3, size, size), "mask": places, "permutation": places}
-        self._raise(
-            (f"the shape {shape} where its upload needs {expected[name]}", name)
-            for name, shape in self.file.shapes.items()
-            if shape != expected[name]
-        )
+        for name, shape in self.file.shapes.items():
+            if shape != expected[name]:
+                raise self._refusal(f"{shape} where its upload needs {expected[name]}", name)
 
     def read(self) -> RecordedTruth:
         """The images and the shuffle; to be called after `check_shapes`."""
         tensors = self.file.tensors(finite=True)
-        images, mask = tensors["images"].float(), tensors.get("mask")
-        permutation = tensors.get("permutation")
-        self._raise(_faults_of_values(images, mask, permutation))
-        if mask is None or permutation is None:
+        images = tensors["images"].float()
+        low, high = (float(bound) for bound in images.aminmax())
+        if low < -OUTSIDE or high > 1 + OUTSIDE:
+            raise self._refusal(f"values from {low:.3g} to {high:.3g}", "images")
+        if "mask" not in tensors:
             return RecordedTruth(images, self.image_ids, None, None)
-        return RecordedTruth(images, self.image_ids, mask.bool(), permutation.long())
+        mask, permutation = tensors["mask"], tensors["permutation"].long()
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise self._refusal("entries other than 0 and 1", "mask")
+        places = torch.arange(mask.shape[-1])
+        if not torch.equal(permutation.sort(-1).values, places.expand_as(permutation)):
+            got = f"rows that are no order of the patches 0 to {len(places) - 1}"
+            raise self._refusal(got, "permutation")
+        if bool(((permutation != places) & ~mask.bool()).any()):
+            raise self._refusal("patches that move and that `mask` does not name", "permutation")
+        return RecordedTruth(images, self.image_ids, mask.bool(), permutation)
 
-    def _header_faults(self, ids: Any) -> Faults:
-        """Of the names, the types and the ids."""
-        shapes, types = self.file.shapes, self.file.dtypes
-        yield from (("a tensor of another name", name) for name in shapes if name not in TYPES)
-        if "images" not in shapes:
-            yield "no tensor of this name", "images"
-        if ("mask" in shapes) != ("permutation" in shapes):
-            yield "one of mask and permutation without the other", ""
-        for name in shapes:
-            if types[name] not in TYPES[name]:
-                yield f"entries of type {types[name]}, not {' or '.join(TYPES[name])}", name
-        if not isinstance(ids, list) or (len(ids),) != shapes["images"][:1]:
-            yield f"no list of ids, one for each of images of shape {shapes['images']}", "image_ids"
-        for name in ids:
-            if not isinstance(name, str) or not name.strip() or not is_usable(name):
-                got = f"{shown(repr(name), 60)}, which is no text of 1 to {LONGEST} characters"
-                yield got, "image_ids"
-        if len(set(ids)) < len(ids):
-            yield "one name for two images", "image_ids"
-
-    def _raise(self, faults: Iterable[tuple[str, str]]) -> None:
-        for got, field in faults:  # the first of them
-            raise TRUTH.refusal(self.file.path, got, field)
-
-
-Faults = Iterator[tuple[str, str]]
-"""What there is in place of what is expected, and the field that it is in."""
-
-
-def _faults_of_values(images: Tensor, mask: Tensor | None, permutation: Tensor | None) -> Faults:
-    low, high = (float(bound) for bound in images.aminmax())
-    if low < -OUTSIDE or high > 1 + OUTSIDE:
-        yield f"values from {low:.3g} to {high:.3g}", "images"
-    if mask is None or permutation is None:
-        return
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        yield "entries other than 0 and 1", "mask"
-    places = torch.arange(mask.shape[-1])
-    if not torch.equal(permutation.long().sort(-1).values, places.expand_as(permutation)):
-        yield f"rows that are no order of the patches 0 to {len(places) - 1}", "permutation"
-    if bool(((permutation != places) & ~mask.bool()).any()):
-        yield "patches that move and that `mask` does not name", "permutation"
+    def _refusal(self, got: str, field: str = "") -> BadFile:
+        return TRUTH.refusal(self.file.path, got, field)

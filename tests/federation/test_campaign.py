@@ -30,7 +30,7 @@ from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers.federations import MJP, MODEL, config, content, images, run, task
 from tests.helpers.runs import cells, rows, same_rows
 from tests.helpers.trap import planted
@@ -193,7 +193,7 @@ def test_a_probe_with_fresh_partners_cuts_its_batches_anew_and_is_attacked_whole
     """What needs the same images in each upload does not apply."""
     out = run(tmp_path, record=FRESH)
     batches: dict[int, set[frozenset[str]]] = {}
-    for upload in UploadFolder(out / "uploads").entries():
+    for upload in load_uploads(out / "uploads"):
         truth = upload.truth()
         assert truth is not None
         batches.setdefault(upload.header.round, set()).add(frozenset(truth.image_ids))
@@ -226,7 +226,7 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
     assert after.adapters == LowRank(2, ("qkv", "fc1"))
     moved = {n for n, weight in after.named_parameters() if not torch.equal(weight, before[n])}
     assert moved == {name for name in before if "lora_" in name or name.startswith("head.")}
-    for upload in UploadFolder(out / "uploads").entries():
+    for upload in load_uploads(out / "uploads"):
         assert set(upload.names()) == moved
         assert not upload.header.partial
         assert upload.header.recipe["lora"] == "{rank: 2, targets: [qkv, fc1]}"

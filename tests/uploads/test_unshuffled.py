@@ -17,7 +17,7 @@ from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers import uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import MJP as TINY_MJP
@@ -48,7 +48,7 @@ def half_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty_masks(folder: Path, uploads: int) -> dict[str, float]:
     """By image, how many of its first uploads had an empty mask, as the truth says."""
     empty: dict[str, list[bool]] = {}
-    for upload in sorted(UploadFolder(folder).entries(), key=lambda entry: entry.header.round):
+    for upload in sorted(load_uploads(folder), key=lambda entry: entry.header.round):
         truth = upload.truth()
         assert truth is not None
         assert truth.mask is not None
