@@ -24,7 +24,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
 from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import UploadHeader
-from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, uploads_of
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, write_upload
 
 CLOSED_FORM = (
     "pos_embed",
@@ -118,11 +118,12 @@ class Recorder:
         partial = len(kept) < len(_sent_names(config, model))
         header = header_of(config, client, model, self.folder, partial)
         names, plain = self.names(probe, start, round), task.photographs(places, client, round)
-        for upload in uploads_of(update, header, model, names, inputs[0], plain):
-            if only is None or upload.name in only:
-                series = upload.name.partition("_at")[0]
-                own = replace(upload.header, series=series)
-                replace(upload, header=own).save(self.folder)
+        for step, name in enumerate(names):
+            if only is None or name in only:
+                own = replace(header, series=name.partition("_at")[0])
+                sent, images = update.part(slice(step, step + 1)), probe.images_of(step)
+                fed = inputs[0].part(images)
+                write_upload(self.folder, name, own, sent, fed, plain[images])
 
 
 def header_of(

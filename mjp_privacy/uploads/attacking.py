@@ -185,8 +185,8 @@ def _may_improve(attack: str, view: AttackerView) -> bool:
 def _pictures(uploads: OwnUploads, images: Images) -> int:
     """How many private images are expected: those of a step or, of several uploads of batches, as
     many as were given, for these need not hold the same ones."""
-    several, given = len(uploads.rounds), next(iter(getattr(images, "shape", ())), 0)
-    batch = uploads.rounds[0][0].header.batch
+    several, given = len(uploads.updates), next(iter(getattr(images, "shape", ())), 0)
+    batch = uploads.updates[0].batch
     if several > 1 and batch > 1 and 0 < given <= several * uploads.images:
         return int(given)
     return uploads.images

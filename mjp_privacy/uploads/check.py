@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
 from attacks.equations.patch_system import gradient, lacks_gradients, weights
@@ -40,7 +42,7 @@ from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.faults import examine, one_line
 from mjp_privacy.uploads.folder import Group, group_uploads
-from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, view_of
+from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, stacked, view_of
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision
@@ -196,8 +198,8 @@ def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:
     models = [model if u.header.weights == first.header.weights else u.model() for u in uploads]
     labels = first.labels(model)
     known = None if (labels == UNKNOWN_LABEL).any() else labels
-    rounds = [[upload] for upload in uploads]
-    return view_of(rounds, models, names, known, "plain" if first.header.gamma else "input")
+    updates = [stacked([upload], names, torch.device("cpu")) for upload in uploads]
+    return view_of(updates, models, known, "plain" if first.header.gamma else "input")
 
 
 def applicability(group: Group, model: LoadedModel) -> dict[str, str]:

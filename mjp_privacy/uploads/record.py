@@ -1,8 +1,9 @@
-"""One upload: a model, what one client sent, what is known of that client, and perhaps the truth.
+"""One upload as files: a model, what one client sent, what is known of that client, and perhaps
+the truth. In memory it is a `ClientUpdate`, as it is for attacks.
 
-    Upload.load("uploads/round_3.json")     of files, read when they are asked for
-    Upload.from_memory(header, model, tensors, truth)
-    upload.tensors(), upload.model(), upload.labels(model), upload.truth(), upload.save(folder)
+    upload = Upload.load("uploads/round_3.json")     # read when they are asked for
+    upload.tensors(), upload.model(), upload.labels(model), upload.truth()
+    write_upload(folder, name, header, update, inputs, plain)
 
     DIR/NAME.safetensors   tensors by parameter name, each of the parameter's own shape
     DIR/NAME.json          the header; written last, so that an upload without one is unfinished
@@ -15,7 +16,6 @@ their own digests (`models/tensor_files.py`), and a header that of its weights' 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -53,28 +53,16 @@ WEIGHTS_FILE = FileKind(
 )
 
 
-NOT_STORED = "not stored yet"
-"""In place of the file of weights, in the header of an upload in memory."""
 UNKNOWN_LABEL = -1
 
 
 @dataclass(frozen=True)
-class Held:
-    """What an upload in memory has in place of files."""
-
-    model: LoadedModel
-    tensors: Mapping[str, Tensor]
-    truth: RecordedTruth | None = None
-
-
-@dataclass(frozen=True)
 class Upload:
-    """One client's message in one round: of files, which are read at every call, or in memory."""
+    """One client's message in one round, as files that are read at every call."""
 
     folder: Path
     name: str
     header: UploadHeader
-    held: Held | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @classmethod
     def load(cls, header: str | Path) -> Upload:
@@ -83,18 +71,6 @@ class Upload:
         if not is_usable(path.stem):
             raise HEADER.refusal(path, "a name with control characters or bytes of no Unicode")
         return cls(path.parent, path.stem, read_header(path))
-
-    @classmethod
-    def from_memory(
-        cls,
-        header: UploadHeader,
-        model: LoadedModel,
-        tensors: Mapping[str, Tensor],
-        truth: RecordedTruth | None = None,
-        name: str = "upload",
-    ) -> Upload:
-        """The upload of these tensors, which have the shapes of the model's parameters."""
-        return cls(Path(), name, header, Held(model, tensors, truth))
 
     @property
     def path(self) -> Path:
@@ -133,13 +109,10 @@ class Upload:
 
     def names(self) -> list[str]:
         """The names of its tensors, read without the tensors."""
-        return self.tensor_file().names if self.held is None else sorted(self.held.tensors)
+        return self.tensor_file().names
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that it holds."""
-        if self.held is not None:
-            chosen = [name for name in self.names() if names is None or name in names]
-            return {name: self.held.tensors[name] for name in chosen}
         file = self.tensor_file()
         chosen = [name for name in file.names if names is None or name in names]
         return file.tensors(chosen, finite=True) if chosen else {}
@@ -148,8 +121,6 @@ class Upload:
 
     def model(self) -> LoadedModel:
         """The model whose weights the client started from, as the header describes it."""
-        if self.held is not None:
-            return self.held.model
         return self._of_transformer(load_model(**self._model_arguments()))
 
     def outline(self) -> LoadedModel:
@@ -200,8 +171,6 @@ class Upload:
     @property
     def has_truth(self) -> bool:
         """Whether somebody kept its private images."""
-        if self.held is not None:
-            return self.held.truth is not None
         return is_there(self.truth_path)
 
     def truth_file(self) -> TruthFile | None:
@@ -210,8 +179,6 @@ class Upload:
 
     def truth(self) -> RecordedTruth | None:
         """Its private images, or None where nobody kept them."""
-        if self.held is not None:
-            return self.held.truth
         file = self.truth_file()
         return None if file is None else file.read()
 
@@ -220,45 +187,10 @@ class Upload:
 
         Where that was not sent, or the batch is larger than one, labels are UNKNOWN_LABEL.
         """
-        header = self.header
-        if header.labels is not None:
-            return torch.tensor(header.labels)
-        unknown = torch.full((header.batch,), UNKNOWN_LABEL)
-        if header.batch > 1:
-            return unknown
-        sent = self.classifier_gradient(model)
-        label = label_in_gradient({name: tensor.unsqueeze(0) for name, tensor in sent.items()})
-        return unknown if label is None else label
-
-    def classifier_gradient(self, model: LoadedModel) -> dict[str, Tensor]:
-        """The gradient of the classifier's weight and bias as far as they were sent."""
-        header, sent = self.header, self.tensors([HEAD, HEAD_BIAS])
-        if header.kind == "gradient":
-            return sent
-        assert header.lr
-        before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
-        return {n: -d / header.lr - header.weight_decay * before[n] for n, d in sent.items()}
-
-    def save(self, folder: Path) -> Path:
-        """Write it into a folder, with its weights unless they are there; the file of its tensors.
-        Files are renamed into place when they are complete, the header last."""
-        if self.held is None:
-            raise UserError(f"{shown(self.header_path)}: expected an upload in memory, got a file.")
-        header, there = self.header, Upload(folder, self.name, self.header)
-        if header.weights == NOT_STORED:
-            header = replace(header, weights=record_weights(folder, self.held.model))
-        weights = folder / header.weights
-        if header.weights_sha256 is None and weights.is_file():
-            header = replace(header, weights_sha256=file_sha256(weights))
-        if (truth := self.held.truth) is not None:
-            kept = {"images": truth.images, "mask": truth.mask, "permutation": truth.permutation}
-            metadata = {"image_ids": json.dumps(list(truth.image_ids))}
-            stored_truth = {n: stored(tensor) for n, tensor in kept.items() if tensor is not None}
-            save_tensors(there.truth_path, stored_truth, metadata, digest=True)
-        tensors = {name: stored(tensor) for name, tensor in self.held.tensors.items()}
-        save_tensors(there.path, tensors, {}, digest=True)
-        write_header(there.header_path, header)
-        return there.path
+        if self.header.labels is not None:
+            return torch.tensor(self.header.labels)
+        label = shown_labels(stacked([self], [HEAD, HEAD_BIAS], torch.device("cpu")), model)
+        return torch.full((self.header.batch,), UNKNOWN_LABEL) if label is None else label
 
 
 # uploads together ---------------------------------------------------------------------------------
@@ -307,22 +239,36 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     )
 
 
+def shown_labels(update: ClientUpdate, model: LoadedModel) -> Tensor | None:
+    """The labels (n,) that the classifier's gradient tells of n single images; else None."""
+    return label_in_gradient(classifier_gradient(update, model)) if update.batch == 1 else None
+
+
+def classifier_gradient(update: ClientUpdate, model: LoadedModel) -> dict[str, Tensor]:
+    """The gradient of the classifier's weight and bias (n, *shape) as far as they were sent."""
+    sent = {name: update.grads[name] for name in (HEAD, HEAD_BIAS) if name in update.grads}
+    if update.kind == "gradient":
+        return sent
+    assert update.lr
+    before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+    return {n: -d / update.lr - update.weight_decay * before[n] for n, d in sent.items()}
+
+
 def view_of(
-    rounds: Sequence[Sequence[Upload]],
+    updates: Sequence[ClientUpdate],
     models: Sequence[LoadedModel],
-    names: Sequence[str],
     labels: Tensor | None,
     against: Literal["input", "plain"] = "plain",
 ) -> AttackerView:
-    """What an attacker sees on the CPU of the uploads of each round, and the model that the round
-    began with; names: the parameters whose gradients are read."""
-    first, updates = models[0], []
-    for uploads, model in zip(rounds, models, strict=True):
-        update = stacked(uploads, names, torch.device("cpu"))
-        before = None if model is first else weights_of(model)
-        updates.append(replace(update, weights_before=before))
+    """What an attacker sees of the update of each round, and the model that the round began
+    with."""
+    first = models[0]
+    with_weights = [
+        replace(update, weights_before=None if model is first else weights_of(model))
+        for update, model in zip(updates, models, strict=True)
+    ]
     pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
-    return AttackerView(first, updates, pixels, labels, against)
+    return AttackerView(first, with_weights, pixels, labels, against)
 
 
 SHARED_WITH_UPDATE = (
@@ -330,40 +276,43 @@ SHARED_WITH_UPDATE = (
 )
 
 
-def uploads_of(
-    update: ClientUpdate,
+def write_upload(
+    folder: Path,
+    name: str,
     header: UploadHeader,
-    model: LoadedModel,
-    names: Sequence[str],
+    update: ClientUpdate,
     inputs: ClientInput | None = None,
     plain: Tensor | None = None,
-) -> list[Upload]:
-    """The n uploads of an update, in memory, under these names.
+) -> Path:
+    """Write an update of one step as an upload of this name; the file of its tensors. Files are
+    renamed into place when they are complete, the header last.
 
-    header  what they share; round, kind, batch and the like come from the update
+    header  the file of weights, which is there, and the label; round, kind and the like come from
+            the update
     inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
     """
-    uploads = []
-    for step, name in enumerate(names):
-        images = slice(step * update.batch, (step + 1) * update.batch)
-        fed = None if inputs is None else inputs.part(images)
-        known = fed is not None and bool((fed.labels >= 0).all())
-        fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
-        fields |= {
-            "dtype": str(update.dtype).removeprefix("torch."),
-            "noise": {key: float(level[step]) for key, level in update.noise.items()},
-            "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
-            "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
-        }
-        if fed is not None and known and header.labels is None:
-            fields["labels"] = tuple(fed.labels.tolist())
-        truth = None
-        if fed is not None and plain is not None:
-            truth = RecordedTruth(plain[images], tuple(fed.image_ids), fed.mask, fed.permutation)
-        tensors = {key: grad[step] for key, grad in update.grads.items()}
-        own = replace(header, **fields)
-        uploads.append(Upload.from_memory(own, model, tensors, truth, name))
-    return uploads
+    fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
+    fields |= {
+        "dtype": str(update.dtype).removeprefix("torch."),
+        "noise": {key: float(level[0]) for key, level in update.noise.items()},
+        "rounding": {key: float(level[0]) for key, level in update.rounding.items()},
+        "undeclared": update.undeclared is not None and bool(update.undeclared[0]),
+    }
+    weights = folder / header.weights
+    if header.weights_sha256 is None and weights.is_file():
+        fields["weights_sha256"] = file_sha256(weights)
+    if inputs is not None and header.labels is None and bool((inputs.labels >= 0).all()):
+        fields["labels"] = tuple(inputs.labels.tolist())
+    there = Upload(folder, name, replace(header, **fields))
+    if inputs is not None and plain is not None:
+        kept = {"images": plain, "mask": inputs.mask, "permutation": inputs.permutation}
+        told = {key: stored(tensor) for key, tensor in kept.items() if tensor is not None}
+        ids = json.dumps(list(inputs.image_ids))
+        save_tensors(there.truth_path, told, {"image_ids": ids}, digest=True)
+    tensors = {key: stored(grad[0]) for key, grad in update.grads.items()}
+    save_tensors(there.path, tensors, {}, digest=True)
+    write_header(there.header_path, there.header)
+    return there.path
 
 
 # weights beside uploads ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from mjp_privacy.federation.config import FederationConfig, load_federation, pla
 from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.uploads.record import uploads_of
+from mjp_privacy.uploads.record import write_upload
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -193,8 +193,7 @@ class RecordingStrategy(Strategy):
         )
         part = replace(update, grads=grads, noise=noise, rounding=rounding)
         own, name = replace(header, client=str(client)), f"r{update.round:05d}_c{client:04d}"
-        for upload in uploads_of(part, own, model, [name]):
-            upload.save(root)
+        write_upload(root, name, own, part)
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
