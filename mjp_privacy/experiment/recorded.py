@@ -219,7 +219,7 @@ class RecordedUploads(ModelUploads):
     def at(self, upload: Upload, dtype: str) -> LoadedModel:
         """The model that this upload was computed with, in the given precision."""
         weights_file = upload.header.weights
-        if weights_file == self.group.weights:
+        if weights_file == self.group.header.weights:
             return self.variants.of("intact", dtype)
         if (weights_file, dtype) not in self._later:
             loaded = upload.model().to(self.model.like.device).to(getattr(torch, dtype))

@@ -54,8 +54,8 @@ from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import CellDone, OpenModel, Worker
-from mjp_privacy.uploads.faults import check_some, examine
-from mjp_privacy.uploads.folder import REFUSED, UploadFolder, group_uploads
+from mjp_privacy.uploads.faults import examine
+from mjp_privacy.uploads.folder import REFUSED, group_uploads
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -173,9 +173,8 @@ def attack_uploads(
     experiment = with_changes(experiment, attack_seconds=attack_seconds)
     check_attacks(experiment.attacks, experiment.name)
     keep_apart(out, {"--uploads": folder}, around=True)
-    uploads = UploadFolder(Path(folder))
-    examined = examine(uploads)
-    check_some(examined, uploads)
+    examined = examine(Path(folder))
+    examined.check_some()
     refused = examined.reasons
     groups = group_uploads(examined.known, limit, examined.refused)
     root = run_root(Path(out), into)

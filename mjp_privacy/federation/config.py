@@ -82,6 +82,10 @@ class Probe:
     """fixed: its batches are the same in every round; fresh: they are cut anew from all recorded
     images, which it shuffles before every round but the first."""
 
+    def images_of(self, step: int) -> slice:
+        """The places of a client's images among those of all clients of a round."""
+        return slice(step * self.batch, (step + 1) * self.batch)
+
 
 @schema
 class Recording:

@@ -22,9 +22,9 @@ from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
-from mjp_privacy.uploads.folder import UploadFolder
-from mjp_privacy.uploads.header import UploadHeader, header_changed
-from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, uploads_of
+from mjp_privacy.uploads.folder import load_upload
+from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, write_upload
 
 CLOSED_FORM = (
     "pos_embed",
@@ -43,7 +43,7 @@ class Recorder:
     """Writes the probes' uploads of a federation into a folder."""
 
     task: Task
-    folder: UploadFolder
+    folder: Path
 
     def __post_init__(self) -> None:
         config = self.task.config
@@ -90,7 +90,7 @@ class Recorder:
 
     def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
-        upload = self.folder.upload(name)
+        upload = load_upload(self.folder, name)
         upload.check_weights()
         check_digest(upload.weights_path, WEIGHTS_FILE)
         return upload
@@ -101,7 +101,7 @@ class Recorder:
             upload = self._opened(name)
             upload.check_seals()
             upload.tensor_file()
-            return upload.truth_file() is None or header_changed(upload.header_path)
+            return upload.truth_file() is None
         except UserError:
             return True
 
@@ -116,13 +116,14 @@ class Recorder:
         kept = kept_names(config, model)
         update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
         partial = len(kept) < len(_sent_names(config, model))
-        header = header_of(config, client, model, self.folder.root, partial)
+        header = header_of(config, client, model, self.folder, partial)
         names, plain = self.names(probe, start, round), task.photographs(places, client, round)
-        for upload in uploads_of(update, header, model, names, inputs[0], plain):
-            if only is None or upload.name in only:
-                series = upload.name.partition("_at")[0]
-                own = replace(upload.header, series=series)
-                replace(upload, header=own).save(self.folder.root)
+        for step, name in enumerate(names):
+            if only is None or name in only:
+                own = replace(header, series=name.partition("_at")[0])
+                sent, images = update.part(slice(step, step + 1)), probe.images_of(step)
+                fed = inputs[0].part(images)
+                write_upload(self.folder, name, own, sent, fed, plain[images])
 
 
 def header_of(

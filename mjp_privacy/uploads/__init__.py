@@ -1,11 +1,11 @@
 """Uploads: what clients sent, and what they give away.
 
 header.py     the facts of one upload, as its file has them
-record.py     Upload: of files or in memory, loaded and saved, with its private images
+record.py     Upload: its files, read and written, with its private images
 folder.py     folders of uploads: series of the same images, lines of a table
 faults.py     why an upload of a folder cannot be attacked
 reading.py    networks, gradients, labels and pictures as users hold them -> tensors
-memory.py     a user's own step as uploads; save_upload
+memory.py     a user's own step as updates; save_upload
 checks.py     what pictures show without truth: normalisation, misfit, order of patches
 attacking.py  attack_gradients; leak.py   what it returns
 check.py, commands.py   mjp check

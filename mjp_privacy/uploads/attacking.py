@@ -186,8 +186,8 @@ def _may_improve(attack: str, view: AttackerView) -> bool:
 def _pictures(uploads: OwnUploads, images: Images) -> int:
     """How many private images are expected: those of a step or, of several uploads of batches, as
     many as were given, for these need not hold the same ones."""
-    several, given = len(uploads.rounds), next(iter(getattr(images, "shape", ())), 0)
-    batch = uploads.rounds[0][0].header.batch
+    several, given = len(uploads.updates), next(iter(getattr(images, "shape", ())), 0)
+    batch = uploads.updates[0].batch
     if several > 1 and batch > 1 and 0 < given <= several * uploads.images:
         return int(given)
     return uploads.images
@@ -274,32 +274,23 @@ def _options(
     return options
 
 
-OF_BATCHES = {
-    "shared_picture": "finds the pictures that uploads share",
-    "layer_span": "searches one upload for its pictures, and marks those that are certain",
-    "batch_lattice": "finds 8-bit pictures by the lattice of their differences, and marks those "
-    "that are certain",
-    "token_peeling": "takes every token out of one upload, and marks pictures that are certain",
-    "batch_span": "returns two guesses for the pictures of a step, from what the upload says of "
-    "all of them alike",
-}
-
-
 def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ...]:
     """What to know of the attacks that were run on batches: one note, and none for single images.
 
     batch_notes(4, 1, ["patch_gradient"])   # "batch 4: closed forms return mixtures of ..."
     """
-    said = [f"{name} {text}" for name, text in OF_BATCHES.items() if name in ran]
-    optimised = {name for name in ran if "steps" in traits_of(name)}
-    if set(ran) - OF_BATCHES.keys() - optimised:
-        others = "other closed forms" if said else "closed forms"
+    if batch == 1 or not ran:
+        return ()
+    made = [name for name in ran if "batches" in traits_of(name)]
+    optimised = [name for name in ran if "steps" in traits_of(name)]
+    said = [f"{name}: {ATTACKS[name].summary}" for name in made]
+    if {*ran} - {*made, *optimised}:
         step = "step" if uploads == 1 else "first step"
         mixtures = f"return mixtures of the {step}'s pictures, so their low scores are no evidence"
-        said.append(f"{others} {mixtures} of safety")
+        said.append(f"{'other ' * bool(made)}closed forms {mixtures} of safety")
     if uploads == 1 and not optimised:
         said.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
-    return (f"batch {batch}: {'; '.join(said)}",) if batch > 1 and said else ()
+    return (f"batch {batch}: {'; '.join(said)}",) if said else ()
 
 
 # one attack ---------------------------------------------------------------------------------------

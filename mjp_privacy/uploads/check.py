@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
 from attacks.equations.patch_system import gradient, lacks_gradients, weights
@@ -39,8 +41,8 @@ from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.faults import examine, one_line
-from mjp_privacy.uploads.folder import Group, UploadFolder, group_uploads
-from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, view_of
+from mjp_privacy.uploads.folder import Group, group_uploads
+from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, stacked, view_of
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision
@@ -60,10 +62,10 @@ class Looked:
     model: LoadedModel
     view: AttackerView  # of the first upload alone
 
-    @classmethod
-    def at(cls, group: Group, model: LoadedModel) -> Looked:
-        """The group, with its model."""
-        return cls(group, model, seen(group.series[0].uploads[:1], model))
+    @property
+    def first(self) -> Upload:
+        """The first upload."""
+        return self.group.series[0].first
 
     @property
     def one_plain_step(self) -> bool:
@@ -74,7 +76,7 @@ class Looked:
 
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """All that there is to say of a group of uploads, a sentence each."""
-    looked = Looked.at(group, model)
+    looked = Looked(group, model, seen(group.series[0].uploads[:1], model))
     for remark in REMARKS:
         yield from remark(looked)
 
@@ -95,7 +97,7 @@ def _difference(looked: Looked) -> Iterator[str]:
 
 def _files(looked: Looked) -> Iterator[str]:
     """What the header and the files of uploads and weights say otherwise than each other."""
-    header, first, model = looked.group.header, looked.group.series[0].first, looked.model
+    header, first, model = looked.group.header, looked.first, looked.model
     parameters = [name for name, _ in model.named_parameters()]
     absent = [name for name in parameters if name not in looked.view.updates[0].grads]
     if absent and not header.partial:
@@ -119,7 +121,7 @@ def _autocast(looked: Looked) -> Iterator[str]:
     header, kind = looked.group.header, looked.view.updates[0].autocast
     if header.autocast == "none" and header.kind == "gradient" and kind != "none":
         yield (
-            f"the gradients in {looked.group.series[0].first.name} show the rounding of {kind} "
+            f"the gradients in {looked.first.name} show the rounding of {kind} "
             f'autocast, which attacks take into account; the header may say it: "autocast": '
             f'"{kind}"'
         )
@@ -131,7 +133,7 @@ def _unshuffled(looked: Looked) -> Iterator[str]:
     group, names = looked.group, []
     uploads = [upload for series in group.series for upload in series.uploads]
     for upload in uploads if group.header.gamma else []:
-        own = upload.header.kind == "gradient" or upload.header.weights == group.weights
+        own = upload.header.kind == "gradient" or upload.header.weights == group.header.weights
         view = seen([upload], looked.model if own else upload.model())
         without_mask = shows_no_mask(view, view.updates[0])
         if without_mask is not None and bool((without_mask == 1).all()):
@@ -164,7 +166,7 @@ def _classifier(looked: Looked) -> Iterator[str]:
     worst = float((expected - bias_grad).abs().max())
     if worst > (HEAD_FITS if update.autocast == "none" else HEAD_FITS_HALF):
         yield (
-            f"the classifier's gradient in {looked.group.series[0].first.name} does not fit "
+            f"the classifier's gradient in {looked.first.name} does not fit "
             f"{header.weights} (off by {worst:.2g} where only rounding is expected): these may be "
             "other weights than the client's, the sign or learning rate may be wrong, or the loss "
             "is not cross-entropy on one label"
@@ -196,8 +198,8 @@ def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:
     models = [model if u.header.weights == first.header.weights else u.model() for u in uploads]
     labels = first.labels(model)
     known = None if (labels == UNKNOWN_LABEL).any() else labels
-    rounds = [[upload] for upload in uploads]
-    return view_of(rounds, models, names, known, "plain" if first.header.gamma else "input")
+    updates = [stacked([upload], names, torch.device("cpu")) for upload in uploads]
+    return view_of(updates, models, known, "plain" if first.header.gamma else "input")
 
 
 def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
@@ -246,10 +248,10 @@ class CheckedGroup:
     def lines(self) -> Iterator[str]:
         """As they are printed."""
         known = self.private_images_known
-        truth = "private images known" if known else "no private images: rows will be unscored"
         yield (
             f"{self.name}: {self.uploads} upload(s) of {self.images} image(s), {self.kind}, "
-            f"batch {self.batch}, {self.steps} local step(s), {truth}"
+            f"batch {self.batch}, {self.steps} local step(s), "
+            f"{'private images known' if known else 'no private images: rows will be unscored'}"
         )
         yield from (f"  note   {note}" for note in self.notes)
         yield from (f"  FAULT  {fault}" for fault in self.faults)
@@ -262,14 +264,10 @@ class CheckedGroup:
 class CheckedFolder:
     """What `mjp check` says of a folder of uploads."""
 
+    usable: bool  # whether every one of the uploads can be attacked
     refused: Mapping[str, Sequence[str]]  # why uploads cannot be attacked, by name
-    notes: tuple[str, ...]
-    groups: tuple[CheckedGroup, ...]
-
-    @property
-    def usable(self) -> bool:
-        """Whether every one of the uploads can be attacked."""
-        return not self.refused and not any(group.faults for group in self.groups)
+    notes: Sequence[str]
+    groups: Sequence[CheckedGroup]
 
     def text(self) -> str:
         """As it is printed."""
@@ -285,9 +283,10 @@ class CheckedFolder:
 
 def check_uploads(folder: Path) -> CheckedFolder:
     """A report on all uploads of a folder: print(check_uploads(folder).text())."""
-    examined = examine(UploadFolder(folder))
-    groups = group_uploads(examined.known, refused=examined.refused)
-    return CheckedFolder(examined.refused, tuple(examined.remarks), tuple(map(_checked, groups)))
+    examined = examine(folder)
+    groups = [_checked(g) for g in group_uploads(examined.known, refused=examined.refused)]
+    usable = not examined.refused and not any(group.faults for group in groups)
+    return CheckedFolder(usable, examined.refused, examined.remarks, groups)
 
 
 def _checked(group: Group) -> CheckedGroup:
@@ -323,7 +322,7 @@ class ModelAnswer:
     """A line on the model, remarks, and by attack: "yes", with what it takes, or "no" and why."""
 
     model: str
-    notes: tuple[str, ...]
+    notes: Sequence[str]
     attacks: Mapping[str, str]
 
     def text(self) -> str:
@@ -350,7 +349,6 @@ def check_model(
     mjp       ask for a client that shuffles, whose model has E_unk
     """
     arguments = {**_place(model), "img_size": img_size}
-    heads = outline_spec(**arguments)[0].num_heads
     own = outline_model(**arguments)
     if batch < 1:
         raise UserError(f"--batch: expected 1 or more images, got {batch}.")
@@ -362,22 +360,21 @@ def check_model(
     asked, client = own, ClientConfig(batch=batch, withhold=tuple(withhold))
     if mjp and own.unk_embed is None:
         asked = outline_model(**arguments, unknown_embedding=True, unknown_init="zeros")
-    notes = [text for holds, text in _model_remarks(own, batch, mjp) if holds]
-    line = f"{model}: {_described(own, heads)}"
-    return ModelAnswer(line, tuple(notes), _answers(asked, client, "c" if mjp else "a"))
+    line = f"{model}: {_described(own, outline_spec(**arguments)[0].num_heads)}"
+    notes = [text for text, holds in _model_remarks(own, batch, mjp).items() if holds]
+    return ModelAnswer(line, notes, _answers(asked, client, "c" if mjp else "a"))
 
 
 def _place(model: str) -> dict[str, Any]:
     """The name and the checkpoint that `outline_model` takes."""
-    if model.startswith(PREFIXES):
-        return {"checkpoint": model}
     if "/" in model or model.endswith(FILES):
-        check_is_there(model, "--model")
+        if not model.startswith(PREFIXES):
+            check_is_there(model, "--model")
         return {"checkpoint": model}
     try:
         return {"name": model, "checkpoint": spec_by_name(model).checkpoint or RANDOM}
     except UserError:
-        if Path(model).exists():  # such as a folder of weights
+        if model.startswith(PREFIXES) or Path(model).exists():  # such as a folder of weights
             return {"checkpoint": model}
         raise
 
@@ -386,49 +383,36 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     """The sizes that decide, and how many blocks and heads; of timm's other networks their
     class."""
     patch, values = model.patch_size, model.patch_embed.proj.weight[0].numel()
-    inside = (
+    blocks = (
         f"{len(model.blocks)} blocks, {'heads not known' if heads is None else f'{heads} heads'}"
     )
-    if model.family != "vit":
-        inside = model.card.architecture.partition(" ")[0]
+    inside = blocks if model.family == "vit" else model.card.architecture.partition(" ")[0]
+    masks = model.unk_embed is not None
     return (
         f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
         f"{model.card.img_size} px, width D = {model.embed_dim}, p = {values} values a patch, "
-        f"{inside}, "
-        f"{'E_unk (it can mask)' if model.unk_embed is not None else 'no E_unk (it cannot mask)'}"
+        f"{inside}, {'E_unk (it can mask)' if masks else 'no E_unk (it cannot mask)'}"
     )
 
 
-def _model_remarks(model: LoadedModel, batch: int, mjp: bool) -> list[tuple[bool, str]]:
-    """What matters where an attack applies: whether it holds, and the sentence."""
+def _model_remarks(model: LoadedModel, batch: int, mjp: bool) -> dict[str, bool]:
+    """What matters where an attack applies: the sentence, and whether it holds."""
     patch, width = model.patch_size, model.embed_dim
     values, masks = model.patch_embed.proj.weight[0].numel(), model.unk_embed is not None
-    return [
-        (
-            width < values,
-            f"D = {width} < p = {values}: the embedding drops {values - width} directions of a "
-            f"patch, so {', '.join(n for n in ATTACKS if 'rank' in traits_of(n))} stay below "
-            "this rank ceiling; a prior fills them in",
-        ),
-        (
-            not (SHIPPED / f"patch{patch}.safetensors").is_file(),
-            f"no prior was fitted to patches of {patch}×{patch}: `fitted` derives their covariance "
-            f"from its spectrum; better: mjp fit-prior --images DIR --patch {patch}",
-        ),
-        (
-            batch > 1,
-            f"batch {batch}: closed forms that apply return mixtures of its pictures",
-        ),
-        (
-            mjp and not masks,
-            "asked as an MJP client with an E_unk that was not trained, as in "
-            "configs/ladder_vit.yaml",
-        ),
-        (
-            not mjp and not masks,
-            "no patch can be masked; --mjp asks about this model as an MJP client, with an E_unk",
-        ),
-    ]
+    return {
+        f"D = {width} < p = {values}: the embedding drops {values - width} directions of a "
+        f"patch, so {', '.join(n for n in ATTACKS if 'rank' in traits_of(n))} stay below "
+        "this rank ceiling; a prior fills them in": width < values,
+        f"no prior was fitted to patches of {patch}×{patch}: `fitted` derives their covariance "
+        f"from its spectrum; better: mjp fit-prior --images DIR --patch {patch}": not (
+            SHIPPED / f"patch{patch}.safetensors"
+        ).is_file(),
+        f"batch {batch}: closed forms that apply return mixtures of its pictures": batch > 1,
+        "asked as an MJP client with an E_unk that was not trained, as in "
+        "configs/ladder_vit.yaml": mjp and not masks,
+        "no patch can be masked; --mjp asks about this model as an MJP client, with an "
+        "E_unk": not mjp and not masks,
+    }
 
 
 def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str, str]:

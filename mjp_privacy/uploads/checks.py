@@ -103,41 +103,33 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
     """What speaks against the declared normalisation, and which one fits; "" if nothing does."""
-    declared = Fit.of(fed, mean, std)
-    known = f"mean {_numbers(mean)} and std {_numbers(std)}"
-    strange = []
-    if declared.outside > FEW:
-        strange.append(f"{100 * declared.outside:.1f} % of its pixels leave [0, 1]")
-    if declared.off > RANDOM:
-        strange.append("its pixels are no 8-bit levels")
-    if not strange:
+    declared, candidates = Fit.of(fed, mean, std), _candidates(mean, std)
+    strange = {
+        f"{100 * declared.outside:.1f} % of its pixels leave [0, 1]": declared.outside > FEW,
+        "its pixels are no 8-bit levels": declared.off > RANDOM,
+    }
+    if not any(strange.values()):
         return ""
     fitting = [
         (fit.off, f"{name} (mean {_numbers(m)}, std {_numbers(s)})")
-        for name, m, s in _candidates(mean, std)
+        for name, m, s in candidates
         if (fit := Fit.of(fed, m, s)).outside <= FEW and fit.off < LEVELS
     ]
+    on_a_grid = sorted(tuple(s) for _, _, s in candidates if levels_apart(fed, s) > ON_A_GRID)
     if fitting:
-        return (
-            f"with the declared {known} {' and '.join(strange)}; with {min(fitting)[1]} they are "
-            "8-bit levels within [0, 1]: the client normalised with these. Give them; until then "
-            "its picture is known up to colours and contrast alone"
-        )
-    if declared.off > RANDOM:
-        every = [s for _, _, s in _candidates(mean, std)]
-        if on_a_grid := sorted(tuple(s) for s in every if levels_apart(fed, s) > ON_A_GRID):
-            return (
-                f"with the declared {known} {' and '.join(strange)}; with std "
-                f"{_numbers(on_a_grid[0])} they are levels, whatever the mean: the client "
-                "normalised with that one, and its picture is known up to colours and contrast "
-                "alone"
-            )
-    if declared.outside > FEW:
-        return (
-            f"with the declared {known} {' and '.join(strange)}: the client normalised with "
-            "others, or its pixels or gradients were altered"
-        )
-    return ""  # resized or augmented pixels are no levels either
+        found = f"with {min(fitting)[1]} they are 8-bit levels within [0, 1]"
+    elif on_a_grid and declared.off > RANDOM:
+        found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
+    elif declared.outside > FEW:
+        found = "no usual one fits, or its pixels or gradients were altered"
+    else:
+        return ""  # resized or augmented pixels are no levels either
+    return (
+        f"with the declared mean {_numbers(mean)} and std {_numbers(std)} "
+        f"{' and '.join(what for what, holds in strange.items() if holds)}; {found}: the client "
+        "normalised otherwise, and its picture is known up to colours and contrast alone until "
+        "that mean and std are given"
+    )
 
 
 def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
@@ -152,21 +144,17 @@ def _candidates(
     mean: Sequence[float], std: Sequence[float]
 ) -> list[tuple[str, Sequence[float], Sequence[float]]]:
     """The declared normalisation and the common ones, in both orders of the channels."""
-    nothing, one = (0.0,) * len(mean), (1.0,) * len(std)
     every = {
         "those declared": (tuple(mean), tuple(std)),
-        "the declared mean alone": (tuple(mean), one),
-        "the declared std alone": (nothing, tuple(std)),
-        **COMMON,
+        "the declared mean alone": (tuple(mean), (1.0,) * len(std)),
+        "the declared std alone": ((0.0,) * len(mean), tuple(std)),
+        **{name: both for name, both in COMMON.items() if len(both[0]) == len(mean)},
     }
-    found: list[tuple[str, Sequence[float], Sequence[float]]] = []
-    for name, (m, s) in every.items():
-        if len(m) != len(mean):
-            continue
-        found.append((name, m, s))
-        if (m[::-1], s[::-1]) != (m, s):
-            found.append((f"{name} in the other order of channels", m[::-1], s[::-1]))
-    return found
+    as_told = [(name, m, s) for name, (m, s) in every.items()]
+    turned = [
+        (f"{name} in the other order of channels", m[::-1], s[::-1]) for name, m, s in as_told
+    ]
+    return [*as_told, *(each for each in turned if each[1:] not in [own[1:] for own in as_told])]
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -189,20 +177,21 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
 def doubts_of_batches(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
     """The same for certain pictures (m, C, S, S) of batches, whose equations determine no patch of
     one picture. Attacks clip them to [0, 1]: pixels at the ends of it may have been anything."""
-    mean, std = (
-        torch.tensor(of, dtype=torch.float64).view(-1, 1, 1)
-        for of in (view.pixels.mean, view.pixels.std)
-    )
     doubts = {}
     for place in certain.nonzero().flatten().tolist():
         pixels = images[place].double().cpu()
         inside = (pixels > 0) & (pixels < 1)
-        fed = ((pixels - mean) / std).where(inside, torch.nan)
-        if not inside.flatten(1).any(1).all():
-            continue
-        if doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std):
-            doubts[place] = doubt
-    return doubts
+        fed = _normalised(view, pixels).where(inside, torch.nan)
+        if inside.flatten(1).any(1).all():
+            doubts[place] = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
+    return {place: doubt for place, doubt in doubts.items() if doubt}
+
+
+def _normalised(view: AttackerView, pixels: Tensor) -> Tensor:
+    """Pixels (..., C, S, S) in [0, 1] as the client feeds them, as far as it is as declared."""
+    both = view.pixels.mean, view.pixels.std
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in both)
+    return (pixels.double() - mean) / std
 
 
 # the equations of the patch embedding -------------------------------------------------------------
@@ -235,11 +224,7 @@ def check_patches(view: AttackerView, images: Tensor) -> PatchCheck | None:
     update = view.updates[0]
     if update.batch != 1 or not {TABLE, PATCH} <= update.grads.keys():
         return None
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
-        for values in (view.pixels.mean, view.pixels.std)
-    )
-    return _checked(view, to_patches((images.double() - mean) / std, view.model.patch_size))
+    return _checked(view, to_patches(_normalised(view, images), view.model.patch_size))
 
 
 def _checked(view: AttackerView, patches: Tensor) -> PatchCheck:

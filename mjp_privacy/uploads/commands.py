@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,27 +44,18 @@ def check(argv: list[str], usage: Usage) -> int:
             f"{'none of them' if folder is None else 'both'}. Give one of the two."
         )
     asked = {n: getattr(arguments, n) for n in ("img_size", "batch", "withhold", "mjp")}
-    if model is not None:
-        from mjp_privacy.uploads.check import check_model
+    changed = [name for name, value in asked.items() if value != getattr(CheckArguments, name)]
+    if model is None and changed:
+        raise UserError(
+            f"mjp check: expected --{changed[0].replace('_', '-')} with --model NAME|FILE, got a "
+            "folder of uploads, whose headers state it. Leave it out."
+        )
+    from mjp_privacy.uploads.check import check_model, check_uploads
 
-        answer = check_model(model, **asked)
-        if arguments.json:
-            print_json("check-model", answer)
-        else:
-            print(answer.text())
-        return DONE
-    from mjp_privacy.uploads.check import check_uploads
-
-    assert folder is not None
-    for name, value in asked.items():  # which say nothing of uploads
-        if value != getattr(CheckArguments, name):
-            raise UserError(
-                f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "
-                "folder of uploads, whose headers state it. Leave it out."
-            )
-    checked = check_uploads(folder)
+    checked = None if folder is None else check_uploads(folder)
+    answer = checked or check_model(str(model), **asked)
     if arguments.json:
-        print_json("check", {"usable": checked.usable, **dataclasses.asdict(checked)})
+        print_json("check" if checked else "check-model", answer)
     else:
-        print(checked.text())
-    return DONE if checked.usable else SOME_FAILED
+        print(answer.text())
+    return DONE if checked is None or checked.usable else SOME_FAILED

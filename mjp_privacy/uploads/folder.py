@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -18,15 +19,12 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import MIB, FileKind
 from mjp_privacy.core.text import cut, shown
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.data.files import is_usable
+from mjp_privacy.uploads.header import UploadHeader, header_before_a_flip
 from mjp_privacy.uploads.record import Upload
 
 UPLOADS, RECEIVED = "uploads", "received"
 """Folders inside a federation's that hold uploads."""
-HOW_TO_RECORD = (
-    "`mjp federate` records such folders; mjp_privacy/federation/README.md describes the files, "
-    "for those of another training."
-)
 PART = FileKind("a file of an upload", "Copy it again, or take the upload's files out.", 1 << 40)
 
 REFUSED = "refused uploads"
@@ -36,66 +34,63 @@ LONGEST_NAME = 80
 """Characters of a line's name before its number."""
 
 CHANGES = (
-    "weights",
-    "weights_sha256",
-    "round",
-    "client",
-    "lr",
-    "partial",
-    "noise",
-    "rounding",
-    "undeclared",
+    *("weights", "weights_sha256", "round", "client", "lr"),
+    *("partial", "noise", "rounding", "undeclared"),
 )
 """Header fields that may change from one upload of a series to the next."""
 MAY_DIFFER = {*CHANGES, "series", "labels"} - {"lr"}
 """Header fields in which the uploads of a group may differ; in all others they agree."""
+TOLD_APART = (("round", "round {}"), ("batch", "B {}"), ("steps", "E {}"), ("dtype", "{}"))
+"""Header fields that enter a line's name where lines of the same label differ in them."""
+
+# the files ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class UploadFolder:
-    """A folder of uploads: `UploadFolder(Path("run/uploads")).entries()`."""
-
-    root: Path
-
-    def names(self) -> list[str]:
-        """The names of all uploads that have a header, sorted."""
-        if not self.root.is_dir():
-            raise UserError(
-                f"{shown(self.root)}: expected a folder of recorded uploads, but there is no "
-                f"folder of this name. {HOW_TO_RECORD}"
-            )
-        names = sorted(path.stem for path in self.root.glob("*.json"))
-        inside = [name for name in (UPLOADS, RECEIVED) if any((self.root / name).glob("*.json"))]
-        if inside and not any((self.root / f"{name}.safetensors").exists() for name in names):
-            raise UserError(
-                f"{shown(self.root)}: expected a folder of recorded uploads, got a federation's. "
-                f"Its uploads are in {shown(self.root / inside[0])}: give that folder."
-            )
-        if not names:
-            raise UserError(
-                f"{shown(self.root)}: expected NAME.json beside NAME.safetensors for each upload, "
-                f"but no file in this folder ends in .json. {HOW_TO_RECORD}"
-            )
+def upload_names(folder: Path) -> list[str]:
+    """The names of all uploads of a folder that have a header, sorted."""
+    names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    inside = [name for name in (UPLOADS, RECEIVED) if any((folder / name).glob("*.json"))]
+    if inside and not any((folder / f"{name}.safetensors").exists() for name in names):
+        got = f"a federation's folder, whose uploads are in {shown(folder / inside[0])}"
+    elif not names:
+        got = "no file that ends in .json" if folder.is_dir() else "no such folder"
+    else:
         return names
+    raise UserError(
+        f"{shown(folder)}: expected a folder with NAME.json beside NAME.safetensors for each "
+        f"upload, got {got}. `mjp federate` records such folders; mjp_privacy/federation/README.md "
+        "describes the files, for those of another training."
+    )
 
-    def upload(self, name: str) -> Upload:
-        """The upload of this name; a UserError where its header is not sound."""
-        return Upload.load(self.root / f"{name}.json")
 
-    def entries(self) -> list[Upload]:
-        """Every upload, sorted by name; a UserError where one has no sound header.
+def load_upload(folder: Path, name: str) -> Upload:
+    """The upload of this name; a UserError where its header is not sound."""
+    return Upload.load(folder / f"{name}.json")
 
-        `faults.examine` passes over such uploads and says why.
-        """
-        return [self.upload(name) for name in self.names()]
 
-    def unfinished(self) -> list[str]:
-        """Files of tensors without a header: the recorder was stopped between the two."""
-        return sorted(
-            path.name
-            for path in self.root.glob("*.safetensors")
-            if not path.with_suffix(".json").exists()
-        )
+def load_uploads(folder: Path) -> list[Upload]:
+    """Every upload of a folder, sorted by name; a UserError where one has no sound header.
+    `faults.examine` passes over such uploads and says why."""
+    return [load_upload(folder, name) for name in upload_names(folder)]
+
+
+def known_uploads(folder: Path) -> tuple[list[Upload], dict[str, UserError]]:
+    """The uploads of a folder whose headers tell where they stand, and what is wrong with headers,
+    by name. One of which a single bit flipped tells what it said before."""
+    known, wrong = list[Upload](), dict[str, UserError]()
+    for name in upload_names(folder):
+        try:
+            known.append(load_upload(folder, name))
+        except UserError as error:
+            wrong[name] = error
+            with suppress(UserError):
+                header = header_before_a_flip(folder / f"{name}.json")
+                if header is not None and is_usable(name):
+                    known.append(Upload(folder, name, header))
+    return known, wrong
+
+
+# series and groups --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)  # hashable by identity
@@ -109,6 +104,11 @@ class Series:
         """The upload of the earliest round."""
         return self.uploads[0]
 
+    @cached_property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """The images of its batch."""
+        return records_of(self.first)
+
     def lacking(self, lost: Iterable[str]) -> str:
         """Which of these uploads, whose headers nobody can read, is one of the series: its name
         begins with the series' name. Empty if none is."""
@@ -116,27 +116,36 @@ class Series:
         known = (n for n in lost if series and n.startswith(series))
         return next((n for n in known if not n[len(series or "") :][:1].isalnum()), "")
 
-    @cached_property
-    def records(self) -> tuple[ImageRecord, ...]:
-        """The images of its batch."""
-        return records_of(self.first)
-
 
 @dataclass(frozen=True)
 class Group:
     """The series that make one line of a table."""
 
     name: str
-    header: UploadHeader  # of the first upload
     series: tuple[Series, ...]
-    scored: bool  # every upload's private images are known
-    weights: str  # the file of the first round's weights
-    by_image: Mapping[str, Series] = field(repr=False)
+
+    @property
+    def header(self) -> UploadHeader:
+        """Of its first upload; its `weights` are those of the first round."""
+        return self.series[0].first.header
+
+    @cached_property
+    def scored(self) -> bool:
+        """Whether every upload's private images are known."""
+        return all(series.first.has_truth for series in self.series)
 
     @property
     def records(self) -> tuple[ImageRecord, ...]:
         """The images of all its series."""
         return tuple(record for series in self.series for record in series.records)
+
+    @cached_property
+    def _holders(self) -> Mapping[str, Series]:
+        return {record.image_id: each for each in self.series for record in each.records}
+
+    def of(self, records: Sequence[ImageRecord]) -> list[Series]:
+        """The series that hold these images, each once; the images must fill whole steps."""
+        return list(dict.fromkeys(self._holders[record.image_id] for record in records))
 
     def digest(self) -> str:
         """The sha256 of all that its rows depend on: tensors, headers, weights, private images."""
@@ -153,10 +162,6 @@ class Group:
                         digest.update(chunk)
         return digest.hexdigest()
 
-    def of(self, records: Sequence[ImageRecord]) -> list[Series]:
-        """The series that hold these images, each once; the images must fill whole steps."""
-        return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
-
 
 def group_uploads(
     uploads: Sequence[Upload], limit: int | None = None, refused: Collection[str] = ()
@@ -171,17 +176,13 @@ def group_uploads(
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
     lost = set(refused) - {upload.name for upload in uploads}
     lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
-    names = _names([members[0].first.header for members in lines])
     groups = []
-    for name, members in zip(names, lines, strict=True):
+    for name, members in zip(_names(lines), lines, strict=True):
         sound = [each for each in members if not any(u.name in refused for u in each.uploads)]
         if sound:
-            header = sound[0].first.header
-            most = len(sound) if limit is None else max(limit // header.batch, 1)
-            chosen = tuple(sound[:most])
-            by_image = {record.image_id: series for series in chosen for record in series.records}
-            scored = all(series.first.has_truth for series in chosen)
-            groups.append(Group(name, header, chosen, scored, header.weights, by_image))
+            batch = sound[0].first.header.batch
+            most = len(sound) if limit is None else max(limit // batch, 1)
+            groups.append(Group(name, tuple(sound[:most])))
     return groups
 
 
@@ -206,11 +207,10 @@ def series_of(uploads: Sequence[Upload]) -> list[Series]:
         header = upload.header
         key = (header.label, "series", header.series) if header.series else ("", "", upload.name)
         members.setdefault(key, []).append(upload)
-    series = []
-    for together in members.values():
-        ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
-        series.append(Series(tuple(ordered)))
-    return series
+    return [
+        Series(tuple(sorted(together, key=lambda upload: (upload.header.round, upload.name))))
+        for together in members.values()
+    ]
 
 
 def records_of(upload: Upload) -> tuple[ImageRecord, ...]:
@@ -229,21 +229,17 @@ def records_of(upload: Upload) -> tuple[ImageRecord, ...]:
     )
 
 
-def _names(headers: Sequence[UploadHeader]) -> list[str]:
-    """Names of the groups for tables: the label, and with it whatever of round, batch and steps
-    differs among groups of that label; " #2" and so on behind one that was there before."""
+def _names(lines: Sequence[Sequence[Series]]) -> list[str]:
+    """Names of the lines for tables: the label, and with it whatever of round, batch and steps
+    differs among lines of that label; " #2" and so on behind one that was there before."""
+    headers = [members[0].first.header for members in lines]
     names: list[str] = []
     for header in headers:
-        namesakes = [candidate for candidate in headers if candidate.label == header.label]
+        namesakes = [other for other in headers if other.label == header.label]
         parts = [header.label]
-        for field_name, text in (
-            ("round", f"round {header.round}"),
-            ("batch", f"B {header.batch}"),
-            ("steps", f"E {header.steps}"),
-            ("dtype", header.dtype),
-        ):
-            if len({getattr(namesake, field_name) for namesake in namesakes}) > 1:
-                parts.append(text)
+        for field, text in TOLD_APART:
+            if len({getattr(namesake, field) for namesake in namesakes}) > 1:
+                parts.append(text.format(getattr(header, field)))
         name = numbered = cut(", ".join(parts), LONGEST_NAME)
         number = 1
         while numbered in (REFUSED, *names):

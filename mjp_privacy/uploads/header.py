@@ -47,6 +47,7 @@ HEADER = FileKind(
     "files out.",
     1 << 20,
 )
+CHANGED = HEADER.advising("Record this upload again or, where you changed it, take out its `seal`.")
 MOST_IMAGES = 10_000
 """In one step of a client."""
 MOST_FLIPPED = 1 << 13
@@ -174,8 +175,14 @@ ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind"
 
 
 def read_header(path: Path) -> UploadHeader:
-    """Read and check a header; each mistake in it is a UserError that names file and field."""
-    return _header(read_json_value(path, HEADER), path)
+    """Read and check a header; each mistake in it is a UserError that names file and field. One
+    that carries a seal must be as it was recorded."""
+    content = read_json_value(path, HEADER)
+    sealed = isinstance(content, dict) and "seal" in content
+    header = _header(content, path)
+    if sealed:
+        check_digest(path, CHANGED, needed=True)
+    return header
 
 
 def _header(content: Any, path: Path) -> UploadHeader:
@@ -184,19 +191,6 @@ def _header(content: Any, path: Path) -> UploadHeader:
     header = typed(content, path, HEADER, UploadHeader)
     check_header(header, path)
     return header
-
-
-def header_changed(path: Path) -> bool:
-    """Whether a header is not as it was recorded: a person changed it, which is allowed, or a bit
-    of it flipped. One that never had a seal did not change."""
-    content = read_json_value(path, HEADER)
-    if not isinstance(content, dict) or "seal" not in content:
-        return False
-    try:
-        check_digest(path, HEADER, needed=True)
-    except BadFile:
-        return True
-    return False
 
 
 def header_before_a_flip(path: Path) -> UploadHeader | None:

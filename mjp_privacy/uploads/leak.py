@@ -272,15 +272,12 @@ class Leak:
         return f"{self._score(best)}{said}{f' But {self.doubt}.' if self.doubt else ''}"
 
     def _score(self, best: Reconstructed) -> str:
-        if best.scores is None:
+        if best.scores is None or self.private is None:
             return ""
         floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
-        assert self.private is not None
         lost = f", {len(best.reasons)} without a picture" if best.reasons else ""
-        return (
-            f"{best.attack}: {best.exact} of {len(self.private)} exact{lost}, {best.psnr:.1f} dB"
-            f"{floor}. "
-        )
+        exact = f"{best.exact} of {len(self.private)} exact{lost}"
+        return f"{best.attack}: {exact}, {best.psnr:.1f} dB{floor}. "
 
     def __str__(self) -> str:
         rows = [made.facts() for made in self.ranked]
@@ -339,21 +336,20 @@ def _of_one(best: Reconstructed, declared: float) -> str:
     """What the checks without truth say of an attack's pictures of single images."""
     fits, known = _gradient(best, declared), not math.isnan(best.residual)
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.1e})"
-    noise = (
-        f"The declared noise makes {declared:.2g} of it for the client's own picture, and up to "
-        "cond(A) times as much for one that was solved from noisy equations; more says that "
-    )
+    not_assumed = f"{UNLIKE}, weights, batch, mean and std, or a defence's error are not as assumed"
+    if declared:
+        not_assumed = (
+            f"the declared noise makes {declared:.2g} of it for the client's own picture, and up "
+            "to cond(A) times as much for one that was solved from noisy equations; more says that "
+            f"{not_assumed}"
+        )
     if best.is_certain:
-        said = (
+        rest = f"Of the whole gradient it leaves a part ({_left(best)}): {not_assumed} ({DECLARE})."
+        said = f"It {fits}." if fits else rest * known
+        return (
             f"{best.attack}'s picture is certain: it alone solves the equations of the patch "
-            f"embedding{solved}, {AS_DECLARED}."
+            f"embedding{solved}, whatever the loss, {AS_DECLARED}. {said}".rstrip()
         )
-        rest = (
-            f" Of the whole gradient it leaves a part ({_left(best)}), on which that does not "
-            f"depend. {noise if declared else 'It says that '}{UNLIKE}, weights or noise are not "
-            f"as assumed ({DECLARE})."
-        )
-        return f"{said} It {fits}." if fits else f"{said}{rest * known}"
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
     if not known and not best.misfit >= EXPLAINED:
@@ -362,11 +358,9 @@ def _of_one(best: Reconstructed, declared: float) -> str:
             f"{solved}: give labels=… if you know them."
         )
     check = _left(best) if known else f"misfit {best.misfit:.2g}"
-    why = noise if declared and known else "That is no evidence of safety: "
     return (
         f"No picture has the whole uploaded gradient; {best.attack}'s comes nearest ({check}). "
-        f"{why}the attacks do not reach it, or {UNLIKE}, batch, mean and std, or a defence's error "
-        f"are not as assumed ({DECLARE})."
+        f"That is no evidence of safety: the attacks do not reach it, or {not_assumed} ({DECLARE})."
     )
 
 
@@ -376,16 +370,18 @@ def _gradient(best: Reconstructed, declared: float) -> str:
         return f"has the uploaded gradient (residual {best.residual:.1e})"
     times = _times(best.factor)
     if best.scaled_residual < EXPLAINED:
-        said = f"gradient {times} (residual {best.scaled_residual:.1e}"
-        smoothed = LEAST_SMOOTHED < best.factor < 1 and best.scaled_residual > ALL
-        if smoothed and best.is_certain and not declared:
-            return (
-                f"explains most of the uploaded {said}); a scale of the whole gradient would "
-                "leave nothing but the rounding of half precision, so the loss may be another one "
-                "(label smoothing, mixup), or the weights or the picture"
+        why = "was it clipped, averaged or scaled?"
+        if best.factor < 0:
+            why = "is the sign another?"
+        elif best.factor > LEAST_SMOOTHED and best.scaled_residual > ALL and not declared:
+            why = (
+                "such a factor, and such a rest, leave another loss (label smoothing, mixup), or "
+                "a clipped gradient that was rounded to half precision"
             )
-        why = "is the sign another" if best.factor < 0 else "was it clipped, averaged or scaled"
-        return f"explains the uploaded {said}; {why}{', or is the loss another' * smoothed}?)"
+        return (
+            f"explains most of the uploaded gradient {times} (residual "
+            f"{best.scaled_residual:.1e}); {why}"
+        )
     if best.scaled_residual < NOISY * declared:
         scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {times}"
         return (
@@ -413,22 +409,15 @@ def _times(factor: float) -> str:
 def _of_batch(best: Reconstructed) -> str:
     """What is certain of pictures of batches, or of the places for those that uploads share."""
     assert best.images is not None
-    shares, left = SHARING in best.diagnostics, len(best.images) - best.verified
+    of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
     if best.verified:
-        of = "places for pictures that uploads share" if shares else "pictures"
-        guesses = f"; the other {left} are guesses" if left else ""
         return (
             f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
-            f"marks them, {AS_DECLARED}{guesses}."
-        )
-    if shares:
-        return (
-            f"{best.attack} found no picture that uploads certainly share: they hold different "
-            "ones, the same ones each time, or other pixels of them. All its pictures are guesses."
+            f"marks them, {AS_DECLARED}; all others are guesses."
         )
     return (
-        f"Without the originals nothing here tells whether {best.attack}'s pictures of a batch "
-        "are the client's. That is no evidence of safety."
+        f"Without the originals nothing here tells whether {best.attack}'s {of} hold the client's. "
+        "That is no evidence of safety."
     )
 
 
@@ -462,24 +451,25 @@ def leak_figure(
             self.savefig(image, format="png")
             return image.getvalue()
 
-    shown = ranked[:COLUMNS]
-    orders = [_order(result, private is not None, batch) for result in shown]
+    drawn = ranked[:COLUMNS]
+    orders = [_order(result, private is not None, batch) for result in drawn]
     rows = min(max(map(len, orders)) if private is None else len(private), ROWS)
-    columns = len(shown) + (private is not None)
+    columns = len(drawn) + (private is not None)
     figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * rows + 0.4), dpi=150)
     for row, places in enumerate(figure.subplots(rows, columns, squeeze=False)):
-        axes = list(places)
+        for axes in places:
+            axes.set_axis_off()
         if private is not None:
-            _panel(axes.pop(0), private[row], "original")
-        for place, result, order in zip(axes, shown, orders, strict=True):
-            place.set_axis_off()
+            _panel(places[0], private[row], "original")
+        for axes, result, order in zip(places[columns - len(drawn) :], drawn, orders, strict=True):
             if row < len(order) and result.images is not None:
-                _panel(place, result.images[order[row]], _title(result, row, order[row]))
-    parts = []
-    for result, order in zip(shown, orders, strict=True):
-        drawn, there = min(len(order), rows), 0 if result.images is None else len(result.images)
-        parts += [f"{drawn} of {there} pictures of {result.attack}"] if drawn < there else []
-    parts += [f"{len(shown)} of {len(ranked)} attacks"] if len(shown) < len(ranked) else []
+                _panel(axes, result.images[order[row]], _title(result, row, order[row]))
+    parts = [
+        f"{min(rows, len(order))} of {len(result.images)} pictures of {result.attack}"
+        for result, order in zip(drawn, orders, strict=True)
+        if result.images is not None and min(rows, len(order)) < len(result.images)
+    ]
+    parts += [f"{len(drawn)} of {len(ranked)} attacks"] if len(drawn) < len(ranked) else []
     left_out = [f"Drawn: {', '.join(parts)}."] if parts else []
     figure.suptitle("\n".join([title, *left_out]), fontsize=8, wrap=True)
     figure.tight_layout()
@@ -498,11 +488,10 @@ def _order(result: Reconstructed, originals: bool, batch: int) -> Sequence[int]:
     return sorted(places, key=lambda place: not certain[place])
 
 
-def _panel(place: Axes, image: Tensor, title: str) -> None:
+def _panel(axes: Axes, image: Tensor, title: str) -> None:
     pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
-    place.imshow(pixels, interpolation="nearest")
-    place.set_title(title, fontsize=7)
-    place.set_axis_off()
+    axes.imshow(pixels, interpolation="nearest")
+    axes.set_title(title, fontsize=7)
 
 
 def _title(result: Reconstructed, row: int, place: int) -> str:

@@ -1,4 +1,4 @@
-"""A user's own step as uploads in memory, and `save_upload`, which writes one of them."""
+"""A user's own step as updates, and `save_upload`, which writes one of them as an upload."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing_extensions import TypedDict, Unpack
 from attacks.equations import TABLE
 from attacks.equations.sent_gradients import rounding_error
 from attacks.masked_span import WEIGHED
-from mjp_privacy.client.config import DefenseText
+from mjp_privacy.client.config import ClientConfig, DefenseText
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
 from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
 from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, parse
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live_networks import rebuilt_by_name
 from mjp_privacy.models.modules import Channels, load_module
@@ -41,7 +41,14 @@ from mjp_privacy.uploads.reading import (
     separate_uploads,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
-from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, RecordedTruth, Upload, view_of
+from mjp_privacy.uploads.record import (
+    UNKNOWN_LABEL,
+    classifier_gradient,
+    record_weights,
+    shown_labels,
+    view_of,
+    write_upload,
+)
 
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -84,18 +91,12 @@ class ClientStep(TypedDict, total=False):
 OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
 """Facts that matter for weight differences alone."""
 AS_USUAL: ClientStep = {
-    "kind": "gradient",
+    **{name: getattr(UploadHeader, name) for name in ("kind", "autocast", *OF_TRAINING)},  # type: ignore[typeddict-item]
     "batch": None,
-    "lr": None,
-    "steps": 1,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
     "dal_lambda": 0.0,
     "defenses": (),
     "noise": 0.0,
     "rounding": 0.0,
-    "autocast": "none",
 }
 
 
@@ -169,28 +170,32 @@ def half_precision_error(sent: Tensor) -> Tensor:
     return torch.where(error < WEIGHED * size, 0.0, error)
 
 
-# uploads in memory --------------------------------------------------------------------------------
+# the update of each round -------------------------------------------------------------------------
+
+
+LabelSource = Literal["given", "read off the gradient", "unknown"]
 
 
 @dataclass(frozen=True)
 class OwnUploads:
-    """What a user gave: the uploads of each round, one for every independent step, and the model
-    of each round."""
+    """What a user gave: the uploads of all independent steps of each round, and the model of each
+    round."""
 
-    rounds: Sequence[Sequence[Upload]]
+    updates: Sequence[ClientUpdate]
     models: Sequence[LoadedModel]
     labels: Tensor | None  # (m,)
-    label_source: Literal["given", "read off the gradient", "unknown"]
+    label_source: LabelSource
     notes: tuple[str, ...]  # what may be mistaken in what was given
+    recipe: Mapping[str, Any]  # the client's, as the header of an upload has it
 
     @property
     def images(self) -> int:
         """The number of images m of all steps of a round."""
-        return len(self.rounds[0]) * self.rounds[0][0].header.batch
+        return self.updates[0].steps_in_all * self.updates[0].batch
 
     def view(self) -> AttackerView:
         """Everything that an attacker may use."""
-        return view_of(self.rounds, self.models, self.rounds[0][0].names(), self.labels)
+        return view_of(self.updates, self.models, self.labels)
 
 
 def own_uploads(
@@ -223,23 +228,19 @@ def own_uploads(
             "expected the same number in each, because they are of the same images."
         )
     client["batch"] = client["batch"] or images_in_a_step(labels, images, steps[0])
-    rounds = [
-        _steps_of(one, its_model, client, number)
-        for number, (one, its_model) in enumerate(zip(sent, models, strict=True))
-    ]
-    notes = []
-    if TABLE not in rounds[0][0].names():
-        notes.append(
-            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
-            "taken as withheld"
-        )
-    if client["optimizer"] == "adamw":
-        notes.append(
-            "an AdamW step sends most entries of the gradient by their sign alone (of their size "
-            "it holds what the weights' precision resolves): that attacks fail on it is no "
-            "evidence of safety"
-        )
-    return _labelled(OwnUploads(rounds, models, None, "unknown", tuple(notes)), labels)
+    updates = [_update_of(one, client, number) for number, one in enumerate(sent)]
+    notes = {
+        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is taken "
+        "as withheld": TABLE not in updates[0].grads,
+        "an AdamW step sends most entries of the gradient by their sign alone (of their size it "
+        "holds what the weights' precision resolves): that attacks fail on it is no evidence of "
+        "safety": client["optimizer"] == "adamw",
+    }
+    recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
+    if client["dal_lambda"]:
+        recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
+    told = tuple(note for note, holds in notes.items() if holds)
+    return _labelled(OwnUploads(updates, models, None, "unknown", told, recipe), labels)
 
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
@@ -248,15 +249,14 @@ def _on_cpu(model: LoadedModel) -> LoadedModel:
     return model if on_cpu else copy.deepcopy(model).to("cpu")
 
 
-def _steps_of(
-    sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep, round: int
-) -> list[Upload]:
-    """The upload of each independent step; numbers of less than 32 bits become float32, with their
-    rounding declared where it is large enough to be weighed."""
+def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> ClientUpdate:
+    """What was sent in a round; numbers of less than 32 bits become float32, with their rounding
+    declared where it is large enough to be weighed."""
     if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
         sent = {name: tensor for name, tensor in sent.items() if name != TABLE}
     double = any(tensor.dtype == torch.float64 for tensor in sent.values())
-    wide = {n: tensor.to(torch.float64 if double else torch.float32) for n, tensor in sent.items()}
+    dtype = torch.float64 if double else torch.float32
+    wide = {name: sent[name].to(dtype) for name in sorted(sent)}
     noise, rounding, unknown = declared_errors(client, wide)
     steps = len(next(iter(sent.values())))
     told = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
@@ -265,47 +265,34 @@ def _steps_of(
         for name, tensor in sent.items()
     }
     noise, rounding = _nonzero(added(noise, told)), _nonzero(added(rounding, errors))
-    shows = client["autocast"] == "none" and client["kind"] == "gradient"
-    recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
-    if client["dal_lambda"]:
-        recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
-    header = UploadHeader(
-        label="own",
-        weights=NOT_STORED,
-        mean=tuple(model.card.mean),  # type: ignore[arg-type]
-        std=tuple(model.card.std),  # type: ignore[arg-type]
-        dtype="float64" if double else "float32",
+    config = ClientConfig(defenses=tuple(client["defenses"]), batch=client["batch"] or 1)
+    hidden = unknown or (config.has_errors and not (noise or rounding))
+    return ClientUpdate(
+        wide,
+        dtype=dtype,
         round=round,
-        recipe=recipe,
-        undeclared=unknown,
-        autocast=shown_autocast(wide) if shows else client["autocast"],
+        dal_lambda=client["dal_lambda"],
+        autocast=shown_autocast(wide) if client["autocast"] == "none" else client["autocast"],
+        noise=noise,
+        rounding=rounding,
+        clipped=config.clips,
+        undeclared=torch.full((steps,), hidden) if client["defenses"] else None,
         **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
     )
-    uploads = []
-    for step in range(steps):
-        errors_of = [
-            {name: float(level[step]) for name, level in of.items()} for of in (noise, rounding)
-        ]
-        own = replace(header, noise=errors_of[0], rounding=errors_of[1])
-        tensors = {name: tensor[step] for name, tensor in wide.items()}
-        uploads.append(Upload.from_memory(own, model, tensors))
-    return uploads
 
 
 def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
     """The uploads with the labels that were given, or that the classifier's gradient tells."""
-    first, notes, model = own.rounds[0], own.notes, own.models[0]
-    read = torch.cat([step.labels(model) for step in first])
-    told = None if (read == UNKNOWN_LABEL).any() else read
-    if told is not None and (several := max(_classes_of(step, model) for step in first)) > 1:
+    first, notes, model = own.updates[0], own.notes, own.models[0]
+    told = shown_labels(first, model)
+    if told is not None and (several := _classes_of(first, model)) > 1:
         told = None
         notes += (
             f"the classifier's gradient points to at least {several} classes, and that of one "
             "picture to one: this looks like a batch (give batch=…) or mixup",
         )
     if labels is None:
-        source: Literal["read off the gradient", "unknown"]
-        source = "unknown" if told is None else "read off the gradient"
+        source: LabelSource = "unknown" if told is None else "read off the gradient"
         return replace(own, labels=told, label_source=source, notes=notes)
     given = checked_labels(labels, own.images, model.card.num_classes)
     if told is not None and not torch.equal(told, given):
@@ -313,24 +300,17 @@ def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
             f"labels {given.tolist()} were given, and the classifier's gradient says "
             f"{told.tolist()}: residuals are wrong if the given ones are",
         )
-    parts = given.split(first[0].header.batch)
-    rounds = [
-        [
-            replace(step, header=replace(step.header, labels=tuple(part.tolist())))
-            for step, part in zip(steps, parts, strict=True)
-        ]
-        for steps in own.rounds
-    ]
-    return replace(own, rounds=rounds, labels=given, label_source="given", notes=notes)
+    return replace(own, labels=given, label_source="given", notes=notes)
 
 
-def _classes_of(upload: Upload, model: LoadedModel) -> int:
-    """How many classes the gradient of the classifier's bias points to; 1 where noise hides it."""
-    bias = upload.classifier_gradient(model).get(HEAD_BIAS)
-    if bias is None or upload.header.noise:
+def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
+    """How many classes the gradient of the classifier's bias points to at most in a step; 1 where
+    noise hides it."""
+    bias = classifier_gradient(update, model).get(HEAD_BIAS)
+    if bias is None or update.noise:
         return 1
-    strongest = bias.min()
-    return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum())
+    strongest = bias.amin(1, keepdim=True)
+    return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum(1).max())
 
 
 # the recorded format ------------------------------------------------------------------------------
@@ -376,40 +356,43 @@ def save_upload(
         raise UserError(f"recipe: expected a client's fields by name, got {said(recipe)}.")
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
-    if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
+    update, loaded = own.updates[0], own.models[0]
+    if len(own.updates) > 1 or update.steps_in_all > 1:
         raise UserError(
-            f"save_upload writes one upload; the gradients hold {len(own.rounds)} upload(s) of "
-            f"{len(own.rounds[0])} independent step(s). Save each under a name of its own; those "
+            f"save_upload writes one upload; the gradients hold {len(own.updates)} upload(s) of "
+            f"{update.steps_in_all} independent step(s). Save each under a name of its own; those "
             "of the same images get the same series=…."
         )
-    upload, loaded = own.rounds[0][0], own.models[0]
-    batch = upload.header.batch
-    if not loaded.card.num_classes:
+    if not loaded.card.num_classes or not rebuilt_by_name(loaded):
         raise UserError(
-            "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
+            f"save_upload: expected a model with a classifier that its name builds again, as "
+            f"timm's, got {loaded.card.name} with {loaded.card.num_classes} classes. "
             "attack_gradients attacks it as it is."
         )
-    if not rebuilt_by_name(loaded):
-        raise UserError(
-            f"save_upload: expected a model that its name builds again, as timm's, got a "
-            f"{loaded.card.name} of another library. attack_gradients attacks it as it is."
-        )
-    truth = None
+    batch, given = update.batch, None if labels is None else own.labels
+    fed = plain = None
     if images is not None:
         picture = series or name
         ids = tuple(f"{picture} {place}" if batch > 1 else str(picture) for place in range(batch))
         plain = read_images(images, batch, loaded.card.img_size).float()
-        truth = RecordedTruth(plain, ids, None, None)
-    header = replace(
-        upload.header,
+        unknown = torch.full((batch,), UNKNOWN_LABEL)
+        fed = ClientInput(plain, unknown if given is None else given, ids)
+    header = UploadHeader(
         label=root.resolve().name if label is None else label,
+        weights="weights",
+        mean=tuple(loaded.card.mean),  # type: ignore[arg-type]
+        std=tuple(loaded.card.std),  # type: ignore[arg-type]
         gamma=gamma,
         series=series,
         round=round,
-        recipe={**upload.header.recipe, **(recipe or {})},
+        recipe={**own.recipe, **(recipe or {})},
+        batch=batch,
+        labels=None if given is None else tuple(given.tolist()),
+        **{field: getattr(update, field) for field in ("kind", *OF_TRAINING)},
     )
     check_header(header, root / f"{name}.json")  # as whoever reads it will
-    return Upload.from_memory(header, loaded, upload.tensors(), truth, name).save(root)
+    header = replace(header, weights=record_weights(root, loaded))
+    return write_upload(root, name, header, replace(update, round=round), fed, plain)
 
 
 def _free_folder(folder: object, name: object) -> Path:

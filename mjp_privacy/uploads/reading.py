@@ -35,8 +35,8 @@ Models = nn.Module | Sequence[nn.Module]
 Labels = int | Sequence[int] | Tensor
 Images = Tensor | npt.NDArray[Any]
 
-BY_NAME = "{name: p.grad for name, p in model.named_parameters()}"
-"""What to give, in a user's words."""
+GIVE = "Give {name: p.grad for name, p in model.named_parameters()}"
+"""What to do, in a user's words."""
 
 # gradients ----------------------------------------------------------------------------------------
 
@@ -57,8 +57,7 @@ def separate_uploads(gradients: Held) -> list[Held]:
     if not entries or (any(several) and not all(several)):
         raise UserError(
             "gradients: expected a dictionary by parameter name, a list in parameter order, a "
-            "model with .grad, or a list of several of these; got "
-            f"{'a mixture of both' if entries else said(gradients)}. Give {BY_NAME}."
+            f"model with .grad, or a list of several of these; got {said(gradients)}. {GIVE}."
         )
     return entries if all(several) else [entries]
 
@@ -70,33 +69,80 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     module  the model as the user has it, whose parameters give names, order and shapes
     model   the same as loaded here
     """
-    sent = {name: _tensor(name, value) for name, value in _by_name(held, module).items()}
-    if not sent:
-        raise UserError(
-            "gradients: expected tensors, and every entry is None. Call loss.backward() first, or "
-            "give torch.autograd.grad(loss, model.parameters())."
-        )
     own = {_bare(name): p for name, p in module.named_parameters()}
-    buffers = {_bare(name) for name, _ in module.named_buffers()}
-    sent = {name: tensor for name, tensor in sent.items() if name not in buffers - own.keys()}
-    weights = {name: p.detach().cpu() for name, p in own.items()}
-    if sent and all(
-        name in own and g.shape == weights[name].shape and torch.equal(g, weights[name].to(g))
-        for name, g in sent.items()
-    ):
-        raise UserError(
-            f"gradients: these are the model's weights. Expected their gradients: {BY_NAME}."
-        )
-    parameters = dict(model.named_parameters())
-    if sent.keys() <= own.keys():
-        named = _with_step_axis(sent, own, "the model's")
-        others = model.family == "timm"
-        named = of_live_names(model, named) if others else recognised(own).to_own(named, axes=1)
-    else:
+    buffers = {_bare(name) for name, _ in module.named_buffers()} - own.keys()
+    sent = {
+        name: _tensor(name, value)
+        for name, value in _by_name(held, module).items()
+        if value is not None and name not in buffers
+    }
+    if sent and all(n in own and _equal(g, own[n].detach().cpu()) for n, g in sent.items()):
+        raise UserError(f"gradients: expected gradients, got the model's weights. {GIVE}.")
+    parameters, named = dict(model.named_parameters()), sent
+    if not sent.keys() <= own.keys():
         named = _of_another_layout(sent, own, parameters)
+    elif sent and model.family == "timm":
+        named = of_live_names(model, _with_step_axis(sent, own))
+    elif sent:
+        named = recognised(own).to_own(_with_step_axis(sent, own), axes=1)
     named = {name: tensor for name, tensor in named.items() if name in parameters}
-    _check_numbers(named)
+    for name, tensor in named.items():
+        if count := int((~tensor.isfinite()).sum()):
+            raise UserError(
+                f"gradients: {name} holds {count} NaN or infinite number(s) of {tensor.numel()}; "
+                "expected finite ones. The client's step broke down, or its loss scale was not "
+                "undone: take the gradient of another step."
+            )
+    told = [named[PATCH]] if PATCH in named else list(named.values())
+    if not any(bool(tensor.any()) for tensor in told):
+        raise UserError(
+            "gradients: nothing of a picture is in them, for every number is zero "
+            f"{f'in {PATCH}' if PATCH in named else 'or None'}. Call loss.backward() first, and "
+            "optimizer.zero_grad() after reading them; a classifier whose weights are all zeros, "
+            "as in torchvision's fresh ViT, passes nothing back: take a second step."
+        )
     return named
+
+
+def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
+    """Every entry by its name, without the prefixes of wrappers; a list is as
+    torch.autograd.grad(loss, model.parameters()) returns it."""
+    held = module if held is None else held
+    if isinstance(held, nn.Module):
+        held = {name: p.grad for name, p in held.named_parameters()}
+    if not isinstance(held, Mapping):
+        values, every = list(held), list(module.named_parameters())
+        trained = [(name, p) for name, p in every if p.requires_grad]
+        fitting = next((known for known in (every, trained) if len(known) == len(values)), None)
+        if fitting is None:
+            raise UserError(
+                "gradients: expected a list with one entry for each of the model's "
+                f"{len(every)} parameters in the order of model.parameters(), got {len(values)}. "
+                "Keep None for parameters without a gradient, or give a dictionary by name."
+            )
+        held = dict(zip((name for name, _ in fitting), values, strict=True))
+    return {_bare(str(name)): value for name, value in held.items()}
+
+
+def _bare(name: str) -> str:
+    """The name without what DataParallel, FSDP and torch.compile put in front of it."""
+    return shown(WRAPPERS.sub("", name), LONGEST_NAME)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    tensor = as_tensor(value)
+    if tensor is None or tensor.dtype not in FLOATS:
+        of = f" of {value.dtype} on {value.device}" if isinstance(value, Tensor) else ""
+        raise UserError(
+            f"gradients: {name} is a {type(value).__name__}{of}; expected a tensor of "
+            f"floating-point numbers of 16 to 64 bits. {GIVE}; undo a quantisation first "
+            "(times its scale), and give its error as rounding=…."
+        )
+    return tensor
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other.to(one))
 
 
 def _of_another_layout(
@@ -115,91 +161,25 @@ def _of_another_layout(
             f"{first_of(unknown, NAMED)}.{did_you_mean(unknown[0], [*own, *parameters])} Expected "
             f"names as model.named_parameters() has them, such as {next(iter(own))}."
         )
-    return _with_step_axis(named, parameters, "this package's")
-
-
-def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
-    """Every entry that is not None by its name, without the prefixes of wrappers; a list is as
-    torch.autograd.grad(loss, model.parameters()) returns it."""
-    held = module if held is None else held
-    if isinstance(held, nn.Module):
-        held = {name: p.grad for name, p in held.named_parameters()}
-    if not isinstance(held, Mapping):
-        values, every = list(held), list(module.named_parameters())
-        trained = [(name, p) for name, p in every if p.requires_grad]
-        fits = [known for known in (every, trained) if len(known) == len(values)]
-        if not fits:
-            raise UserError(
-                "gradients: expected a list with one entry for each of the model's "
-                f"{len(every)} parameters in the order of model.parameters(), got {len(values)}. "
-                "Keep None for parameters without a gradient, or give a dictionary by name."
-            )
-        held = dict(zip((name for name, _ in fits[0]), values, strict=True))
-    return {_bare(str(name)): value for name, value in held.items() if value is not None}
-
-
-def _bare(name: str) -> str:
-    """The name without what DataParallel, FSDP and torch.compile put in front of it."""
-    return shown(WRAPPERS.sub("", name), LONGEST_NAME)
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    tensor = as_tensor(value)
-    if tensor is None or tensor.dtype not in FLOATS:
-        of = "" if tensor is None else f" of {str(tensor.dtype).removeprefix('torch.')}"
-        device = f" on the device {value.device}" if isinstance(value, Tensor) else ""
-        raise UserError(
-            f"gradients: {name} is a {type(value).__name__}{of}{device}; expected a tensor of "
-            f"floating-point numbers of 16 to 64 bits. Give {BY_NAME}; undo a quantisation first "
-            "(times its scale), and give its error as rounding=…."
-        )
-    return tensor
+    return _with_step_axis(named, parameters)
 
 
 def _with_step_axis(
-    sent: Mapping[str, Tensor], parameters: Mapping[str, Tensor], whose: str
+    sent: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Every tensor with the axis of independent steps in front; all have it, or none."""
-    shaped = {}
+    shaped, steps = {}, set[int]()
     for name, tensor in sent.items():
         shape = tuple(parameters[name].shape)
         shaped[name] = tensor.unsqueeze(0) if tuple(tensor.shape) == shape else tensor
-        if tuple(shaped[name].shape[1:]) != shape:
+        steps.add(len(shaped[name]) if shaped[name].ndim else 0)
+        if tuple(shaped[name].shape[1:]) != shape or len(steps) > 1:
             raise UserError(
-                f"gradients: {name} has shape {tuple(tensor.shape)}, {whose} parameter {shape}. "
-                "Expected the gradient of the model that was given, with or without one leading "
-                "axis for independent steps; check that both are of the same architecture."
+                f"gradients: {name} has shape {tuple(tensor.shape)}, the model's parameter {shape}."
+                " Expected that shape, or on every tensor one leading axis of the same length for "
+                "independent steps; check that model and gradients are of the same architecture."
             )
-    steps = {name: len(tensor) for name, tensor in shaped.items()}
-    if len(set(steps.values())) > 1:
-        few, many = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
-        raise UserError(
-            f"gradients: {few} is of {steps[few]} step(s) and {many} of {steps[many]}. Expected "
-            "one leading axis of the same length on every tensor, or none on any."
-        )
     return shaped
-
-
-def _check_numbers(sent: Mapping[str, Tensor]) -> None:
-    """Raise for numbers that no step can have made."""
-    for name, tensor in sent.items():
-        if count := int((~tensor.isfinite()).sum()):
-            raise UserError(
-                f"gradients: {name} holds {count} NaN or infinite number(s) of {tensor.numel()}; "
-                "expected finite ones. The client's step broke down, or its loss scale was not "
-                "undone: take the gradient of another step."
-            )
-    if not any(bool(tensor.any()) for tensor in sent.values()):
-        raise UserError(
-            "gradients: every number is zero; expected the gradient of a step on a picture. Was "
-            "optimizer.zero_grad() called after loss.backward()?"
-        )
-    if PATCH in sent and not bool(sent[PATCH].any()):
-        raise UserError(
-            f"gradients: that of {PATCH} is zero throughout, so nothing of the picture is in it. A "
-            "classifier whose weights are all zeros (torchvision's fresh ViT has one) passes "
-            "nothing back in its first step: take a second step, or draw its weights."
-        )
 
 
 # models, labels, pictures -------------------------------------------------------------------------
@@ -210,16 +190,11 @@ def modules_of(model: Models, uploads: int) -> list[nn.Module]:
     if isinstance(model, nn.Module):
         return [model] * uploads
     modules = list(model) if isinstance(model, Sequence) else []
-    if not modules or not all(isinstance(module, nn.Module) for module in modules):
+    if len(modules) != uploads or not all(isinstance(module, nn.Module) for module in modules):
         raise UserError(
-            "model: expected a network (torch.nn.Module), or a list of them, got "
-            f"{type(model).__name__}. Of a file: load_model(checkpoint=FILE); of a state_dict: the "
-            "network that it was taken from."
-        )
-    if len(modules) != uploads:
-        raise UserError(
-            f"model: expected one model, or one for each of {uploads} upload(s), got "
-            f"{len(modules)}. Give the model as it was before each upload, in the same order."
+            f"model: expected a network (torch.nn.Module), or a list with one for each of "
+            f"{uploads} upload(s), got {len(modules) or type(model).__name__}. Give the model as "
+            "it was before each upload, in the same order. Of a file: load_model(checkpoint=FILE)."
         )
     return modules
 
@@ -252,22 +227,19 @@ def checked_labels(labels: Labels, images: int, classes: int) -> Tensor:
 def read_images(images: Any, count: int, size: int) -> Tensor:
     """(m, 3, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
     tensor, expected = as_tensor(images), (count, 3, size, size)
-    if tensor is not None and tensor.ndim == 3:
-        tensor = tensor.unsqueeze(0)
-    readable = tensor is not None and tensor.dtype in (*FLOATS, torch.uint8)
-    if tensor is None or not readable or tuple(tensor.shape) != expected:
-        of = "" if tensor is None else f" of {tensor.dtype}, {tuple(tensor.shape)}"
+    got = said(images) if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
+    pixels = torch.empty(0)
+    if tensor is not None and tensor.dtype in (*FLOATS, torch.uint8):
+        pixels = tensor.double() / (255 if tensor.dtype == torch.uint8 else 1)
+        pixels = pixels.unsqueeze(0) if pixels.ndim == 3 else pixels
+    if fits := tuple(pixels.shape) == expected:
+        low, high = (float(bound) for bound in pixels.aminmax())
+        fits, got = low >= -1e-6 and high <= 1 + 1e-6, f"values from {low:.3g} to {high:.3g}"
+    if not fits:
         raise UserError(
-            f"images: expected a tensor or array {expected} with values in [0, 1], got a "
-            f"{type(images).__name__}{of}. Give the pixels of every image of the step as the "
-            "client fed them: cropped and resized, not normalised."
-        )
-    pixels = tensor.double() / 255 if tensor.dtype == torch.uint8 else tensor.double()
-    low, high = (float(bound) for bound in pixels.aminmax())
-    if not (low >= -1e-6 and high <= 1 + 1e-6):
-        raise UserError(
-            f"images: expected values in [0, 1], got values from {low:.3g} to {high:.3g}. Give "
-            "them before normalisation (or undo it: images * std + mean)."
+            f"images: expected a tensor or array {expected} with values in [0, 1], got {got}. Give "
+            "the pixels of every image of the step as the client fed them, cropped and resized, "
+            "before normalisation (or undo it: images * std + mean)."
         )
     return pixels.clamp(0, 1)
 
@@ -307,4 +279,4 @@ def as_tensor(value: Any) -> Tensor | None:
 
 def said(value: object) -> str:
     """A value that a user gave, as a message shows it: one short line."""
-    return shown(repr(value), 100)
+    return shown(" ".join(repr(value).split()), 100)

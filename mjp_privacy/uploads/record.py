@@ -1,8 +1,9 @@
-"""One upload: a model, what one client sent, what is known of that client, and perhaps the truth.
+"""One upload as files: a model, what one client sent, what is known of that client, and perhaps
+the truth. In memory it is a `ClientUpdate`, as it is for attacks.
 
-    Upload.load("uploads/round_3.json")     of files, read when they are asked for
-    Upload.from_memory(header, model, tensors, truth)
-    upload.tensors(), upload.model(), upload.labels(model), upload.truth(), upload.save(folder)
+    upload = Upload.load("uploads/round_3.json")     # read when they are asked for
+    upload.tensors(), upload.model(), upload.labels(model), upload.truth()
+    write_upload(folder, name, header, update, inputs, plain)
 
     DIR/NAME.safetensors   tensors by parameter name, each of the parameter's own shape
     DIR/NAME.json          the header; written last, so that an upload without one is unfinished
@@ -15,10 +16,9 @@ their own digests (`models/tensor_files.py`), and a header that of its weights' 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.files import LONGEST, is_usable
+from mjp_privacy.data.files import is_usable
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
@@ -53,28 +53,16 @@ WEIGHTS_FILE = FileKind(
 )
 
 
-NOT_STORED = "not stored yet"
-"""In place of the file of weights, in the header of an upload in memory."""
 UNKNOWN_LABEL = -1
 
 
 @dataclass(frozen=True)
-class Held:
-    """What an upload in memory has in place of files."""
-
-    model: LoadedModel
-    tensors: Mapping[str, Tensor]
-    truth: RecordedTruth | None = None
-
-
-@dataclass(frozen=True)
 class Upload:
-    """One client's message in one round: of files, which are read at every call, or in memory."""
+    """One client's message in one round, as files that are read at every call."""
 
     folder: Path
     name: str
     header: UploadHeader
-    held: Held | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @classmethod
     def load(cls, header: str | Path) -> Upload:
@@ -83,18 +71,6 @@ class Upload:
         if not is_usable(path.stem):
             raise HEADER.refusal(path, "a name with control characters or bytes of no Unicode")
         return cls(path.parent, path.stem, read_header(path))
-
-    @classmethod
-    def from_memory(
-        cls,
-        header: UploadHeader,
-        model: LoadedModel,
-        tensors: Mapping[str, Tensor],
-        truth: RecordedTruth | None = None,
-        name: str = "upload",
-    ) -> Upload:
-        """The upload of these tensors, which have the shapes of the model's parameters."""
-        return cls(Path(), name, header, Held(model, tensors, truth))
 
     @property
     def path(self) -> Path:
@@ -133,13 +109,10 @@ class Upload:
 
     def names(self) -> list[str]:
         """The names of its tensors, read without the tensors."""
-        return self.tensor_file().names if self.held is None else sorted(self.held.tensors)
+        return self.tensor_file().names
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that it holds."""
-        if self.held is not None:
-            chosen = [name for name in self.names() if names is None or name in names]
-            return {name: self.held.tensors[name] for name in chosen}
         file = self.tensor_file()
         chosen = [name for name in file.names if names is None or name in names]
         return file.tensors(chosen, finite=True) if chosen else {}
@@ -148,8 +121,6 @@ class Upload:
 
     def model(self) -> LoadedModel:
         """The model whose weights the client started from, as the header describes it."""
-        if self.held is not None:
-            return self.held.model
         return self._of_transformer(load_model(**self._model_arguments()))
 
     def outline(self) -> LoadedModel:
@@ -200,8 +171,6 @@ class Upload:
     @property
     def has_truth(self) -> bool:
         """Whether somebody kept its private images."""
-        if self.held is not None:
-            return self.held.truth is not None
         return is_there(self.truth_path)
 
     def truth_file(self) -> TruthFile | None:
@@ -210,8 +179,6 @@ class Upload:
 
     def truth(self) -> RecordedTruth | None:
         """Its private images, or None where nobody kept them."""
-        if self.held is not None:
-            return self.held.truth
         file = self.truth_file()
         return None if file is None else file.read()
 
@@ -220,45 +187,10 @@ class Upload:
 
         Where that was not sent, or the batch is larger than one, labels are UNKNOWN_LABEL.
         """
-        header = self.header
-        if header.labels is not None:
-            return torch.tensor(header.labels)
-        unknown = torch.full((header.batch,), UNKNOWN_LABEL)
-        if header.batch > 1:
-            return unknown
-        sent = self.classifier_gradient(model)
-        label = label_in_gradient({name: tensor.unsqueeze(0) for name, tensor in sent.items()})
-        return unknown if label is None else label
-
-    def classifier_gradient(self, model: LoadedModel) -> dict[str, Tensor]:
-        """The gradient of the classifier's weight and bias as far as they were sent."""
-        header, sent = self.header, self.tensors([HEAD, HEAD_BIAS])
-        if header.kind == "gradient":
-            return sent
-        assert header.lr
-        before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
-        return {n: -d / header.lr - header.weight_decay * before[n] for n, d in sent.items()}
-
-    def save(self, folder: Path) -> Path:
-        """Write it into a folder, with its weights unless they are there; the file of its tensors.
-        Files are renamed into place when they are complete, the header last."""
-        if self.held is None:
-            raise UserError(f"{shown(self.header_path)}: expected an upload in memory, got a file.")
-        header, there = self.header, Upload(folder, self.name, self.header)
-        if header.weights == NOT_STORED:
-            header = replace(header, weights=record_weights(folder, self.held.model))
-        weights = folder / header.weights
-        if header.weights_sha256 is None and weights.is_file():
-            header = replace(header, weights_sha256=file_sha256(weights))
-        if (truth := self.held.truth) is not None:
-            kept = {"images": truth.images, "mask": truth.mask, "permutation": truth.permutation}
-            metadata = {"image_ids": json.dumps(list(truth.image_ids))}
-            stored_truth = {n: stored(tensor) for n, tensor in kept.items() if tensor is not None}
-            save_tensors(there.truth_path, stored_truth, metadata, digest=True)
-        tensors = {name: stored(tensor) for name, tensor in self.held.tensors.items()}
-        save_tensors(there.path, tensors, {}, digest=True)
-        write_header(there.header_path, header)
-        return there.path
+        if self.header.labels is not None:
+            return torch.tensor(self.header.labels)
+        label = shown_labels(stacked([self], [HEAD, HEAD_BIAS], torch.device("cpu")), model)
+        return torch.full((self.header.batch,), UNKNOWN_LABEL) if label is None else label
 
 
 # uploads together ---------------------------------------------------------------------------------
@@ -307,22 +239,36 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     )
 
 
+def shown_labels(update: ClientUpdate, model: LoadedModel) -> Tensor | None:
+    """The labels (n,) that the classifier's gradient tells of n single images; else None."""
+    return label_in_gradient(classifier_gradient(update, model)) if update.batch == 1 else None
+
+
+def classifier_gradient(update: ClientUpdate, model: LoadedModel) -> dict[str, Tensor]:
+    """The gradient of the classifier's weight and bias (n, *shape) as far as they were sent."""
+    sent = {name: update.grads[name] for name in (HEAD, HEAD_BIAS) if name in update.grads}
+    if update.kind == "gradient":
+        return sent
+    assert update.lr
+    before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+    return {n: -d / update.lr - update.weight_decay * before[n] for n, d in sent.items()}
+
+
 def view_of(
-    rounds: Sequence[Sequence[Upload]],
+    updates: Sequence[ClientUpdate],
     models: Sequence[LoadedModel],
-    names: Sequence[str],
     labels: Tensor | None,
     against: Literal["input", "plain"] = "plain",
 ) -> AttackerView:
-    """What an attacker sees on the CPU of the uploads of each round, and the model that the round
-    began with; names: the parameters whose gradients are read."""
-    first, updates = models[0], []
-    for uploads, model in zip(rounds, models, strict=True):
-        update = stacked(uploads, names, torch.device("cpu"))
-        before = None if model is first else weights_of(model)
-        updates.append(replace(update, weights_before=before))
+    """What an attacker sees of the update of each round, and the model that the round began
+    with."""
+    first = models[0]
+    with_weights = [
+        replace(update, weights_before=None if model is first else weights_of(model))
+        for update, model in zip(updates, models, strict=True)
+    ]
     pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
-    return AttackerView(first, updates, pixels, labels, against)
+    return AttackerView(first, with_weights, pixels, labels, against)
 
 
 SHARED_WITH_UPDATE = (
@@ -330,40 +276,43 @@ SHARED_WITH_UPDATE = (
 )
 
 
-def uploads_of(
-    update: ClientUpdate,
+def write_upload(
+    folder: Path,
+    name: str,
     header: UploadHeader,
-    model: LoadedModel,
-    names: Sequence[str],
+    update: ClientUpdate,
     inputs: ClientInput | None = None,
     plain: Tensor | None = None,
-) -> list[Upload]:
-    """The n uploads of an update, in memory, under these names.
+) -> Path:
+    """Write an update of one step as an upload of this name; the file of its tensors. Files are
+    renamed into place when they are complete, the header last.
 
-    header  what they share; round, kind, batch and the like come from the update
+    header  the file of weights, which is there, and the label; round, kind and the like come from
+            the update
     inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
     """
-    uploads = []
-    for step, name in enumerate(names):
-        images = slice(step * update.batch, (step + 1) * update.batch)
-        fed = None if inputs is None else inputs.part(images)
-        known = fed is not None and bool((fed.labels >= 0).all())
-        fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
-        fields |= {
-            "dtype": str(update.dtype).removeprefix("torch."),
-            "noise": {key: float(level[step]) for key, level in update.noise.items()},
-            "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
-            "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
-        }
-        if fed is not None and known and header.labels is None:
-            fields["labels"] = tuple(fed.labels.tolist())
-        truth = None
-        if fed is not None and plain is not None:
-            truth = RecordedTruth(plain[images], tuple(fed.image_ids), fed.mask, fed.permutation)
-        tensors = {key: grad[step] for key, grad in update.grads.items()}
-        own = replace(header, **fields)
-        uploads.append(Upload.from_memory(own, model, tensors, truth, name))
-    return uploads
+    fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
+    fields |= {
+        "dtype": str(update.dtype).removeprefix("torch."),
+        "noise": {key: float(level[0]) for key, level in update.noise.items()},
+        "rounding": {key: float(level[0]) for key, level in update.rounding.items()},
+        "undeclared": update.undeclared is not None and bool(update.undeclared[0]),
+    }
+    weights = folder / header.weights
+    if header.weights_sha256 is None and weights.is_file():
+        fields["weights_sha256"] = file_sha256(weights)
+    if inputs is not None and header.labels is None and bool((inputs.labels >= 0).all()):
+        fields["labels"] = tuple(inputs.labels.tolist())
+    there = Upload(folder, name, replace(header, **fields))
+    if inputs is not None and plain is not None:
+        kept = {"images": plain, "mask": inputs.mask, "permutation": inputs.permutation}
+        told = {key: stored(tensor) for key, tensor in kept.items() if tensor is not None}
+        ids = json.dumps(list(inputs.image_ids))
+        save_tensors(there.truth_path, told, {"image_ids": ids}, digest=True)
+    tensors = {key: stored(grad[0]) for key, grad in update.grads.items()}
+    save_tensors(there.path, tensors, {}, digest=True)
+    write_header(there.header_path, there.header)
+    return there.path
 
 
 # weights beside uploads ---------------------------------------------------------------------------
@@ -379,7 +328,9 @@ def record_weights(folder: Path, model: LoadedModel) -> str:
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode() + stored(parameter).numpy().tobytes())
     place = f"weights/{digest.hexdigest()[:16]}.safetensors"
-    if not _holds(folder / place, model):
+    try:
+        check_digest(folder / place, WEIGHTS_FILE)
+    except BadFile:  # not there, or damaged
         save_weights(folder / place, model)
     return place
 
@@ -411,23 +362,6 @@ def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None)
     return texts | {n: json.dumps(value) for n, value in (facts or {}).items() if value is not None}
 
 
-def _holds(path: Path, model: LoadedModel) -> bool:
-    """Whether a file of weights is there and holds this model; earlier versions wrote no digest."""
-    if not path.is_file():
-        return False
-    try:
-        file = TensorFile(path, WEIGHTS_FILE)
-        tensors = file.tensors()
-    except BadFile:
-        return False
-    parameters = dict(model.named_parameters())
-    return (
-        file.metadata == weights_metadata(model)
-        and tensors.keys() == parameters.keys()
-        and all(tensors[name].equal(stored(p)) for name, p in parameters.items())
-    )
-
-
 def stored(tensor: Tensor) -> Tensor:
     """The tensor as safetensors can write it: detached, contiguous, on the CPU."""
     return tensor.detach().cpu().contiguous()
@@ -445,7 +379,6 @@ TRUTH = FileKind(
 WHOLE = ("I64", "I32", "I16", "I8", "U8")
 TYPES = {"images": FLOATS, "mask": ("BOOL", *WHOLE), "permutation": WHOLE}
 """The types that each tensor may have."""
-
 OUTSIDE = 1e-5
 """How far rounding takes a pixel out of [0, 1]."""
 
@@ -465,68 +398,48 @@ class TruthFile:
 
     def __init__(self, path: Path) -> None:
         self.file = TensorFile(path, TRUTH, (*FLOATS, *TYPES["mask"]))
-        self._raise(self._header_faults(self.file.metadata_value("image_ids")))
-        self.image_ids: tuple[str, ...] = tuple(self.file.metadata_value("image_ids"))
+        types, ids = self.file.dtypes, self.file.metadata_value("image_ids")
+        if types.keys() not in ({"images"}, set(TYPES)):
+            raise self._refusal(f"tensors of the names {shown(', '.join(types), 100)}")
+        for name in types:
+            if types[name] not in TYPES[name]:
+                allowed = " or ".join(TYPES[name])
+                raise self._refusal(f"entries of type {types[name]}, not {allowed}", name)
+        usable = isinstance(ids, list) and all(
+            isinstance(name, str) and name.strip() and is_usable(name) for name in ids
+        )
+        if not usable or (len(set(ids)),) != self.file.shapes["images"][:1]:
+            got = f"{shown(ids, 100)} for images of the shape {self.file.shapes['images']}"
+            raise self._refusal(got, "image_ids")
+        self.image_ids: tuple[str, ...] = tuple(ids)
 
     def check_shapes(self, batch: int, size: int, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""
         places = (batch, patches)
         expected = {"images": (batch, 3, size, size), "mask": places, "permutation": places}
-        self._raise(
-            (f"the shape {shape} where its upload needs {expected[name]}", name)
-            for name, shape in self.file.shapes.items()
-            if shape != expected[name]
-        )
+        for name, shape in self.file.shapes.items():
+            if shape != expected[name]:
+                raise self._refusal(f"{shape} where its upload needs {expected[name]}", name)
 
     def read(self) -> RecordedTruth:
         """The images and the shuffle; to be called after `check_shapes`."""
         tensors = self.file.tensors(finite=True)
-        images, mask = tensors["images"].float(), tensors.get("mask")
-        permutation = tensors.get("permutation")
-        self._raise(_faults_of_values(images, mask, permutation))
-        if mask is None or permutation is None:
+        images = tensors["images"].float()
+        low, high = (float(bound) for bound in images.aminmax())
+        if low < -OUTSIDE or high > 1 + OUTSIDE:
+            raise self._refusal(f"values from {low:.3g} to {high:.3g}", "images")
+        if "mask" not in tensors:
             return RecordedTruth(images, self.image_ids, None, None)
-        return RecordedTruth(images, self.image_ids, mask.bool(), permutation.long())
+        mask, permutation = tensors["mask"], tensors["permutation"].long()
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise self._refusal("entries other than 0 and 1", "mask")
+        places = torch.arange(mask.shape[-1])
+        if not torch.equal(permutation.sort(-1).values, places.expand_as(permutation)):
+            got = f"rows that are no order of the patches 0 to {len(places) - 1}"
+            raise self._refusal(got, "permutation")
+        if bool(((permutation != places) & ~mask.bool()).any()):
+            raise self._refusal("patches that move and that `mask` does not name", "permutation")
+        return RecordedTruth(images, self.image_ids, mask.bool(), permutation)
 
-    def _header_faults(self, ids: Any) -> Faults:
-        """Of the names, the types and the ids."""
-        shapes, types = self.file.shapes, self.file.dtypes
-        yield from (("a tensor of another name", name) for name in shapes if name not in TYPES)
-        if "images" not in shapes:
-            yield "no tensor of this name", "images"
-        if ("mask" in shapes) != ("permutation" in shapes):
-            yield "one of mask and permutation without the other", ""
-        for name in shapes:
-            if types[name] not in TYPES[name]:
-                yield f"entries of type {types[name]}, not {' or '.join(TYPES[name])}", name
-        if not isinstance(ids, list) or (len(ids),) != shapes["images"][:1]:
-            yield f"no list of ids, one for each of images of shape {shapes['images']}", "image_ids"
-        for name in ids:
-            if not isinstance(name, str) or not name.strip() or not is_usable(name):
-                got = f"{shown(repr(name), 60)}, which is no text of 1 to {LONGEST} characters"
-                yield got, "image_ids"
-        if len(set(ids)) < len(ids):
-            yield "one name for two images", "image_ids"
-
-    def _raise(self, faults: Iterable[tuple[str, str]]) -> None:
-        for got, field in faults:  # the first of them
-            raise TRUTH.refusal(self.file.path, got, field)
-
-
-Faults = Iterator[tuple[str, str]]
-"""What there is in place of what is expected, and the field that it is in."""
-
-
-def _faults_of_values(images: Tensor, mask: Tensor | None, permutation: Tensor | None) -> Faults:
-    low, high = (float(bound) for bound in images.aminmax())
-    if low < -OUTSIDE or high > 1 + OUTSIDE:
-        yield f"values from {low:.3g} to {high:.3g}", "images"
-    if mask is None or permutation is None:
-        return
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        yield "entries other than 0 and 1", "mask"
-    places = torch.arange(mask.shape[-1])
-    if not torch.equal(permutation.long().sort(-1).values, places.expand_as(permutation)):
-        yield f"rows that are no order of the patches 0 to {len(places) - 1}", "permutation"
-    if bool(((permutation != places) & ~mask.bool()).any()):
-        yield "patches that move and that `mask` does not name", "permutation"
+    def _refusal(self, got: str, field: str = "") -> BadFile:
+        return TRUTH.refusal(self.file.path, got, field)

@@ -104,14 +104,6 @@ def test_local_steps(model: LoadedModel, kind: Any) -> None:
         assert torch.allclose(sent[name][0], after[name] - before, rtol=0, atol=1e-7), name
 
 
-@each_kind
-def test_the_mean_gradient_is_that_of_the_steps(model: LoadedModel, kind: Any) -> None:
-    client = FedSGDClient(model, ClientConfig(autocast=kind))
-    steps, mean = client.gradients(inputs_of(3)), client.mean_gradient(inputs_of(3))
-    for name, gradient in steps.items():
-        torch.testing.assert_close(mean[name], gradient.mean(0), rtol=1e-5, atol=1e-8)
-
-
 def test_the_loss_scale_is_halved_where_half_precision_ends() -> None:
     """A head with large weights makes gradients that overflow with GradScaler's first scale."""
     model = tiny_model(unknown_embedding=True).float()

@@ -199,14 +199,10 @@ def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("client", "named"),
     [
-        ({"plain_shar": 0.5}, "client.plain_shar"),
         ({"plain_share": 1.5}, "client.plain_share"),
         ({"augment": "blur"}, "client.augment"),
-        ({"server_lr": float("inf")}, "client.server_lr"),
         ({"server_lr": 1, "position_noise": 1}, "client.position_noise"),
         ({"steps": 2}, "client.steps"),
-        ({"steps": 0}, "client.steps"),
-        ({"optimizer": "adamw"}, "client.optimizer"),
         ({"momentum": 0.9}, "client.momentum"),
         (
             {"upload": "weight_difference", "optimizer": "adamw", "momentum": 0.9},
@@ -215,22 +211,15 @@ def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Pa
         ({"upload": "weight_difference", "steps": 2, "server_lr": 0.1}, "client.steps"),
         ({"lora": {"rank": 2}, "position_noise": 0.1}, "client.position_noise"),
         ({"defenses": [{"dp_sdg": 0.5}]}, "dp_sgd"),
-        ({"defenses": [{"dp_sgd": {"nois": 1}}]}, "noise"),
         ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd"),
         ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd"),
-        ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise"),
         ({"defenses": [{"top_k": 0}]}, "top_k"),
-        ({"defenses": [{"prune": 2}]}, "prune"),
         ({"defenses": [{"percentile_privacy": 101}]}, "101"),
-        ({"defenses": [{"percentile_privacy": {"gamma": 0}}]}, "gamma"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share"),
-        ({"defenses": ["{top_k 1"]}, "{top_k 1"),
         ({"defenses": ["top_k"]}, "share"),
-        ({"defenses": [{"int8": 3}]}, "int8"),
         ({"defenses": [{"int8": 3, "float16": 1}]}, "client.defenses"),
         ({"defenses": ["int8", {"dp_sgd": 1}]}, "dp_sgd"),
         ({"defenses": ["int8"], "server_lr": 1}, "client.defenses"),
-        ({"defenses": ["int8"], "position_noise": 1}, "position_noise"),
     ],
 )
 def test_a_mistake_is_named(client: dict[str, Any], named: str) -> None:

@@ -31,7 +31,7 @@ from mjp_privacy.federation.flower.strategy import cause, order_of, read_reply, 
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[Message, Context], Message]
@@ -150,7 +150,7 @@ def test_rounds_are_those_of_one_process(
     assert [line["val_top1"] for line in one] == [line["val_top1"] for line in other]
     moved = [[line["moved"] for line in lines[1:]] for lines in (one, other)]
     assert moved[0] == pytest.approx(moved[1], rel=1e-5)
-    probes = [UploadFolder(tmp_path / run / "uploads").entries() for run in ("one", "flower")]
+    probes = [load_uploads(tmp_path / run / "uploads") for run in ("one", "flower")]
     assert len(probes[0]) == 2
     for one, other in zip(*probes, strict=True):
         assert (one.name, one.header.round) == (other.name, other.header.round)
@@ -184,7 +184,7 @@ def test_every_upload_is_a_file_as_far_as_it_is_asked_for(
     serve(Grid(data), data, tmp_path / "run", config, record=record)
     assert_equal_weights(tmp_path / "one", tmp_path / "run")
     received, task = tmp_path / "run/received", Task.from_config(config, data)
-    entries = UploadFolder(received).entries() if received.exists() else []
+    entries = load_uploads(received) if received.exists() else []
     every = [f"r{round:05d}_c{client:04d}" for round in range(3) for client in range(3)]
     assert [entry.name for entry in entries] == (every if record != "none" else [])
     for entry in entries:
@@ -219,11 +219,11 @@ def test_a_run_that_was_stopped_goes_on(
     federate(config, data, tmp_path / "one")
     with pytest.raises(UserError, match="Round 1"):
         serve(Grid(data, answer=failing(1, {0, 1, 2})), data, tmp_path / "run", config)
-    assert len(UploadFolder(tmp_path / "run/received").entries()) == 3
+    assert len(load_uploads(tmp_path / "run/received")) == 3
     serve(Grid(data), data, tmp_path / "run", config)
     assert_equal_weights(tmp_path / "one", tmp_path / "run")
     assert [line["round"] for line in lines(tmp_path / "run")] == [0, 1, 2]
-    assert len(UploadFolder(tmp_path / "run/received").entries()) == 9
+    assert len(load_uploads(tmp_path / "run/received")) == 9
     serve(Grid(data, answer=failing(0, {0, 1, 2})), data, tmp_path / "run", config)  # nothing left
 
 

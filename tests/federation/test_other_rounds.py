@@ -56,12 +56,6 @@ def test_rows_of_shipped_configs_are_told_apart() -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize(("rounds", "starts"), [(8, (0, 6)), (2, (0,)), (200, (0, 198))])
-def test_the_latest_round_stays_the_latest(rounds: int, starts: tuple[int, ...]) -> None:
-    whole = config(rounds=20, record={"rounds": [0, 18], "images": 2, "probes": [{"uploads": 2}]})
-    assert with_rounds(whole, rounds).record.rounds == starts
-
-
 @pytest.mark.parametrize("rounds", [5, 0, -3])
 def test_too_few_rounds_for_the_probes_are_refused(rounds: int) -> None:
     with pytest.raises(UserError, match=r"--rounds.* 6"):

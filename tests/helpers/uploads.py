@@ -50,9 +50,10 @@ def flip(path: Path, bit: int) -> None:
 
 
 def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
-    """Change fields of one header."""
+    """Change fields of one header, which then has no seal."""
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in content.items() if name != "seal"}))
 
 
 def edit_all(folder: Path, **changes: Any) -> None:

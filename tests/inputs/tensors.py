@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
 Header = dict[str, Any]
 
 
@@ -45,9 +49,6 @@ def with_tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], No
     """The file holds other tensors; its metadata stay."""
 
     def damage(path: Path) -> None:
-        from safetensors import safe_open
-        from safetensors.torch import save
-
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             metadata = file.metadata()
@@ -63,8 +64,6 @@ def with_state(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None
     """The same of a file that torch.save wrote."""
 
     def damage(path: Path) -> None:
-        import torch
-
         content = torch.load(path, weights_only=True)
         changed = change(content)
         path.unlink()
@@ -83,6 +82,7 @@ def _entry(header: Header, **changes: Any) -> None:
     header[name] = {**header[name], **changes}
 
 
+EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 HEADER_CHANGES: Mapping[str, Callable[[Header], Any]] = {
     "metadata of numbers": lambda h: h.update(__metadata__={"a": 5}),
     "metadata a list": lambda h: h.update(__metadata__=[1]),
@@ -101,101 +101,54 @@ HEADER_CHANGES: Mapping[str, Callable[[Header], Any]] = {
     "offsets of texts": lambda h: _entry(h, data_offsets=["0", "9"]),
     "an entry that is a number": lambda h: h.update({next(iter(h)): 5}),
     "a further field": lambda h: _entry(h, surprise=1),
-    "a name of 5,000": lambda h: h.update(
-        {"x" * 5000: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
-    ),
-    "a name with escapes": lambda h: h.update(
-        {"a\x1b[2Jb\nc": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
-    ),
-    "10^5 empty tensors": lambda h: h.update(
-        {f"e{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for k in range(100_000)}
-    ),
+    "a name of 5,000": lambda h: h.update({"x" * 5000: EMPTY}),
+    "a name with escapes": lambda h: h.update({"a\x1b[2Jb\nc": EMPTY}),
+    "10^5 empty tensors": lambda h: h.update({f"e{k}": EMPTY for k in range(100_000)}),
     "a header without tensors": lambda h: h.clear(),
 }
 
-
-def _of(tensor: Any, **changes: Any) -> Any:
-    import torch
-
-    value = changes.get("value")
-    return tensor.clone() if value is None else torch.full_like(tensor, value)
-
-
-def _each(change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def apply(tensors: dict[str, Any]) -> None:
-        for name in list(tensors):
-            tensors[name] = change(tensors[name])
-
-    return apply
-
-
-def _one(wanted: tuple[str, ...], change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def apply(tensors: dict[str, Any]) -> None:
-        name = first(tensors, *wanted)
-        tensors[name] = change(tensors[name])
-
-    return apply
-
-
-def _cast(name: str) -> Callable[[Any], Any]:
-    import torch
-
-    return lambda tensor: tensor.to(getattr(torch, name))
-
-
-def _spoiled_entry(value: float) -> Callable[[Any], Any]:
-    def change(tensor: Any) -> Any:
-        tensor = tensor.clone() if tensor.is_floating_point() else tensor.float()
-        tensor.view(-1)[0] = value
-        return tensor
-
-    return change
+DTYPES = ("float16", "bfloat16", "float64", "int8", "int64", "bool", "complex64", "float8_e4m3fn")
+SHAPES: Mapping[str, Callable[[Any], Any]] = {
+    "NaN": lambda t: t.float() * float("nan"),
+    "infinite": lambda t: t.float() + float("inf"),
+    "1e38": lambda t: (t.float() * 0 + 1e38).to(t.dtype),
+    "scalar": lambda t: t.reshape(-1)[0].clone(),
+    "no rows": lambda t: t[:0].clone(),
+    "twice": lambda t: t.repeat(2, *[1] * (t.ndim - 1)) if t.ndim else t.repeat(2),
+    "transposed": lambda t: t.transpose(0, -1) if t.ndim else t,
+    "leading axis": lambda t: t.unsqueeze(0),
+    "last axis empty": lambda t: t[..., :0].clone(),
+    "ten axes": lambda t: t.reshape(*[1] * 8, *t.shape),
+}
+STRANGERS = (
+    "stranger.weight",
+    "blocks.foo.weight",
+    "blocks.1000000000.norm1.weight",
+    "",
+    "a\x1b[2J",
+)
 
 
 def tensor_changes(*names: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
     """Changes of tensors that any reader may meet; those of one tensor hit the first of `names`."""
-    changes: dict[str, Callable[[dict[str, Any]], Any]] = {}
-    for dtype in ("float16", "bfloat16", "float64", "int8", "uint8", "int64", "bool", "complex64"):
-        changes[f"all {dtype}"] = _each(_cast(dtype))
-        changes[f"{names[0] if names else 'first'} {dtype}"] = _one(names, _cast(dtype))
-    for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        changes[f"all {dtype}"] = _each(_cast(dtype))
-    for name in names:
-        changes |= {
-            f"{name} NaN": _one((name,), _spoiled_entry(float("nan"))),
-            f"{name} infinite": _one((name,), _spoiled_entry(float("inf"))),
-            f"{name} 1e38": _one((name,), lambda t: (t.float() * 0 + 1e38).to(t.dtype)),
-            f"{name} missing": lambda tensors, name=name: tensors.pop(name, None),
-            f"{name} scalar": _one((name,), lambda t: t.reshape(-1)[0].clone()),
-            f"{name} no rows": _one((name,), lambda t: t[:0].clone()),
-            f"{name} one row more": _one((name,), lambda t: _longer(t)),
-            f"{name} transposed": _one((name,), lambda t: t.transpose(0, -1) if t.ndim else t),
-            f"{name} leading axis": _one((name,), lambda t: t.unsqueeze(0)),
-            f"{name} flat": _one((name,), lambda t: t.reshape(-1).clone()),
-            f"{name} last axis empty": _one((name,), lambda t: t[..., :0].clone()),
-            f"{name} ten axes": _one((name,), lambda t: t.reshape(*[1] * 8, *t.shape)),
-        }
-    changes["no tensors"] = lambda tensors: tensors.clear()
-    changes["zeros"] = _each(lambda t: t * 0)
-    changes["a stranger"] = lambda tensors: tensors.update(
-        {"stranger.weight": next(iter(tensors.values())).clone()}
-    )
-    changes["blocks.foo.weight"] = lambda tensors: tensors.update(
-        {"blocks.foo.weight": next(iter(tensors.values())).clone()}
-    )
-    changes["a block of number 10^9"] = lambda tensors: tensors.update(
-        {"blocks.1000000000.norm1.weight": next(iter(tensors.values())).clone()}
-    )
-    changes["an empty name"] = lambda tensors: tensors.update(
-        {"": next(iter(tensors.values())).clone()}
-    )
-    changes["escapes in a name"] = lambda tensors: tensors.update(
-        {"a\x1b[2Jb\nc": next(iter(tensors.values())).clone()}
-    )
-    return changes
 
+    def each(change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+        return lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
 
-def _longer(tensor: Any) -> Any:
-    import torch
+    def one(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+        return lambda tensors: tensors.update({(n := first(tensors, name)): change(tensors[n])})
 
-    return torch.cat([tensor, tensor[:1]]) if tensor.ndim else tensor.repeat(2)
+    def stranger(name: str) -> Callable[[dict[str, Any]], None]:
+        return lambda tensors: tensors.update({name: next(iter(tensors.values())).clone()})
+
+    def cast(dtype: str) -> Callable[[Any], Any]:
+        return lambda tensor: tensor.to(getattr(torch, dtype))
+
+    return {
+        **{f"all {dtype}": each(cast(dtype)) for dtype in DTYPES},
+        **{f"{n} {what}": one(n, change) for n in names for what, change in SHAPES.items()},
+        **{f"{name} missing": (lambda held, name=name: held.pop(name, None)) for name in names},
+        **{name: stranger(name) for name in STRANGERS},
+        "no tensors": lambda tensors: tensors.clear(),
+        "zeros": each(lambda tensor: tensor * 0),
+    }

@@ -184,8 +184,6 @@ CONFIGS = [
         ("aliases", ATTACK, written(ALIASES)),
         ("deep", ATTACK, written("[" * 100_000)),
         ("python object", ATTACK, written("!!python/object/apply:os.system ['touch OWNED']\n")),
-        ("seed = 2^63", ATTACK, field("seed", 2**63)),
-        ("a list", ATTACK, written("[1, 2]\n")),
         ("not UTF-8", ATTACK, written(b"\xff\xfe\x00caf\xe9: [\xc3\x28]\n")),
         ("a pipe", ATTACK, a_pipe),
         ("an endless device", ATTACK, endless),
@@ -210,40 +208,18 @@ CONFIGS = [
 HEADER = f"uploads/{UPLOAD}.json"
 TENSORS = f"uploads/{UPLOAD}.safetensors"
 TRUTH = f"uploads/truth/{UPLOAD}.safetensors"
-UPLOADS = (
-    [
-        Case(f"header: {path} = {title}", argv, (2, 3), (UPLOAD,), HEADER, field(path, value))
-        for path, title, value, argv in (
-            ("noise", "entry -1", {"entry": -1}, ATTACK_UPLOADS),
-            ("noise", "entry -1", {"entry": -1}, CHECK),
-            ("round", "10^30", 10**30, CHECK),
-            ("recipe", "weight decay nan", {"weight_decay": float("nan")}, CHECK),
-            ("weights", "a text of 5,000", "x" * 5000, CHECK),
-            ("model", "mlp_ratio -1", {"mlp_ratio": -1}, CHECK),
-            ("model", "model a number", {"model": 5}, CHECK),
-        )
-    ]
-    + [
-        Case(f"{file}: {title}", argv, (2, 3), (UPLOAD,), file, spoil)
-        for file, title, argv, spoil in (
-            (HEADER, "a pipe", ATTACK_UPLOADS, a_pipe),
-            (TENSORS, "half", CHECK, half),
-            (TENSORS, "all float8", ATTACK_UPLOADS, tensors("all float8_e4m3fn")),
-        )
-    ]
-    + [
-        Case("truth: all bool", ATTACK_UPLOADS, MAYBE, (), TRUTH, tensors("all bool")),
-        Case(
-            "truth: no images",
-            ATTACK_UPLOADS,
-            MAYBE,
-            (),
-            TRUTH,
-            tensors("images no rows", "images"),
-        ),
-        Case("weights: one bit", CHECK, MAYBE, (), "uploads/weights/*.safetensors", one_bit),
-    ]
-)
+UPLOADS = [
+    Case(f"{file}: {title}", argv, (2, 3), (UPLOAD,), file, spoil)
+    for file, title, argv, spoil in (
+        (HEADER, "noise -1", ATTACK_UPLOADS, field("noise", {"entry": -1})),
+        (HEADER, "a text of 5,000", CHECK, field("weights", "x" * 5000)),
+        (HEADER, "a pipe", ATTACK_UPLOADS, a_pipe),
+        (TENSORS, "half", CHECK, half),
+        (TENSORS, "all float8", ATTACK_UPLOADS, tensors("all float8_e4m3fn")),
+        (TRUTH, "no images", ATTACK_UPLOADS, tensors("images no rows", "images")),
+        ("uploads/weights/*.safetensors", "one bit", CHECK, one_bit),
+    )
+]
 
 MODEL = "model.safetensors"
 OWN = own(MODEL)
@@ -252,9 +228,7 @@ CHECKPOINTS = [
         MODEL,
         ("blocks.foo.weight", CHECK_MODEL, tensors("blocks.foo.weight")),
         ("a scalar", OWN, tensors("pos_embed scalar", "pos_embed")),
-        ("no rows", OWN, tensors("patch_embed.proj.weight no rows", "patch_embed.proj.weight")),
         ("NaN", OWN, tensors("patch_embed.proj.weight NaN", "patch_embed.proj.weight")),
-        ("all int8", OWN, tensors("all int8")),
         ("all complex64", OWN, tensors("all complex64")),
         (
             "a header as long as a disk",
@@ -264,29 +238,23 @@ CHECKPOINTS = [
     ),
     *of_file("model.pth", ("a list", own("model.pth"), with_state(lambda state: [1, 2]))),
     *of_file("prior.safetensors", ("half", PRIOR, half)),
-    Case(
-        "metadata: deep",
-        ("evaluate", *GOOD["evaluate"]),
-        MAYBE,
-        (),
-        MODEL,
-        metadata("mean", "[" * 100_000),
-    ),
-    Case(
-        "a training's state holds itself",
-        TRAIN_AGAIN,
-        MAYBE,
-        (),
-        "trained/checkpoint.pt",
-        with_state(lambda state: state.update(model=state)),
-    ),
-    Case(
-        "a federation's state is of numbers",
-        FEDERATE_AGAIN,
-        MAYBE,
-        (),
-        "federation/checkpoint.pt",
-        with_state(lambda state: dict.fromkeys(state, 5)),
+    *(
+        Case(f"{file}: {title}", argv, MAYBE, (), file, spoil)
+        for file, title, argv, spoil in (
+            (MODEL, "metadata", ("evaluate", *GOOD["evaluate"]), metadata("mean", "[" * 100_000)),
+            (
+                "trained/checkpoint.pt",
+                "holds itself",
+                TRAIN_AGAIN,
+                with_state(lambda state: state.update(model=state)),
+            ),
+            (
+                "federation/checkpoint.pt",
+                "of numbers",
+                FEDERATE_AGAIN,
+                with_state(lambda state: dict.fromkeys(state, 5)),
+            ),
+        )
     ),
 ]
 
@@ -311,17 +279,11 @@ def png(side: int, content: bytes = b"") -> bytes:
     """A PNG of this size that holds these bytes."""
 
     def chunk(kind: bytes, inner: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(inner))
-            + kind
-            + inner
-            + struct.pack(">I", zlib.crc32(kind + inner))
-        )
+        check = struct.pack(">I", zlib.crc32(kind + inner))
+        return struct.pack(">I", len(inner)) + kind + inner + check
 
-    start = b"\x89PNG\r\n\x1a\n" + chunk(
-        b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    )
-    return start + (chunk(b"IDAT", content) if content else b"")
+    size = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + size + (chunk(b"IDAT", content) if content else b"")
 
 
 def bomb(place: Path) -> None:
@@ -342,13 +304,7 @@ DATA = [
     *of_file(
         "images/labels.csv",
         ("5,000 digits", ATTACK, labels("0.png," + "9" * 5000, "1.png,1")),
-        ("empty id", ATTACK, labels(",1", "1.png,1", "2.png,0", "3.png,0")),
         ("a name twice", ATTACK, labels("0.png,1", "0.png,2", "1.png,0", "2.png,0", "3.png,0")),
-        (
-            "a column twice",
-            ATTACK,
-            written("file,label,label\n0.png,1,2\n1.png,1,2\n2.png,1,2\n3.png,1,2\n"),
-        ),
         ("strangers", ("sample", *GOOD["sample"]), labels("a.png,1", "b.png,2")),
         ("escapes", ATTACK, labels("0.png\x1b[2J,1", "\x1b]0;x\x07.png,2")),
     ),
@@ -357,27 +313,16 @@ DATA = [
         ("half", ZIPPED, half),
         ("an entry outside", ZIPPED, zip_of({"../../0.png": png(8)})),
     ),
-    Case(
-        "images.zip: bomb",
-        ZIPPED,
-        MAYBE,
-        (),
-        "images.zip",
-        zip_of({"0.png": b"\0" * (300 << 20), "1.png": png(8)}),
-    ),
-    Case("a png bomb", ATTACK, MAYBE, (), "images/0.png", bomb),
-    Case("a png of 2^62 pixels", ATTACK, MAYBE, (), "images/0.png", written(png(2**31 - 1))),
-    Case("a picture that is a pipe", ATTACK, MAYBE, (), "images/0.png", a_pipe),
-    Case(
-        "a reference that is cut off", ("score", *GOOD["score"]), MAYBE, (), "reference/0.png", half
-    ),
-    Case(
-        "a picture named like a terminal's code",
-        ATTACK,
-        MAYBE,
-        (),
-        "images/a\x1b[2Jb.png",
-        written(b"x"),
+    *(
+        Case(f"{file}: {title}", argv, MAYBE, (), file, spoil)
+        for file, title, argv, spoil in (
+            ("images.zip", "bomb", ZIPPED, zip_of({"0.png": b"\0" * (300 << 20), "1.png": png(8)})),
+            ("images/0.png", "bomb", ATTACK, bomb),
+            ("images/0.png", "2^62 pixels", ATTACK, written(png(2**31 - 1))),
+            ("images/0.png", "a pipe", ATTACK, a_pipe),
+            ("reference/0.png", "cut off", ("score", *GOOD["score"]), half),
+            ("images/a\x1b[2Jb.png", "a terminal's code", ATTACK, written(b"x")),
+        )
     ),
 ]
 

@@ -36,7 +36,7 @@ from mjp_privacy.training.journal import METRICS, check_runs, whole_lines
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import read_header
 from tests.inputs import base as good
 from tests.inputs.forked import CONTROL
@@ -192,17 +192,17 @@ def test_yaml_of_base_configs_is_what_is_loaded() -> None:
 
 def uploads(folder: Path) -> None:
     check_uploads(folder / "uploads")
-    refused = examine(UploadFolder(folder / "uploads")).reasons
+    refused = examine(folder / "uploads").reasons
     if refused:  # each is a row of its own; here it counts as what a reader raises
         raise UserError("; ".join(refused.values()))
 
 
 def tensors(folder: Path) -> None:
-    UploadFolder(folder / "uploads").upload(good.UPLOAD).tensors()
+    load_upload(folder / "uploads", good.UPLOAD).tensors()
 
 
 def truth(folder: Path) -> None:
-    upload = UploadFolder(folder / "uploads").upload(good.UPLOAD)
+    upload = load_upload(folder / "uploads", good.UPLOAD)
     file = upload.truth_file()
     assert file is not None
     file.check_shapes(upload.header.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)

@@ -1,6 +1,6 @@
 """Bad values of a field, from its schema: wrong types, ranges and sizes; fields missing and extra.
 
-for place, bad in bad_contents(UploadHeader, header): ...
+for case in bad_contents(UploadHeader, header): ...
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,23 +16,10 @@ from pydantic import TypeAdapter
 LONG = "x" * 5000
 CONTROLS = "a\x1b[2Jb\nc\x07\u202ed"
 MISSING = object()
-MANY_NAMES = {f"n{number}": 1 for number in range(10_000)}
-
-
-def _deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-DEEP = _deep(300)
-
-
-@cache
-def _many(value: Any) -> list[Any]:
-    """The same list for every field: there are thousands."""
-    return [value] * 100_000
+DEEP: Any = 1
+for _ in range(300):
+    DEEP = [DEEP]
+NUMBERS = {"integer", "number"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +45,14 @@ class BadContent:
         return ".".join(map(str, self.at))
 
     @property
+    def field(self) -> str:
+        """The field's own name, which a message has to hold."""
+        return [part for part in self.place.split(".") if not part.isdigit()][-1]
+
+    @property
     def content(self) -> Any:
         """A copy of the content with the bad value in its place."""
-        content = copy.deepcopy(self.whole)
-        inner = content
+        inner = content = copy.deepcopy(self.whole)
         for part in self.at[:-1]:
             inner = inner[part]
         if self.bad.value is MISSING:
@@ -71,130 +61,87 @@ class BadContent:
             inner[self.at[-1]] = self.bad.value
         return content
 
-    @property
-    def field(self) -> str:
-        """The field's own name, which a message has to hold."""
-        return [part for part in self.place.split(".") if not part.isdigit()][-1]
-
 
 def bad_contents(kind: Any, content: Mapping[str, Any]) -> Iterator[BadContent]:
     """The content with one field spoiled, for every field of the schema and of what is in it."""
     schema = TypeAdapter(kind).json_schema()
-    yield from _spoiled(schema, schema.get("$defs", {}), content, content, ())
+    defs = schema.get("$defs", {})
 
-
-def _spoiled(
-    schema: Mapping[str, Any], defs: Mapping[str, Any], here: Any, whole: Any, at: tuple[Any, ...]
-) -> Iterator[BadContent]:
-    schema = _resolved(schema, defs)
-    required = schema.get("required", ())
-    for name, field in schema.get("properties", {}).items():
-        place = (*at, name)
-        certain = name in required
-        yield BadContent(place, BadValue("missing", MISSING, certain), whole)
-        for value in bad_values(field, defs, name):
-            yield BadContent(place, value, whole)
-        inner = here.get(name) if isinstance(here, Mapping) else None
-        if isinstance(inner, Mapping):
+    def spoiled(schema: Any, here: Any, at: tuple[Any, ...]) -> Iterator[BadContent]:
+        schema = _resolved(schema, defs)
+        fields = schema.get("properties", {})
+        for name, field in fields.items():
+            place, inner = (*at, name), here.get(name) if isinstance(here, Mapping) else None
+            missing = BadValue("missing", MISSING, name in schema.get("required", ()))
+            for bad in (missing, *bad_values(field, defs, name)):
+                yield BadContent(place, bad, content)
             for option in _options(field, defs):
-                if "properties" in option:
-                    yield from _spoiled(option, defs, inner, whole, place)
-                elif isinstance(option.get("additionalProperties"), dict) and inner:
-                    key = next(iter(inner))
-                    item = option["additionalProperties"]
-                    yield from _spoiled(item, defs, inner[key], whole, (*place, key))
-        if isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
-            for option in _options(field, defs):
-                item = option.get("items")
-                if isinstance(item, dict):
-                    yield from _spoiled(item, defs, inner[0], whole, (*place, 0))
-    if "properties" in schema:
-        yield BadContent((*at, "surprise"), BadValue("extra", 1, True), whole)
+                if isinstance(inner, Mapping) and "properties" in option:
+                    yield from spoiled(option, inner, place)
+                elif isinstance(inner, Mapping) and inner:
+                    key, item = next(iter(inner)), option.get("additionalProperties")
+                    if isinstance(item, dict):
+                        yield from spoiled(item, inner[key], (*place, key))
+                elif isinstance(inner, list) and inner and isinstance(option.get("items"), dict):
+                    yield from spoiled(option["items"], inner[0], (*place, 0))
+        if fields:
+            yield BadContent((*at, "surprise"), BadValue("extra", 1, True), content)
+
+    yield from spoiled(schema, content, ())
 
 
-def bad_values(
-    field: Mapping[str, Any], defs: Mapping[str, Any], name: str = ""
-) -> Iterator[BadValue]:
+def bad_values(field: Any, defs: Mapping[str, Any], name: str = "") -> Iterator[BadValue]:
     """Values that this field should refuse, or at least survive."""
     options = list(_options(field, defs))
     kinds = {str(option.get("type", "any")) for option in options}
-    anything = "any" in kinds
+    known = "any" not in kinds
+    number, text = bool(kinds & NUMBERS), "string" in kinds
     closed = any("enum" in option or "const" in option for option in options)
-    numbers = bool(kinds & {"integer", "number"})
-    for title, value, kind in (
-        ("a list", [1, "x", None], "array"),
-        ("an empty list", [], "array"),
-        ("a mapping", {"a": 1}, "object"),
-        ("null", None, "null"),
-        ("true", True, "boolean"),
-        ("a number", 5, "numbers"),
-        ("a text", "five", "string"),
+    fits = {"a list": "array", "a mapping": "object", "null": "null", "true": "boolean"}
+    for title, value, certain in (
+        ("a list", [1, "x", None], known),
+        ("a mapping", {"a": 1}, known),
+        ("null", None, known),
+        ("true", True, known),
+        ("a number", 5, known and not number),
+        ("a text", "five", closed or (known and not text)),
+        ("a text of 5,000", LONG, known),
+        ("control characters", CONTROLS, closed or (known and not text)),
+        ("an empty text", "", closed or (known and not text)),
+        ("a text that is a number", "5", known and not text),
+        ("deep", DEEP, known),
+        ("nan", math.nan, True),
+        ("infinity", math.inf, True),
+        ("-1", -1, number and name not in ("mean", "seed")),
+        ("1.5", 1.5, number and kinds <= {"integer", "null"}),
+        ("10^30", 10**30, number and "number" not in kinds),
+        ("10^400", 10**400, number),
     ):
-        fits = numbers if kind == "numbers" else kind in kinds
-        # One number stands for three in some fields; a list where one is known may be of texts.
-        certain = not anything and (not fits or (title == "a list" and kind in kinds))
-        if closed and kind == "string":
-            certain = True
-        yield BadValue(title, value, certain)
-    yield BadValue("a text of 5,000", LONG, not anything)
-    yield BadValue("control characters", CONTROLS, closed or not (anything or "string" in kinds))
-    yield BadValue("an empty text", "", closed or not (anything or "string" in kinds))
-    yield BadValue("deep", DEEP, not anything)
-    yield BadValue("nan", math.nan, True)
-    yield BadValue("infinity", math.inf, True)
-    yield BadValue("a text that is a number", "5", not anything and "string" not in kinds)
-    if numbers or anything:
-        bounded = numbers and name not in ("mean", "seed")
-        yield BadValue("-1", -1, bounded)
-        yield BadValue("zero", 0, False)
-        yield BadValue("1.5", 1.5, kinds <= {"integer", "null"})
-        yield BadValue("10^9", 10**9, False)
-        yield BadValue("2^63", 2**63, "number" not in kinds and numbers)
-        yield BadValue("10^30", 10**30, "number" not in kinds and numbers)
-        yield BadValue("10^400", 10**400, numbers)
-        yield BadValue("-10^30", -(10**30), numbers)
+        is_legal = title in fits and fits[title] in kinds and title != "a list"
+        yield BadValue(title, value, certain and not is_legal)
     for option in options:
-        if option.get("type") == "array":
-            item = option.get("items") or next(iter(option.get("prefixItems", [])), {})
-            for value in _wrong_items(item, defs):
-                yield BadValue(f"a list of {value.title}", [value.value], value.certain)
-            yield BadValue("a list of 10^5", _many(_plain(item, defs)), False)
-        if option.get("type") == "object" and "properties" not in option:
-            yield BadValue("a name of 5,000", {LONG: 1}, False)
-            yield BadValue("10^4 names", MANY_NAMES, False)
-            inner = option.get("additionalProperties")
-            if isinstance(inner, dict):
-                for value in _wrong_items(inner, defs):
-                    yield BadValue(f"entry {value.title}", {"entry": value.value}, value.certain)
+        items = option.get("items") or next(iter(option.get("prefixItems", [])), None)
+        for inner, wrapped in (
+            (items, lambda value: [value]),
+            (option.get("additionalProperties"), lambda value: {"entry": value}),
+        ):
+            for item in bad_values(inner, defs) if isinstance(inner, dict) and inner else ():
+                if item.title not in ("1.5", "infinity", "deep", "a number"):
+                    yield BadValue(f"an entry: {item.title}", wrapped(item.value), item.certain)
+    yield BadValue("a list of 10^5", ["x"] * 100_000, False)
 
 
-def _wrong_items(item: Mapping[str, Any], defs: Mapping[str, Any]) -> Iterator[BadValue]:
-    wanted = {"null", "a text", "nan", "-1", "10^30", "a mapping", "true", "control characters"}
-    wanted |= {"a text of 5,000", "an empty text", "a list"}
-    for value in bad_values({**item}, defs) if item else ():
-        if value.title in wanted:
-            yield value
-
-
-def _plain(item: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
-    kinds = {option.get("type") for option in _options(item, defs)} if item else set()
-    return 1 if kinds & {"integer", "number"} else "x"
-
-
-def _options(field: Mapping[str, Any], defs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _options(field: Any, defs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     field = _resolved(field, defs)
-    if "anyOf" in field:
-        for option in field["anyOf"]:
-            yield from _options(option, defs)
-        return
-    if "enum" in field or "const" in field:
-        yield {"type": "string", **field}
-        return
-    yield field
+    for option in field.get("anyOf", ()):
+        yield from _options(option, defs)
+    if "anyOf" not in field:
+        yield {"type": "string", **field} if {"enum", "const"} & field.keys() else field
 
 
-def _resolved(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: Any, defs: Mapping[str, Any]) -> Mapping[str, Any]:
     while "$ref" in schema or len(schema.get("allOf", ())) == 1:
         inner = schema.get("allOf", [schema])[0]
         schema = defs[inner["$ref"].rsplit("/", 1)[1]] if "$ref" in inner else inner
-    return schema
+    resolved: Mapping[str, Any] = schema
+    return resolved

@@ -26,7 +26,7 @@ from mjp_privacy.report.worst_case import (
     has_truth,
     picture_ids,
 )
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
 
@@ -67,7 +67,7 @@ def test_pictures_and_residuals_of_uploads_without_truth_are_stored(recorded: Pa
         assert has_truth(seen[name])
         uploads = picture_ids(blind[name])
         assert uploads == ["b1s1_r00001_000_at00001/0", "b1s1_r00001_001_at00001/0"]
-        truth = {u.name: u.truth() for u in UploadFolder(recorded / "out" / "uploads").entries()}
+        truth = {u.name: u.truth() for u in load_uploads(recorded / "out" / "uploads")}
         for upload in uploads:
             known = truth[upload.removesuffix("/0")]
             assert known is not None
@@ -89,7 +89,7 @@ def test_pictures_and_residuals_of_uploads_without_truth_are_stored(recorded: Pa
 def test_the_residual_is_that_of_the_stored_picture(recorded: Path) -> None:
     """Computed again with plain autograd, from the files alone."""
     line = by_title(recorded / "blind_run")["masked_span"]
-    for upload in UploadFolder(recorded / "blind").entries():
+    for upload in load_uploads(recorded / "blind"):
         image = f"{upload.name}/0"
         if image not in picture_ids(line):
             continue

@@ -33,7 +33,7 @@ from mjp_privacy.federation.flower import run as flower_programs
 from mjp_privacy.federation.flower.run import HOME, NAME, SuperLink, run_flower
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 
 pytestmark = pytest.mark.nightly
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")
@@ -173,10 +173,10 @@ def test_final_weights_are_those_of_one_process(
             config, data, tmp_path / "run", engine, val=data, record="all", **options
         )
     assert_close(load_file(model), load_file(reference / "model.safetensors"))
-    probes = [UploadFolder(run / "uploads").entries() for run in (reference, tmp_path / "run")]
+    probes = [load_uploads(run / "uploads") for run in (reference, tmp_path / "run")]
     for one, other in zip(*probes, strict=True):
         assert_close(one.tensors(), other.tensors())
-    received = UploadFolder(tmp_path / "run/received").entries()
+    received = load_uploads(tmp_path / "run/received")
     assert [entry.name for entry in received] == [
         f"r0000{r}_c000{c}" for r in (0, 1) for c in (0, 1)
     ]
@@ -222,7 +222,7 @@ def test_a_client_that_raises_is_left_out_and_a_round_without_any_stops_the_run(
     said = capfd.readouterr().err
     assert "round 0: client 1 sent no upload (no memory); going on with 1 of 2" in said
     assert [line["arrived"] for line in rounds(out)] == [[0], []]
-    received = UploadFolder(out / "received").entries()
+    received = load_uploads(out / "received")
     assert [entry.name for entry in received] == ["r00000_c0000"]
     federate(config, data, out, data)
     weights = after(config, data, [(0,), (0, 1)])
@@ -275,7 +275,7 @@ def test_a_supernode_that_is_killed_in_a_round(
     assert [line["arrived"] for line in rounds(out)] == [[0, 1], [0]]
     assert rounds(out)[1]["missing"]["1"].startswith("Error: Node Unavailable")
     assert "round 1: client 1 sent no upload (Error: Node Unavail" in capfd.readouterr().err
-    assert len(UploadFolder(out / "received").entries()) == 3
+    assert len(load_uploads(out / "received")) == 3
     assert_close(load_file(model), after(config, data, [(0, 1), (0,)]))
 
 

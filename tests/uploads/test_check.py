@@ -139,7 +139,6 @@ def test_a_model_out_of_reach_says_the_inequality_and_the_way_out() -> None:
     [
         ("cifar_vit_mjp", {"mjp": True}, ["N = 64", "7×7", "D = 160", "p = 147", "(it can mask)"]),
         ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "(it cannot mask)", "--mjp"]),
-        ("vit_base_patch32_224", {}, ["drops 2304 directions", "32×32"]),
         ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"]),
         ("cifar_vit", {"batch": 2}, ["batch 2", "mixtures"]),
     ],
@@ -181,12 +180,9 @@ def test_files_of_weights(tmp_path: Path) -> None:
     [
         ({"model": "deit_smal"}, ["deit_smal", "deit_small"]),
         ({"model": "nowhere.safetensors"}, ["nowhere.safetensors", "--model"]),
-        ({"model": "no/where"}, ["no/where", "--model"]),
-        ({"model": "vit_tinny_patch16_224"}, ["vit_tinny", "vit_tiny_patch16_224", "timm"]),
         ({"model": "resnet50"}, ["ResNet", "patch_embed.proj"]),
         ({"model": "cifar_vit", "batch": 0}, ["--batch", "0"]),
         ({"model": "cifar_vit", "withhold": ("pos_embd",)}, ["'pos_embd'", "pos_embed"]),
-        ({"model": "cifar_vit", "withhold": ("zzz",)}, ["'zzz'", "head.bias"]),
         ({"model": "cifar_vit", "img_size": 57}, ["57/7"]),
     ],
 )
@@ -203,7 +199,6 @@ def test_mistakes_are_named(asked: dict[str, Any], named: list[str]) -> None:
         ([], 2, "--model"),
         (["uploads", "--model", "cifar_vit"], 2, "both"),
         (["uploads", "--img-size", "64"], 2, "--img-size"),
-        (["--model", "cifar_vitt"], 2, "cifar_vit?"),
     ],
 )
 def test_the_command(

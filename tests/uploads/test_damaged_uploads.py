@@ -20,12 +20,12 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import DIGEST_KEY, check_digest, save_tensors
-from mjp_privacy.uploads.faults import examine, known_uploads
-from mjp_privacy.uploads.folder import REFUSED, Group, UploadFolder, group_uploads
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST_KEY, check_digest
+from mjp_privacy.uploads.faults import examine
+from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads, known_uploads
 from mjp_privacy.uploads.record import record_weights
 from tests.helpers import federations
-from tests.helpers.runs import TINY, said
+from tests.helpers.runs import TINY
 from tests.helpers.uploads import NAME, ONE, attacked, check_uploads, copied, edit, edit_all, flip
 
 SERIES = [f"b1s1_r00001_{number:03d}" for number in range(3)]
@@ -46,9 +46,9 @@ def three(three_recorded: Path, tmp_path: Path) -> Path:
 
 def groups_of(folder: Path) -> list[Group]:
     """The lines of a folder, which are those that a worker sees."""
-    examined = examine(UploadFolder(folder))
+    examined = examine(folder)
     groups = group_uploads(examined.known, refused=examined.refused)
-    known = known_uploads(UploadFolder(folder), examined.reasons)
+    known, _ = known_uploads(folder)
     of_worker = group_uploads(known, refused=examined.reasons)
     facts = [[(group.name, group.digest()) for group in of] for of in (groups, of_worker)]
     assert facts[0] == facts[1]
@@ -84,19 +84,18 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "truth": lambda u: flip(u / "truth" / f"{SECOND}.safetensors", 70_000),
     "other series": lambda u: in_header(u, SECOND, b'_000"', b'_010"'),
     "other round": lambda u: in_header(u, SECOND, b'"round": 2', b'"round": 3'),
-    "other label": lambda u: in_header(u, FIRST, b'"small"', b'"smaml"'),
     "other field": lambda u: in_header(u, FIRST, b'"series"', b'"serier"'),
     "no JSON": lambda u: in_header(u, SECOND, b'"series":', b'"series"z'),
     "seal": lambda u: in_header(u, FIRST, b"mjp-seal", b"mjp-sdal"),
+    "a person's change": lambda u: in_header(u, SECOND, b'"round": 2', b'"round": 14'),
     "half a header": lambda u: (u / f"{FIRST}.json").write_bytes(b'{\n "seal": "mjp'),
-    "no weights named": lambda u: edit(u, SECOND, weights="none.safetensors"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_upload_leaves_its_series_out(three: Path, damage: Callable[[Path], Any]) -> None:
     damage(three)
-    assert set(examine(UploadFolder(three)).refused) == {FIRST, SECOND}
+    assert set(examine(three).refused) == {FIRST, SECOND}
     (group,) = groups_of(three)
     assert group.name == "small"
     assert [series.first.header.series for series in group.series] == SERIES[1:]
@@ -182,7 +181,6 @@ def test_a_flipped_bit_is_a_row_with_its_reason(folder: Path, which: str) -> Non
 
 @pytest.mark.parametrize("ending", ["safetensors", "json"])
 def test_no_flipped_bit_goes_unnoticed(folder: Path, ending: str) -> None:
-    """A header's may be taken for a person's change, which is named."""
     draw, path = random.Random(16), folder / f"{NAME}.{ending}"
     whole = path.read_bytes()
     bits = [draw.randrange(8 * len(whole)) for _ in range(15)]
@@ -192,11 +190,9 @@ def test_no_flipped_bit_goes_unnoticed(folder: Path, ending: str) -> None:
         bits += [*(draw.randrange(length) for _ in range(15)), *range(seal, seal + 8 * 24, 23)]
     for bit in bits:
         flip(path, bit)
-        examined = examine(UploadFolder(folder))
-        changed = examined.changed if ending == "json" else ()
-        assert NAME in {*examined.refused, *changed}, bit
+        assert NAME in examine(folder).refused, bit
         path.write_bytes(whole)
-    assert not examine(UploadFolder(folder)).refused
+    assert not examine(folder).refused
 
 
 def test_files_of_strangers_without_seals_are_read(folder: Path) -> None:
@@ -213,46 +209,32 @@ def test_files_of_strangers_without_seals_are_read(folder: Path) -> None:
     assert sorted(scores.value) == sorted(before.value)
 
 
-def test_a_header_that_a_person_changed_is_read_and_said(folder: Path) -> None:
-    assert not examine(UploadFolder(folder)).changed
-    edit(folder, noise={"pos_embed": 0.25}, series=None)
-    examined = examine(UploadFolder(folder))
-    (remark,) = examined.remarks
-    assert NAME in remark
-    (changed,) = (upload for upload in examined.sound if upload.name == NAME)
+def test_a_header_that_a_person_changed_is_read_without_its_seal(folder: Path) -> None:
+    edit_all(folder, series=None)
+    path = folder / f"{NAME}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seal": BLANK_DIGEST}))
+    assert "seal" in examine(folder).reasons[NAME]
+    edit(folder, noise={"pos_embed": 0.25})
+    (changed,) = (upload for upload in examine(folder).sound if upload.name == NAME)
     assert changed.header.noise == {"pos_embed": 0.25}
-    assert f"note: {remark}" in check_uploads(folder)[0]
-    attacked(folder, **ONE)
-    assert remark in said(folder.parent / "run")
 
 
 # weights beside uploads ---------------------------------------------------------------------------
 
 
-def test_damaged_weights_are_stored_again_and_those_of_earlier_versions_stay(
-    tmp_path: Path,
-) -> None:
+def test_damaged_weights_are_stored_again(tmp_path: Path) -> None:
     model = load_model(**TINY)
     path = tmp_path / record_weights(tmp_path, model)
     whole = path.read_bytes()
     flip_last(path)
     record_weights(tmp_path, model)
     assert path.read_bytes() == whole
-    tensors, metadata = load_file(path), unsealed(path)
-    save_tensors(path, tensors, metadata)  # without a seal
-    before = path.read_bytes()
-    record_weights(tmp_path, model)
-    assert path.read_bytes() == before
-    save_tensors(path, {**tensors, "cls_token": tensors["cls_token"] + 1}, metadata)
+    path.unlink()
     record_weights(tmp_path, model)
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"num_heads": 6}, {"activation": "quick_gelu"}, {"norm_eps": 1e-5}, {"mean": 0.4}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"num_heads": 6}, {"activation": "quick_gelu"}], ids=str)
 def test_equal_tensors_of_another_model_are_another_file(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -17,7 +17,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 from mjp_privacy.uploads.memory import own_uploads
 from mjp_privacy.uploads.record import stacked
 from tests.helpers.models import planted_model
@@ -35,7 +35,7 @@ def test_what_is_saved_is_attacked_like_the_gradients(
     sent = gradient_of(model, images.double(), torch.tensor([3]))
     path = save_upload(folder, model, sent, name="round_3", images=images, round=3)
     assert path == folder / "round_3.safetensors"
-    (upload,) = UploadFolder(folder).entries()
+    (upload,) = load_uploads(folder)
     assert upload.header.round == 3
     assert upload.header.labels is None  # nobody gave it: the attacker reads it off the gradient
     text, usable = check_uploads(folder)
@@ -57,7 +57,7 @@ def test_what_is_given_is_kept_and_nothing_else(
     images = planted_images(2)
     both = gradient_of(model, images, torch.tensor([3, 4]))
     save_upload(tmp_path, model, both, name="b", images=images)
-    one, two = UploadFolder(tmp_path).entries()
+    one, two = load_uploads(tmp_path)
     assert (one.header.labels, one.header.series, one.header.label) == ((3,), "cat", "my client")
     assert one.truth() is None
     assert (two.header.labels, two.header.batch) == (None, 2)
@@ -139,7 +139,7 @@ def test_a_saved_upload_says_it_and_check_what_a_header_leaves_out(
     single: LoadedModel, halved: Gradients, tmp_path: Path
 ) -> None:
     path = save_upload(tmp_path, single, halved, name="one", labels=3).with_suffix(".json")
-    (upload,) = UploadFolder(tmp_path).entries()
+    (upload,) = load_uploads(tmp_path)
     assert upload.header.autocast == "bf16"
     assert stacked([upload], list(halved), torch.device("cpu")).autocast == "bf16"
     assert REMARK not in check_uploads(tmp_path)[0]

@@ -17,7 +17,7 @@ from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers import uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import MJP as TINY_MJP
@@ -48,7 +48,7 @@ def half_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty_masks(folder: Path, uploads: int) -> dict[str, float]:
     """By image, how many of its first uploads had an empty mask, as the truth says."""
     empty: dict[str, list[bool]] = {}
-    for upload in sorted(UploadFolder(folder).entries(), key=lambda entry: entry.header.round):
+    for upload in sorted(load_uploads(folder), key=lambda entry: entry.header.round):
         truth = upload.truth()
         assert truth is not None
         assert truth.mask is not None
@@ -132,17 +132,13 @@ def shown(model: LoadedModel, **client: Any) -> list[float] | None:
         (DIFFERENCE, True),
         ({**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3}, True),
         ({"defenses": ["dp_sgd 0 clip 0.1"]}, True),  # every gradient as a whole becomes smaller
-        ({"defenses": ["gaussian_noise 0"]}, True),
         # zero rows are filled: every upload looked as if nothing had been masked
         ({**DIFFERENCE, "optimizer": "adamw", "lr": 1e-3, "defenses": ["dp_sgd 0.5"]}, False),
-        ({"defenses": ["gaussian_noise 0.1", "sign"]}, False),
         ({"defenses": ["gaussian_noise 0.1"]}, False),
         ({"defenses": ["dp_sgd 1"]}, False),
         ({"position_noise": 0.1}, False),
         # rows are emptied: every upload looked as if something had been masked
         ({"defenses": ["prune 0.01"]}, False),
-        ({"defenses": ["top_k 0.001"]}, False),
-        ({"defenses": ["percentile_privacy 99"]}, False),
         ({"defenses": ["int8"]}, False),
         ({**DIFFERENCE, "lr": 1e-4, "defenses": ["prune 0.5"]}, False),
         ({**DIFFERENCE, "lr": 1e-6}, False),

@@ -47,8 +47,7 @@ from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import NO_MEMORY, CellDone, Worker
-from mjp_privacy.uploads.faults import known_uploads
-from mjp_privacy.uploads.folder import UploadFolder, group_uploads
+from mjp_privacy.uploads.folder import group_uploads, known_uploads
 
 FOLDER = "work"
 END = "end"
@@ -93,7 +92,7 @@ class Job:
         device = torch.device(self.device)
         if self.uploads is not None:
             folder = Path(self.uploads)
-            known = known_uploads(UploadFolder(folder), self.refused)
+            known, _ = known_uploads(folder)
             groups = group_uploads(known, self.limit, self.refused)
             return Recorded(folder, groups, device, self.refused)
         opened = open_images(str(self.images), self.labels)

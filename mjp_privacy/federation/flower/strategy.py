@@ -28,8 +28,7 @@ from mjp_privacy.federation.config import FederationConfig, load_federation, pla
 from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.uploads.folder import UploadFolder
-from mjp_privacy.uploads.record import uploads_of
+from mjp_privacy.uploads.record import write_upload
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -61,7 +60,7 @@ class RecordingStrategy(Strategy):
         if record not in get_args(Record):
             raise UserError(f"record: expected {', '.join(get_args(Record))}, got {record!r}.")
         self.federation, self.keeps, self.patience = federation, record, patience
-        self.received = UploadFolder(federation.out / RECEIVED)
+        self.received = federation.out / RECEIVED
         self.lines = federation.out / ROUNDS
         # By SuperNode: its partition-id and num-partitions, or None where it named none.
         self.nodes: dict[int, tuple[int, int] | None] = {}
@@ -144,7 +143,7 @@ class RecordingStrategy(Strategy):
             why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
             raise UserError(
                 f"Round {federation.round}: no client sent an upload ({why[:MOST]}). "
-                f"What was received before is in {self.received.root}. Mend the clients and run "
+                f"What was received before is in {self.received}. Mend the clients and run "
                 "the same command again; it goes on from this round."
             )
         federation.advance(list(uploads.values()))
@@ -183,7 +182,7 @@ class RecordingStrategy(Strategy):
         """Write an upload's files, before the server uses it."""
         if self.keeps == "none":
             return
-        config, root = self.federation.config, self.received.root
+        config, root = self.federation.config, self.received
         model = self.federation.task.with_weights(self.federation.weights)
         kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
         partial = not kept >= set(update.grads)
@@ -194,8 +193,7 @@ class RecordingStrategy(Strategy):
         )
         part = replace(update, grads=grads, noise=noise, rounding=rounding)
         own, name = replace(header, client=str(client)), f"r{update.round:05d}_c{client:04d}"
-        for upload in uploads_of(part, own, model, [name]):
-            upload.save(root)
+        write_upload(root, name, own, part)
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
