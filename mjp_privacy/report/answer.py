@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attacks import ATTACKS, TRAITS, traits_of
+from attacks import ATTACKS, traits_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
@@ -23,7 +23,7 @@ from mjp_privacy.report.clients import (
     main_client,
     short_gamma,
 )
-from mjp_privacy.report.figures import exact_share
+from mjp_privacy.report.figures import capped_median, exact_share
 from mjp_privacy.report.flags import RESIDUAL_CONVERGED
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
@@ -87,21 +87,21 @@ def of_several(card: Card, runs: Sequence[Path]) -> Card:
 
 def _different_experiments(run: Path) -> list[str]:
     """The experiments of a folder, without those whose lines are all another's too."""
-    files = [run / "experiments" / f"{name}.yaml" for name in RunStore(run).experiments]
-    if len(files) < 2:
-        return [path.stem for path in files]
     lines: dict[str, set[str]] = {}
-    for path in files:
+    for name in sorted(RunStore(run).experiments):
         try:
-            experiment = load_experiment(path)
-            lines[path.stem] = {cell_key(cell, experiment) for cell in expand(experiment)}
+            experiment = load_experiment(run / "experiments" / f"{name}.yaml")
+            lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
         except UserError:  # of another version
-            lines[path.stem] = {path.stem}
-    kept: list[str] = []
-    for name in sorted(lines, key=lambda name: -len(lines[name])):
-        if not any(lines[name] <= lines[larger] for larger in kept):
-            kept.append(name)
-    return sorted(kept)
+            lines[name] = {name}
+    return [
+        name
+        for at, (name, own) in enumerate(lines.items())
+        if not any(
+            own < other or (own == other and before < at)
+            for before, other in enumerate(lines.values())
+        )
+    ]
 
 
 def verdict(client: Client, row: CardRow) -> str:
@@ -121,19 +121,20 @@ def verdict(client: Client, row: CardRow) -> str:
     if not best.exact and (why := _failure(best, row)):
         said = f"{defence} protects {pictures}" if row.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
-    fails = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
-    leaks = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
-    uploads = "one upload gives" if best is row.one_upload else "several uploads give"
-    given = f"{best.exact} of {best.of} exactly" if best.exact else ""
+    if row.defended:
+        said = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
+    else:
+        said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
+    said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     if not best.exact:
-        given = f"{best.above_20} of {best.of} at 20 dB or more"
-    missing = "; rows are missing, so more may leak" if best.flagged("unfinished") else ""
-    said = f"{fails if row.defended else leaks}: {uploads} {given}{missing}."
-    if best.exact and best.exact < best.above_20 and not missing:
-        reached = "all" if best.above_20 == best.of else best.above_20
-        longer = said.removesuffix(".") + f", {reached} at 20 dB or more."
-        return longer if len(longer.split()) <= WORDS else said
-    return said
+        said += f"{best.above_20} of {best.of} at 20 dB or more"
+    else:
+        said += f"{best.exact} of {best.of} exactly"
+    if best.flagged("unfinished"):
+        return f"{said}; rows are missing, so more may leak."
+    longer = f"{said}, {best.reached}."
+    more = best.exact and best.above_20 > best.exact and len(longer.split()) <= WORDS
+    return longer if more else f"{said}."
 
 
 def _failure(best: CardFigure, row: CardRow) -> str:
@@ -167,17 +168,14 @@ def assumptions(client: Client, row: CardRow) -> str:
     line = client.any_uploads if several else client.one_upload
     chosen = shown_attacks(line) if line else client.matching
     known = frozenset().union(*map(traits, chosen))
-    sees = _uploads(line.uploads if several and line else 1)
-    labels = ", the labels" if "steps" in known else ""
-    further = [
-        *(["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []),
-        *(["takes pixels for 8-bit values"] if "8 bit" in known else []),
-    ]
+    further = ["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []
+    further += ["takes pixels for 8-bit values"] if "8 bit" in known else []
     return (
-        f"Attacker: a server that follows the protocol, sees {sees} ({_batch(client)}"
+        f"Attacker: a server that follows the protocol, sees "
+        f"{_uploads(line.uploads if several and line else 1)} ({_batch(client)}"
         f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model.label})"
-        f"{labels} and normalisation as declared{'; it ' if further else ''}"
-        f"{' and '.join(further)}."
+        f"{', the labels' if 'steps' in known else ''} and normalisation as declared"
+        f"{'; it ' if further else ''}{' and '.join(further)}."
     )
 
 
@@ -207,10 +205,12 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
         )
     parts = [_undefended(clients, rows, main)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
-        one, several = (f.counts(crops=False) for f in (row.one_upload, row.any_uploads))
-        said = f"{_uploads(client.any_uploads.uploads)} give {several}."
-        # what the verdict has said is not said again
-        parts.append(f"One upload gives {one}." if best is row.any_uploads else f"U{said[1:]}")
+        if best is row.any_uploads:  # what the verdict has said is not said again
+            parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
+        else:
+            uploads = _uploads(client.any_uploads.uploads)
+            counts = row.any_uploads.counts(crops=False)
+            parts.append(f"{uploads[0].upper()}{uploads[1:]} give {counts}.")
     parts.append(_published(row))
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
@@ -222,31 +222,29 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
     another."""
 
     def likeness(place: int) -> tuple[bool, bool]:
-        other, own = clients[place].cell.model, clients[main].cell.model
-        same = circumstances(clients[place]) == circumstances(clients[main])
-        return same, other.architecture == own.architecture
+        one, other = clients[place], clients[main]
+        same_network = one.cell.model.architecture == other.cell.model.architecture
+        return circumstances(one) == circumstances(other), same_network
 
-    places = [p for p, row in enumerate(rows) if not row.defended and row.one_upload]
-    if not places or main in places:
+    found = {p: row.one_upload for p, row in enumerate(rows) if not row.defended and row.one_upload}
+    if not found or main in found:
         return ""
-    place = max(places, key=likeness)
-    alike = all(likeness(place))
-    who = "Undefended" if alike else f"Undefended, but not alike ({rows[place].client})"
-    figure = rows[place].one_upload
-    return "" if figure is None else f"{who}, one upload gives {figure.counts(crops=False)}."
+    place = max(found, key=likeness)
+    other = "" if all(likeness(place)) else f", but not alike ({rows[place].client})"
+    return f"Undefended{other}, one upload gives {found[place].counts(crops=False)}."
 
 
 def _published(row: CardRow) -> str:
     published, floor = row.published, row.floor
     if published is None or math.isnan(published.mean):
         return ""
-    side = ""
+    altered = " on an altered client" if published.flagged("altered_client") else ""
+    said = f"The published attack gets a mean of {published.level()}{altered}"
     below = published.flagged("below_floor")  # on the same images, of which the floor may have more
     if floor is not None and below == (published.mean < floor.mean):
-        beside = "below" if below else "above"
-        side = f", {beside} the {number(floor.mean, 1)} dB without any gradient"
-    altered = " on an altered client" if published.flagged("altered_client") else ""
-    return f"The published attack gets a mean of {published.level()}{altered}{side}."
+        side = "below" if below else "above"
+        said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
+    return f"{said}."
 
 
 def without_truth(client: Client, who: str) -> str:
@@ -256,26 +254,22 @@ def without_truth(client: Client, who: str) -> str:
 
     if all(has_truth(line) for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
-    pictures = len(images_of(client.matching))
-    one, meaning = pictures == 1, ""
+    pictures = counted(len(images_of(client.matching)), "picture")
+    said = [f"Of uploads of {who} attacks made {pictures}"]
     known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
     if medians := [values.median() for values in known if len(values)]:
-        meaning = f"; {_explained(min(medians), one=one)}"
+        said.append(_explained(min(medians)))
     if certain := _marked(client, CERTAIN):
-        meaning += (
-            f"; {certain} {'is' if certain == 1 else 'are'} certain: no other picture solves the "
-            "equations of the patch embedding, as far as mean, std and order of channels are as "
-            "declared"
+        said.append(
+            f"{certain} certain: no other picture solves the equations of the patch embedding, as "
+            "far as mean, std and order of channels are as declared"
         )
     if doubted := _marked(client, MISNORMALISED):
-        meaning += (
-            f"; the pixels of {doubted} do not fit the declared mean and std, so that colours and "
+        said.append(
+            f"the pixels of {doubted} do not fit the declared mean and std, so that colours and "
             "contrast are not the client's (`mjp check` says which fit)"
         )
-    return (
-        f"{pictures} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
-        f"{who}{meaning}. The private images are not known here, so nothing was scored."
-    )
+    return f"{'; '.join(said)}. The private images are not known here, so nothing was scored."
 
 
 def _marked(client: Client, diagnostic: str) -> int:
@@ -291,21 +285,11 @@ def _marked(client: Client, diagnostic: str) -> int:
     return len(set().union(*marked))
 
 
-def _explained(residual: float, *, one: bool) -> str:
-    """What the smallest gradient residual of an attack says of its pictures.
-
-    one: there is a single picture, and no median of several
-    """
-    pictures = "picture" if one else "pictures"
+def _explained(residual: float) -> str:
+    """What the smallest median of an attack's gradient residuals says of its pictures."""
+    gap = f"the best attack's leave {residual:.2g} of the gradient unexplained in the median"
     if residual < MATCHES:
-        match = "the best attack's picture has" if one else "in the median the best attack's have"
-        meaning = "which is no proof of a good picture"
-        return f"{match} the uploaded gradient to {residual:.2g}, {meaning}"
-    median = "" if one else " in the median"
-    gap = (
-        f"the gradient of the best attack's {pictures} differs from the uploaded one by "
-        f"{residual:.2g} of its size{median}"
-    )
+        return f"{gap}, which is no proof of a good picture"
     if residual < RESIDUAL_CONVERGED:
         return gap
     return (
@@ -333,20 +317,46 @@ ASSUMED = (
 
 def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
+    cell, model, sent = client.cell, client.cell.model, client.cell.client
     letter = max(threat_letter(line) for line in client.matching or client.attacks)
     survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
+    parts = [f"{cell.dtype} {_sent(client)}"]
+    parts += [f"batch {sent.batch}"] if sent.batch else []
+    parts += [f"without that of {sent.withhold}"] if sent.withhold else []
+    most = max((line.uploads for line in client.matching), default=1)
+    size = f" at {model.size}×{model.size}" if model.size else ""
+    pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
+    pictures += f", source: {cell.command.data or 'unknown files'}"
+    if (groups := client.lines[0].groups) is not None:
+        pictures += f", crops of {groups.nunique()} photographs"
+    if not cell.command.true_labels:
+        pictures += "; labels are the model's own predictions"
     accuracy = "not known: no labels, or nothing was scored."
     if row.accuracy is not None:
-        pictures = f"{row.accuracy_n} of the attacked pictures, as the client feeds them"
-        accuracy = f"{percent(row.accuracy, row.accuracy_n)} % top-1 on {pictures}."
+        attacked = f"{row.accuracy_n} of the attacked pictures, as the client feeds them"
+        accuracy = f"{percent(row.accuracy, row.accuracy_n)} % top-1 on {attacked}."
     return (
         ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
-        ("What is sent", _upload(client)),
+        ("What is sent", f"{', '.join(parts)}; {_uploads(most)}."),
         ("What is assumed", ASSUMED),
         ("The model", _model(client)),
-        ("The pictures", _pictures(client)),
+        ("The pictures", f"{pictures}."),
         ("Accuracy", accuracy),
     )
+
+
+def _model(client: Client) -> str:
+    """Its name, network, weights and recipe."""
+    model = client.cell.model
+    architecture = f" ({model.architecture})" if model.architecture else ""
+    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
+    recipe = "how it was trained is not in its file"
+    if model.trained_gamma is not None:
+        gamma = model.trained_gamma
+        recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
+    elif client.cell.gamma:
+        recipe += "; it is attacked as a client with MJP"
+    return f"{model.label}{architecture}{weights}; {recipe}."
 
 
 def threat_letter(line: Line) -> str:
@@ -355,38 +365,6 @@ def threat_letter(line: Line) -> str:
     if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
     return "C" if client.upload == "weight_difference" or client.steps > 1 else "B"
-
-
-def _upload(client: Client) -> str:
-    facts = client.cell.client
-    parts = [f"{client.cell.dtype} {_sent(client)}"]
-    parts += [f"batch {facts.batch}"] if facts.batch else []
-    parts += [f"without that of {facts.withhold}"] if facts.withhold else []
-    most = max((line.uploads for line in client.matching), default=1)
-    return f"{', '.join(parts)}; {_uploads(most)}."
-
-
-def _model(client: Client) -> str:
-    model = client.cell.model
-    architecture = f" ({model.architecture})" if model.architecture else ""
-    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
-    trained = model.trained_gamma
-    if trained is None:
-        recipe = "how it was trained is not in its file"
-        recipe += "; it is attacked as a client with MJP" if client.cell.gamma else ""
-    else:
-        recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
-    return f"{model.label}{architecture}{weights}; {recipe}."
-
-
-def _pictures(client: Client) -> str:
-    cell, groups = client.cell, client.lines[0].groups
-    size = f" at {cell.model.size}×{cell.model.size}" if cell.model.size else ""
-    photographs = "" if groups is None else f", crops of {groups.nunique()} photographs"
-    labels = "" if cell.command.true_labels else "; labels are the model's own predictions"
-    count = counted(len(images_of(client.lines)), "picture")
-    source = cell.command.data or "unknown files"
-    return f"{count}{size}, source: {source}{photographs}{labels}."
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
@@ -426,26 +404,18 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
 
 
 def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
-    """What would move the main figure, as far as this report's own lines show it."""
+    """What would move the main figure, as far as this report's own lines show it: the best attack
+    on one upload without a trait, where some attacks have it and some do not."""
     items = []
+    single = [line for line in client.matching if line.uploads == 1] if row.one_upload else []
     for trait, changed in WITHOUT.items():
-        if row.one_upload and (line := _best_without(trait, client)) is not None:
-            given = f"{exact_share(line).count} of {exact_share(line).of}"
-            items.append(f"{changed}: {line.attack} gets {given} exactly from one upload")
+        others = [line for line in single if trait not in traits(line)]
+        if others and len(others) < len(single):
+            best = max(others, key=lambda line: (exact_share(line).count, capped_median(line)))
+            given = exact_share(best)
+            items.append(
+                f"{changed}: {best.attack} gets {given.count} of {given.of} exactly from one upload"
+            )
     if client.masks and client.cell.client.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)
-
-
-def _best_without(trait: str, client: Client) -> Line | None:
-    """The best attack on one upload without this trait, by exact pictures and then by median.
-
-    None where no attack has the trait, or all have it.
-    """
-    if trait not in TRAITS:
-        raise ValueError(f"no attack has the trait {trait!r}")
-    single = [line for line in client.matching if line.uploads == 1]
-    others = [line for line in single if trait not in traits(line)]
-    if len(others) in (0, len(single)):
-        return None
-    return max(others, key=lambda x: (exact_share(x).count, x.scored("psnr", "standard").median()))

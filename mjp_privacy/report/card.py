@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-import pandas as pd
+from dataclasses import dataclass, field, replace
 
 from mjp_privacy.core.text import counted
-from mjp_privacy.metrics.coded import Coded
-from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share
 from mjp_privacy.report.clients import PUBLISHED, Client
 from mjp_privacy.report.figures import (
-    capped_mean,
     capped_median,
     exact_share,
     success_share,
     summary,
 )
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
-from mjp_privacy.report.lines import DIAGNOSTIC, Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tables.text import TextTable, capped
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -146,12 +142,12 @@ class CardRow:
     floor: CardFigure | None
     flags: tuple[Flag, ...] = ()
     accuracy_n: int = 0  # images behind the accuracy
-    absent: tuple[str, ...] = (NOT_RUN,) * 4
-    """Why there is no published, one_upload, any_uploads or floor; read where that is None."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Why a figure is None, by its column of HEADINGS."""
 
     def absent_of(self, column: str) -> str:
         """Why there is no figure in this column."""
-        return self.absent[list(HEADINGS).index(column)]
+        return self.absent.get(column, NOT_RUN)
 
     @property
     def figures(self) -> dict[str, CardFigure | None]:
@@ -203,17 +199,16 @@ class Card:
 
 def card_row(client: Client) -> CardRow:
     """What each attacker gets from this client."""
-    lowest = floor_values(client)
-    published, best, several = (
-        None if line is None else card_figure(client, line, lowest)
-        for line in (client.published, client.one_upload, client.any_uploads)
+    published, best, several, floor = (
+        None if line is None else card_figure(client, line)
+        for line in (client.published, client.one_upload, client.any_uploads, client.floor)
     )
     flags = client_flags(client)
     if best is not None and best.exact == best.of:
         flags = tuple(flag for flag in flags if flag.key != "fewer_attacks")  # nothing is left
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
         best = replace(best, without=missed_attacks(client, client.others))
-    hits = _united(client, "top1", "intact")
+    hits = client.of_images("top1", "intact")
     return CardRow(
         client=client.title,
         details=client.details,
@@ -223,31 +218,28 @@ def card_row(client: Client) -> CardRow:
         published=published,
         one_upload=best,
         any_uploads=several,
-        floor=_floor_figure(client),
+        floor=floor,
         flags=flags,
         absent=_absences(client),
     )
 
 
-def _absences(client: Client) -> tuple[str, ...]:
-    """In a few words why the card has no figure, for each of its columns."""
-    lacking = (
-        [line for line in client.attacks if line.cell.attack.known_as == PUBLISHED],
-        [line for line in client.attacks if line.uploads == 1],
-        [line for line in client.attacks if line.uploads > 1],
-    )
-    statuses = [
-        {status for line in lines for status in line.column("psnr", "standard").statuses.counts()}
-        for lines in lacking
-    ]
-    return (
-        *(next((w for status, w in ABSENT.items() if status in s), NOT_RUN) for s in statuses),
-        NOT_RUN,
-    )
+def _absences(client: Client) -> dict[str, str]:
+    """In a few words why the card has no figure, by column."""
+    columns: dict[str, list[Line]] = {
+        "published": [x for x in client.attacks if x.cell.attack.known_as == PUBLISHED],
+        "one_upload": [x for x in client.attacks if x.uploads == 1],
+        "any_uploads": [x for x in client.attacks if x.uploads > 1],
+    }
+    found = {}
+    for column, lines in columns.items():
+        statuses = {s for x in lines for s in x.column("psnr", "standard").statuses.counts()}
+        found[column] = next((w for status, w in ABSENT.items() if status in statuses), NOT_RUN)
+    return found
 
 
-def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigure:
-    """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
+def card_figure(client: Client, line: Line) -> CardFigure:
+    """The figure of one attack, of a worst case or of a control, with its flags."""
     score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
     counts = line.counts.items() if isinstance(line, DerivedLine) else ()
     ranked = sorted(counts, key=lambda item: -item[1])
@@ -264,45 +256,10 @@ def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigu
         exact=exact_share(line).count,
         above_20=given.count,
         of=given.of,
-        flags=figure_flags(client, line, floor),
+        flags=figure_flags(client, line),
         trials=given.trials,
         photographs=None if line.groups is None else line.groups.nunique(),
         chosen=chosen,
-    )
-
-
-def floor_values(client: Client) -> pd.Series[float]:
-    """PSNR by image of the control that scores best without any gradient; where none was run that
-    of a uniform grey, which every run stores; empty where there is no truth."""
-    floor = max(client.floors, key=capped_mean, default=None)
-    if floor is not None:
-        return floor.scored("psnr", "standard")
-    return _united(client, "grey_psnr", DIAGNOSTIC).sort_index()
-
-
-def _united(client: Client, metric: str, variant: str) -> pd.Series[float]:
-    """What is the same for every attack on an image: its value from the first line that has one."""
-    parts = [line.scored(metric, variant) for line in client.lines]
-    values = pd.concat(parts)
-    return values[~values.index.duplicated()]
-
-
-def _floor_figure(client: Client) -> CardFigure | None:
-    """The best control's figure, or that of the grey which every run stores."""
-    floor = max(client.floors, key=capped_mean, default=None)
-    grey = floor_values(client)
-    if floor is not None:
-        return card_figure(client, floor, pd.Series(dtype=float))
-    if grey.empty:
-        return None
-    known = next((line.groups for line in client.lines if line.groups is not None), None)
-    groups = None if known is None else [known.get(image, image) for image in grey.index]
-    ok = Coded.equal_words("ok", len(grey))
-    score = summarise(grey.to_numpy(), ok, groups=groups, cap=PSNR_CAP)
-    return CardFigure(
-        *("uniform grey", client.lines[0].number, score.mean, score.low, score.high),
-        *(score.median, score.n, 0, int((grey >= PLAIN_TO_SEE).sum()), score.n),
-        trials=score.trials,
     )
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
+import pandas as pd
+
+from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, ClientFacts
+from mjp_privacy.report.figures import PSNR, capped_mean
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     MODEL_FACTS,
@@ -82,6 +85,34 @@ class Client:
             if scored := [line for line in floors if line.count("psnr", "standard")]:
                 return scored
         return []
+
+    def of_images(self, metric: str, variant: str) -> pd.Series[float]:
+        """What is the same for every attack on an image: its value from the first line that has
+        one."""
+        values = pd.concat([line.scored(metric, variant) for line in self.lines])
+        return values[~values.index.duplicated()]
+
+    @cached_property
+    def floor(self) -> Line | None:
+        """The control that scores best without any gradient; where none was run a uniform grey,
+        whose PSNR every run stores; None where there is no truth."""
+        if self.floors:
+            return max(self.floors, key=capped_mean)
+        grey = self.of_images("grey_psnr", DIAGNOSTIC).sort_index()
+        if grey.empty:
+            return None
+        rows = pd.DataFrame({"status": "ok", "reason": "", "psnr.standard": grey})
+        photographs = (line.groups for line in self.lines if line.groups is not None)
+        if (known := next(photographs, None)) is not None:
+            rows["group"] = known.astype(object).reindex(grey.index)
+        facts = AttackFacts(title="uniform grey", name="grey", role="floor")
+        cell = replace(self.cell, attack=facts)
+        return replace(self.lines[0], cell=cell, stored=rows, left_out=(), known={})
+
+    @property
+    def floor_values(self) -> pd.Series[float]:
+        """The PSNR of the floor by image."""
+        return pd.Series(dtype=float) if self.floor is None else self.floor.scored(*PSNR)
 
     @cached_property
     def masks(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pandas as pd
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import Card, floor_values
+from mjp_privacy.report.card import Card
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.curves import (
     batch_points,
@@ -129,7 +129,7 @@ class Contents:
     def line_flags(self) -> dict[int, tuple[Flag, ...]]:
         """What must not be taken at face value, by the line's number; controls have nothing."""
         return {
-            line.number: figure_flags(client, line, floor_values(client))
+            line.number: figure_flags(client, line)
             for client in self.clients
             for line in (*client.attacks, *client.derived)
         }
@@ -176,7 +176,7 @@ class Contents:
         shown = frame if folded or single.empty else single
         left = len(frame) - len(shown)
         more = f" {left} lines in float64 are left out here." if left else ""
-        table = Table("standard", shown, self.standard.varying, self.standard.measures)
+        table = replace(self.standard, frame=shown)
         many = self.loaded.many_runs
         return main_table(table, many_runs=many, caption=CAPTION + more, title="Every line")
 

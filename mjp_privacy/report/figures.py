@@ -207,23 +207,15 @@ class Table:
     variant: str
     frame: pd.DataFrame  # one row per line
     varying: tuple[str, ...]  # the further cell entries in which the lines differ
-    measures: tuple[Measure, ...] = ()  # the diagnostics that at least one line has
 
 
 def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> tuple[Table, ...]:
     """The tables of all VARIANTS."""
-    varying, measures = varying_columns(lines), present(lines)
-    return tuple(
-        Table(
-            name,
-            pd.DataFrame.from_records(
-                [_record(line, name, varying, measures) for line in (*lines, *derived)]
-            ),
-            varying,
-            measures,
-        )
-        for name in VARIANTS
-    )
+    varying, measures, tables = varying_columns(lines), present(lines), []
+    for variant in VARIANTS:
+        rows = [_record(line, variant, varying, measures) for line in (*lines, *derived)]
+        tables.append(Table(variant, pd.DataFrame.from_records(rows), varying))
+    return tuple(tables)
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import pandas as pd
-
 from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
@@ -35,12 +33,10 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Case:
-    """What a flag is asked of: a client; of a figure also its line and the PSNR of the best control
-    by image."""
+    """What a flag is asked of: a client; of a figure also its line."""
 
     client: Client
     line: Line | None = None
-    floor: pd.Series[float] = field(default_factory=lambda: pd.Series(dtype=float))
 
     @property
     def of(self) -> Line:
@@ -88,14 +84,12 @@ class Flag:
         return self.text.replace("{attacks}", first_of(self.attacks, NAMED))
 
 
-def figure_flags(client: Client, line: Line, floor: pd.Series[float]) -> tuple[Flag, ...]:
-    """The flags of what one attacker got, an attack's line or a worst case.
-
-    Controls have none, nor what was not scored. floor: PSNR of the best control by image
-    """
+def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
+    """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
+    what was not scored."""
     if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
-    case = Case(client, line, floor)
+    case = Case(client, line)
     found = ((flag, flag.applies(case)) for flag in OF_FIGURES)
     return tuple(
         replace(flag, attacks=holds) if isinstance(holds, tuple) else flag
@@ -121,9 +115,12 @@ def client_flags(client: Client) -> tuple[Flag, ...]:
 
 def _below(case: Case) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
-    scored = case.of.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    both = scored.index.intersection(case.floor.index)
-    return len(both) > 0 and float((scored[both] - case.floor[both]).sum()) < 0
+    scored, floor = (
+        case.of.scored("psnr", "standard").clip(upper=PSNR_CAP),
+        case.client.floor_values,
+    )
+    both = scored.index.intersection(floor.index)
+    return len(both) > 0 and float((scored[both] - floor[both]).sum()) < 0
 
 
 def _median_above(line: Line, diagnostic: str, limit: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -152,31 +152,24 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 def check_out(out: Path, runs: Sequence[Path]) -> None:
     """Raise where a report cannot be written: over a run, or among its rows and pictures."""
+    wrong, place = "", Path()
     try:
-        is_file = out.exists() and not out.is_dir()
+        if out.exists() and not out.is_dir():
+            wrong = "is a file"
+        place = out.resolve()
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"Expected a folder to write the report into, but {shown(out)} is "
-            f"{reason(error)}. Give another --out."
-        ) from error
-    if is_file:
-        raise UserError(
-            f"Expected a folder to write the report into, but {shown(out)} is a file. Give "
-            "another --out."
-        )
-    place = out.resolve()
-    for run in runs:
+        wrong = f"is {reason(error)}"
+    for run in [] if wrong else runs:
         if place == run.resolve():
-            raise UserError(
-                f"Expected a folder of its own for the report, but {shown(out)} is the run itself. "
-                f"Give another --out, such as {shown(out / 'report')}."
-            )
+            wrong = "is the run itself"
         for part in ("rows", "experiments"):
             if place.is_relative_to(run.resolve() / part):
-                raise UserError(
-                    f"Expected a folder of its own for the report, but {shown(out)} lies among "
-                    f"the {part} of the run. Give another --out, such as {shown(run / 'report')}."
-                )
+                wrong = f"lies among the {part} of the run"
+    if wrong:
+        raise UserError(
+            f"Expected a folder of its own for the report, but {shown(out)} {wrong}. "
+            "Give another --out."
+        )
 
 
 @contextmanager
@@ -194,25 +187,25 @@ def nothing_in_the_way(out: Path) -> Iterator[None]:
 def _check_folder(run: Path) -> None:
     give = "Give the folder that was the --out of `mjp attack`."
     try:
-        is_folder, exists = run.is_dir(), run.exists()
+        if _is_run(run):
+            return
+        if not run.is_dir():
+            got = "is a file" if run.exists() else "does not exist"
+            raise UserError(f"Expected a run folder, but {shown(run)} {got}. {give}")
+        entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
+        inside = [path for path in entries if _is_run(path)]
+        known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
     except (OSError, ValueError) as error:
         raise UserError(
             f"Expected a run folder, but {shown(run)} is {reason(error)}. {give}"
         ) from error
-    if not is_folder:
-        fault = "is a file" if exists else "does not exist"
-        raise UserError(f"Expected a run folder, but {shown(run)} {fault}. {give}")
-    if _is_run(run):
-        return
-    try:
-        instead = "got other files" if any(run.iterdir()) else "the folder is empty"
-        known = (f"it is {words}" for name, words in OTHERS.items() if is_there(run / name))
-        instead = next(known, instead)
-    except OSError as error:
-        instead = f"it cannot be listed ({reason(error)})"
+    instead = [*known, "got other files" if entries else "the folder is empty"][0]
+    if inside:
+        named = " ".join(shown(path) for path in inside[:NAMED])
+        more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
+        give = f"Give what lies in it: {named}{more}."
     raise UserError(
-        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {instead}. "
-        f"{_runs_inside(run) or give}"
+        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {instead}. {give}"
     )
 
 
@@ -220,23 +213,7 @@ def _is_run(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in RUN)
 
 
-def _runs_inside(folder: Path) -> str:
-    """Which runs lie in the folder, as advice; empty where none does."""
-    try:
-        entries = sorted(islice(folder.iterdir(), MOST_LOOKED_AT))
-    except OSError:
-        return ""
-    inside = [path for path in entries if _is_run(path)]
-    if not inside:
-        return ""
-    named = " ".join(shown(path) for path in inside[:NAMED])
-    more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
-    return f"Give what lies in it: {named}{more}."
-
-
 # where the numbers come from ----------------------------------------------------------------------
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -261,22 +238,17 @@ def run_configs(runs: Sequence[Path]) -> list[RunConfig]:
         for run in runs
         for path in sorted((run / "experiments").glob("*.yaml")) or [run / "experiment.yaml"]
     ]
-    numbered = len(places) > 1
-    return [
-        RunConfig(run, f"config_{number}.yaml" if numbered else CONFIG, *_experiment(path))
-        for number, (run, path) in enumerate(places, 1)
-    ]
-
-
-def _experiment(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The resolved config and the software it was made with; empty where unreadable."""
-    try:
-        check_digest(path, EXPERIMENT)
-        with EXPERIMENT.reading(path):
-            fields = _mapping(yaml_value(EXPERIMENT.text(path), shown(path)))
-    except UserError:
-        return {}, {}
-    return _mapping(fields.get("experiment")), _mapping(fields.get("made_with"))
+    found = []
+    for number, (run, path) in enumerate(places, 1):
+        fields: dict[str, Any] = {}  # unreadable
+        with suppress(UserError):
+            check_digest(path, EXPERIMENT)
+            with EXPERIMENT.reading(path):
+                fields = _mapping(yaml_value(EXPERIMENT.text(path), shown(path)))
+        file = f"config_{number}.yaml" if len(places) > 1 else "config.yaml"
+        parts = (_mapping(fields.get(name)) for name in ("experiment", "made_with"))
+        found.append(RunConfig(run, file, *parts))
+    return found
 
 
 def _mapping(content: Any) -> dict[str, Any]:
@@ -342,32 +314,29 @@ def commands(configs: Sequence[RunConfig], lines: Sequence[Line]) -> str:
     parts: list[str] = []
     begun: set[Path] = set()
     for config in configs:
-        if config.fields:
-            own = _of_run(config.run, lines)
-            parts.append(_attack_again(config, own) + (" --add" if config.run in begun else ""))
-            begun.add(config.run)
+        if not config.fields:
+            continue
+        own = _of_run(config.run, lines)
+        words = [f"mjp attack {config.file} --out {quote(f'again/{_named(config.run)}')}"]
+        if any("round" in line.cell.other for line in own):
+            words.append("--uploads UPLOADS")
+        elif config.fields.get("images") not in ("embedded", "flat"):
+            words.append("--images IMAGES")
+        planned = max((line.planned for line in own), default=0)
+        words += [f"--limit {planned}"] if planned else []
+        weights = [
+            f"{quote(plain(str(label)))}=FILE"
+            for label, model in _mapping(config.fields.get("models")).items()
+            if str(_mapping(model).get("checkpoint")).endswith(WEIGHTS)
+        ]
+        words += ["--weights", *weights] if weights else []
+        words += ["--add"] if config.run in begun else []
+        parts.append(" ".join(words))
+        begun.add(config.run)
     names = [f"again/{_named(run)}" for run in dict.fromkeys(config.run for config in configs)]
     parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
 
 
-def _attack_again(config: RunConfig, lines: Sequence[Line]) -> str:
-    words = [f"mjp attack {config.file} --out {quote(f'again/{_named(config.run)}')}"]
-    if any("round" in line.cell.other for line in lines):
-        words.append("--uploads UPLOADS")
-    elif config.fields.get("images") not in ("embedded", "flat"):
-        words.append("--images IMAGES")
-    planned = max((line.planned for line in lines), default=0)
-    words += [f"--limit {planned}"] if planned else []
-    weights = [
-        f"{quote(plain(str(label)))}=FILE"
-        for label, model in _mapping(config.fields.get("models")).items()
-        if isinstance(model, dict) and _is_file(model.get("checkpoint"))
-    ]
-    words += [f"--weights {' '.join(weights)}"] if weights else []
-    return " ".join(words)
-
-
-def _is_file(checkpoint: Any) -> bool:
-    suffixes = (".safetensors", ".pth", ".pt", ".bin")
-    return isinstance(checkpoint, str) and checkpoint.endswith(suffixes)
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
+"""How the names of files of weights end."""

@@ -5,27 +5,23 @@ OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
 OUT/table5.md .tex .csv        the paper's Table 5 of these runs: its rows, columns and digits
 OUT/samples.csv                every stored row; of a large run samples.txt: where they are
-OUT/choices.csv                which attack the worst case took for each image; of a large run
-                               choices.parquet
+OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/batches.csv                exact pictures and PSNR against the batch
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
 OUT/figures/                   the card's pictures, the page's charts
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
-choices.* is written only if some target met several attacks, rounds.csv only if an attack was run
+choices.csv is written only if some target met several attacks, rounds.csv only if an attack was run
 with several numbers of uploads, batches.csv only if clients were that differ in their batch.
 """
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +29,6 @@ import pandas as pd
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.text import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.console import console_text
@@ -164,7 +159,6 @@ DOWNLOADS = {
     "samples.csv": "every stored row: image, metric, value, status, reason",
     "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
     "choices.csv": "which attack the worst case took for each image",
-    "choices.parquet": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "batches.csv": "exact pictures and PSNR against the batch",
     "figures/strip.png": "the card's pictures",
@@ -175,15 +169,9 @@ DOWNLOADS = {
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *(
-        "figures/uploads_*.svg",
-        "figures/batches_*.svg",
-        "figures/line_[0-9][0-9][0-9]_*.png",
-        "table.html",
-    ),
-    *(f"figures/{name}.png" for name in ("overview", "comparison", "psnr", "rounds", "batches")),
+    *("figures/uploads_*.svg", "figures/batches_*.svg"),
 )
-"""Names that this or an earlier version gives to files: what an earlier report left is deleted."""
+"""Names that a report gives to files: what an earlier one left is deleted."""
 
 
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
@@ -216,12 +204,12 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         texts["table5.csv"] = table5_csv(contents.table5_rows)
     texts |= {config.file: config.text for config in contents.configs if config.fields}
     written = [_write_text(out / name, text) for name, text in texts.items()]
-    written.append(write_samples(lines, out, many_runs=many))
-    written += [write_choices(contents.derived, out)] if contents.derived else []
+    written.append(_write_samples(lines, out, many_runs=many))
+    if contents.derived:
+        written.append(_write_tables(map(_choices, contents.derived), out / "choices.csv"))
     for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
         if len(table):
-            write_csv([table], out / name)
-            written.append(out / name)
+            written.append(_write_text(out / name, csv_text(table)))
     return written
 
 
@@ -294,11 +282,8 @@ with the highest second number counts (00003.0002.….parquet); RunStore reads t
 """
 
 
-def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
-    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path.
-
-    A line without rows becomes one row with its status and reason.
-    """
+def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
+    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path."""
     # at most: not every image has every diagnostic
     if (stored := sum(len(line.images) * len(line.keys) for line in lines)) > MOST_ROWS:
         runs = [*dict.fromkeys(line.run for line in lines)]
@@ -306,55 +291,31 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
         known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
         return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
+    samples = (_samples(line).reindex(columns=columns) for line in lines)
+    return _write_tables(samples, out / "samples.csv")
+
+
+def _write_tables(tables: Iterable[pd.DataFrame], path: Path) -> Path:
+    """Write tables with the same columns below one another, one after the other."""
 
     def write(place: Path) -> None:
         with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            written = csv.writer(file, lineterminator="\n")
-            written.writerow(columns)
-            for line in lines:
-                written.writerows(_samples(line, columns))
+            for at, table in enumerate(tables):
+                file.write(csv_text(table, header=at == 0))
 
-    write_atomically(out / "samples.csv", write)
-    return out / "samples.csv"
+    write_atomically(path, write)
+    return path
 
 
-def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The line's rows, those of images that could not be read last; what all of them have in common
-    is not put into a table first, which would take longer than all else."""
+def _samples(line: Line) -> pd.DataFrame:
+    """The line's rows, those of images that could not be read last; of a line without rows one with
+    its status and reason."""
     facts = {**line.cell.columns, "run": line.run}
     if line.stored.empty:
-        facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
-    rows = long_rows(line.stored)
-    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-    facts = {name: fact for name, fact in facts.items() if not isinstance(fact, (list, dict))}
-    return zip(
-        *(
-            map(_csv_cell, rows[name].tolist())
-            if name in rows
-            else repeat(_csv_cell(facts.get(name)), len(rows))
-            for name in columns
-        ),
-        strict=True,
-    )
-
-
-def _csv_cell(value: Any) -> Any:
-    """A value as CSV has it: nothing where it is missing, and no formula."""
-    if isinstance(value, str):
-        return formula_free(value)
-    return "" if value is None or value != value else value
-
-
-def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
-    """Write which attack each derived line took for which image into choices.csv, or, of many,
-    choices.parquet; the file's path."""
-    if sum(len(line.chosen) for line in derived) <= MOST_ROWS:
-        write_csv((_choices(line) for line in derived), out / "choices.csv")
-        return out / "choices.csv"
-    table = pd.concat(map(_choices, derived))
-    write_atomically(out / "choices.parquet", lambda place: table.to_parquet(place, index=False))
-    return out / "choices.parquet"
+        facts |= {"status": line.status, "reason": line.reason}
+        return pd.DataFrame([facts])
+    rows = long_rows(line.stored, facts)
+    return rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
 
 
 def _choices(line: DerivedLine) -> pd.DataFrame:
@@ -366,17 +327,3 @@ def _choices(line: DerivedLine) -> pd.DataFrame:
     images = pd.DataFrame(of_line, index=line.chosen.index).reset_index()
     table = pd.concat([images, chosen.reset_index(drop=True)], axis=1)
     return table[[*of_line, "image_id", *names]]
-
-
-# CSV ----------------------------------------------------------------------------------------------
-
-
-def write_csv(tables: Iterable[pd.DataFrame], path: Path) -> None:
-    """Write tables with the same columns below one another, one after the other."""
-
-    def write(place: Path) -> None:
-        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            for at, table in enumerate(tables):
-                file.write(csv_text(table, header=at == 0))
-
-    write_atomically(path, write)

@@ -183,7 +183,7 @@ AS_DECLARED = "as far as mean, std and the order of channels are as declared"
 NO_PROOF = "no proof of a good picture (25 to 35 dB were seen at residuals of exact ones)"
 UNLIKE = (
     "the loss (plain cross entropy; dropout, label smoothing and mixup change it), labels, sign, "
-    "scale (lr, loss scale)"
+    "scale (lr, loss scale), weights, batch, mean and std, a defence's error"
 )
 DECLARE = "`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them"
 
@@ -336,7 +336,7 @@ def _of_one(best: Reconstructed, declared: float) -> str:
     """What the checks without truth say of an attack's pictures of single images."""
     fits, known = _gradient(best, declared), not math.isnan(best.residual)
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.1e})"
-    not_assumed = f"{UNLIKE}, weights, batch, mean and std, or a defence's error are not as assumed"
+    not_assumed = f"one of these is not as assumed: {UNLIKE}"
     if declared:
         not_assumed = (
             f"the declared noise makes {declared:.2g} of it for the client's own picture, and up "
@@ -348,7 +348,7 @@ def _of_one(best: Reconstructed, declared: float) -> str:
         said = f"It {fits}." if fits else rest * known
         return (
             f"{best.attack}'s picture is certain: it alone solves the equations of the patch "
-            f"embedding{solved}, whatever the loss, {AS_DECLARED}. {said}".rstrip()
+            f"embedding{solved}, {AS_DECLARED}. {said}".rstrip()
         )
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
@@ -370,18 +370,17 @@ def _gradient(best: Reconstructed, declared: float) -> str:
         return f"has the uploaded gradient (residual {best.residual:.1e})"
     times = _times(best.factor)
     if best.scaled_residual < EXPLAINED:
-        why = "was it clipped, averaged or scaled?"
+        part, why = "", "was it clipped, averaged or scaled?"
         if best.factor < 0:
             why = "is the sign another?"
-        elif best.factor > LEAST_SMOOTHED and best.scaled_residual > ALL and not declared:
+        elif LEAST_SMOOTHED < best.factor < 1 and best.scaled_residual > ALL and not declared:
+            part = "most of "
             why = (
-                "such a factor, and such a rest, leave another loss (label smoothing, mixup), or "
-                "a clipped gradient that was rounded to half precision"
+                "another loss (label smoothing, mixup) leaves such a rest, or a clipped gradient "
+                "that was rounded to half precision"
             )
-        return (
-            f"explains most of the uploaded gradient {times} (residual "
-            f"{best.scaled_residual:.1e}); {why}"
-        )
+        check = f"(residual {best.scaled_residual:.1e})"
+        return f"explains {part}the uploaded gradient {times} {check}; {why}"
     if best.scaled_residual < NOISY * declared:
         scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {times}"
         return (
@@ -416,7 +415,7 @@ def _of_batch(best: Reconstructed) -> str:
             f"marks them, {AS_DECLARED}; all others are guesses."
         )
     return (
-        f"Without the originals nothing here tells whether {best.attack}'s {of} hold the client's. "
+        f"Without the originals nothing here tells whether {best.attack}'s {of} are the client's. "
         "That is no evidence of safety."
     )
 

@@ -76,19 +76,6 @@ def test_what_reaches_20_db_without_any_gradient_shows_no_leak(tmp_path: Path) -
     assert "is not shown" in card_of_lines(tmp_path, line).verdict
 
 
-def test_the_undefended_client_beside_is_of_the_same_network(tmp_path: Path) -> None:
-    made = card_of_lines(
-        tmp_path,
-        (
-            intact("other", attack="patch_gradient", model="Ti", architecture="Ti"),
-            *([12.0], {"grey_psnr": 10.0}),
-        ),
-        (intact("patch_gradient", model="B", architecture="B"), [math.inf], {"grey_psnr": 10.0}),
-        (intact("masked_span", model="B", architecture="B", **MASKED), [math.inf], ZERO),
-    )
-    assert "Undefended, one upload gives 1 of 1 exactly" in made.beside
-
-
 @pytest.mark.parametrize(
     ("psnrs", "parts"),
     [
@@ -160,19 +147,6 @@ def test_only_uploads_of_an_attack_with_a_result_are_said(
     assert f"{uploads} uploads of the same picture" in made.beside
     derived = [line for line in read_contents([tmp_path]).derived if line.uploads > 1]
     assert {line.uploads for line in derived} == {uploads}
-
-
-def test_refused_attacks_on_several_uploads_make_no_line_of_their_own(tmp_path: Path) -> None:
-    made = card_of_lines(
-        tmp_path,
-        (intact("patch_gradient"), [30.0], {}),
-        (intact("patch_prior"), [31.0], {}),
-        (intact("r6", attack_name="multi_round", uploads=6), ["unsupported"], {}),
-    )
-    assert made.rows[0].any_uploads is None
-    assert made.rows[0].absent_of("any_uploads") == "does not apply"
-    assert "any_uploads" not in made.columns
-    assert {line.uploads for line in read_contents([tmp_path]).derived} == {1}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.helpers.card_run import (
     keys,
 )
 
-MASKED = {"setting": "c", "gamma": 0.27}
 ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
 
 
@@ -63,12 +62,6 @@ def numbers(text: str) -> list[float]:
 # every number -------------------------------------------------------------------------------------
 
 
-def test_every_client_stands_on_it_the_undefended_first(card: Card) -> None:
-    assert [row.client for row in card.rows] == [TITLES[client] for client in ON_CARD]
-    assert [row.defended for row in card.rows] == [False] + [True] * 4
-    assert card.further == 1  # no attack matches the last one
-
-
 @pytest.mark.parametrize("client", ON_CARD)
 def test_the_best_with_one_upload(card: Card, by_hand: ByHand, client: str) -> None:
     figure = row_of(card, client).one_upload
@@ -98,11 +91,6 @@ def test_the_best_with_any_number(card: Card, by_hand: ByHand) -> None:
 @pytest.mark.parametrize("client", ["plain", "mjp", "noise"])
 def test_april_as_published(card: Card, by_hand: ByHand, client: str) -> None:
     same(row_of(card, client).published, by_hand.best(client, ["april"]))
-
-
-def test_clients_that_april_did_not_meet_have_no_figure_of_it(card: Card) -> None:
-    assert row_of(card, "withheld").published is None
-    assert row_of(card, "unshuffled").published is None
 
 
 def test_the_floor_is_the_best_control(card: Card, by_hand: ByHand) -> None:
@@ -158,22 +146,6 @@ def test_every_number_of_the_answer(card: Card, by_hand: ByHand) -> None:
             *(april.n, round(floor.mean, 1), len(set(PHOTOGRAPHS.values()))),
         ]
     )
-
-
-def test_the_assumptions_name_what_the_chosen_attacks_need(card: Card) -> None:
-    for part in ("batch 1", "float32", "DeiT-S", "labels", "public photographs", "8-bit"):
-        assert part in card.assumptions
-
-
-def test_every_number_of_the_facts(card: Card) -> None:
-    facts = dict(card.facts)
-    assert numbers(facts["What is sent"]) == [1, 6]
-    assert facts["What is sent"].startswith("float32 gradient, batch 1")
-    assert numbers(facts["The pictures"])[0] == COUNT
-    assert "224×224" in facts["The pictures"]
-    assert "crops of 5 photographs" in facts["The pictures"]
-    assert "trained with γ .27" in facts["The model"]
-    assert "threat model D" in facts["Who attacks"]
 
 
 def test_every_number_of_what_would_change_it(card: Card, by_hand: ByHand) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import CARD_ROWS
@@ -22,14 +21,12 @@ from tests.helpers.card_run import (
 )
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
-    add_pictures,
     cell,
     image_id,
     image_rows,
     intact,
     wide,
     write_pictures,
-    write_rows,
 )
 
 MASKED = {"setting": "c", "gamma": 0.27}
@@ -153,51 +150,10 @@ def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_p
     assert json.loads(derived["chosen"].iloc[0]) == {"patch_gradient": 0, "r": 2}
 
 
-def test_zero_rows_of_a_client_that_does_not_shuffle_are_no_mask(tmp_path: Path) -> None:
-    """Such as of one that sends its largest entries alone."""
-    facts: dict[str, Any] = {"defenses": "top_k 0.1"}
-    made = card_of_lines(
-        tmp_path,
-        (intact("patch_gradient", **facts), [9.0, 28.0], {"zero_rows": 50.0}),
-        (intact("patch_prior", **facts), [19.0, 8.0], {"zero_rows": 50.0}),
-    )
-    (row,) = made.rows
-    assert row.one_upload is not None
-    assert (row.one_upload.mean, row.client) == (23.5, "plain, top k 0.1")
-
-
-def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: Path) -> None:
-    facts = {"first_block": "closed_form"}
-    made = card_of_lines(
-        tmp_path,
-        (cell("april", **facts), [40.0, 10.0], {}),
-        (intact("patch_gradient", **facts), [20.0, 30.0], {}),
-    )
-    (row,) = made.rows
-    assert row.one_upload is not None
-    assert row.one_upload.mean == 35.0
-    assert keys(row.published) == ""
-
-
 def test_columns_of_another_version_do_not_stop_a_card(tmp_path: Path) -> None:
     other: dict[str, Any] = {"fact of tomorrow": ["a", {"b": 1}]}
     made = card_of_lines(tmp_path, (intact("patch_gradient", **other), [30.0], {}))
     assert made.rows[0].one_upload is not None
-
-
-def test_uploads_without_truth_are_counted_and_not_scored(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entry = intact("masked_span", **MASKED)
-    store.write_cells([entry])
-    simple_line(store, entry, ["unscored"] * 3)
-    pictures = {"images": torch.rand(3, 3, 8, 8)}
-    rows = store.read("masked_span").assign(**{"gradient_residual.diagnostic": [0.1, 0.25, 0.9]})
-    store.write("masked_span", 0, rows)
-    add_pictures(store, "masked_span", pictures, [image_id(i) for i in range(3)])
-    made = card_of(tmp_path)
-    assert numbers(made.beside) == [3, 1, 0.25]
-    (row,) = made.rows
-    assert (row.one_upload, row.floor, row.accuracy) == (None, None, None)
 
 
 def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
@@ -211,20 +167,6 @@ def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
     made = card_of(tmp_path)
     assert "images are known" in made.beside
     assert "not known" not in made.beside
-
-
-def test_an_attack_without_pictures_does_not_make_the_truth_known(tmp_path: Path) -> None:
-    """One with a residual but no picture stored, beside one whose pictures have no original."""
-    store = RunStore(tmp_path)
-    entries = [intact(name, **MASKED) for name in ("masked_span", "token_span")]
-    store.write_cells(entries)
-    for entry in entries:
-        rows = image_rows(entry, image_id(0), 0.0, status="unscored", reason="no truth")
-        residual = {"metric": "gradient_residual", "variant": "diagnostic", "value": 0.5}
-        write_rows(store, entry, [*rows, rows[0] | residual | {"status": "ok", "reason": ""}])
-    pictures = {"images": torch.rand(1, 3, 8, 8)}
-    add_pictures(store, "masked_span", pictures, [image_id(0)])
-    assert "not known here" in card_of(tmp_path).beside
 
 
 # what lines on different images share -------------------------------------------------------------

@@ -137,16 +137,6 @@ def test_an_attack_is_known_by_its_name_whatever_its_label(tmp_path: Path) -> No
     assert matching(client) == ["patch_gradient"]
 
 
-def test_a_closed_form_block_is_the_trained_model(tmp_path: Path) -> None:
-    (client,) = clients(tmp_path, cell("april", first_block="closed_form"))
-    assert matching(client) == ["april"]
-
-
-def test_targets_without_an_attack_are_no_clients(tmp_path: Path) -> None:
-    found = clients(tmp_path, intact("grey", role="floor"), intact("x", gamma=0.5))
-    assert [client.cell.gamma for client in found] == [0.5]
-
-
 def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
     found = clients(
         tmp_path,
@@ -162,13 +152,6 @@ def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
         "DeiT-S, no defence used · seed 0 · round 3",
     ]
     assert client_titles(found[:1]) == ["plain"]
-
-
-def test_batches_stand_in_titles_where_they_differ(tmp_path: Path) -> None:
-    found = clients(tmp_path / "two", *(intact(f"{n}", batch=n) for n in (1, 4)))
-    assert client_titles(found) == ["plain · batch 1", "plain · batch 4"]
-    (client,) = clients(tmp_path / "one", intact("x", batch=4))
-    assert client_titles([client]) == ["plain"]
 
 
 def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
@@ -204,13 +187,3 @@ def test_floors_of_another_client_count_where_they_are_of_the_same_images(
     )
     assert [line.attack for line in first.floors] == found
     assert [line.attack for line in second.floors] == ["grey"]
-
-
-def test_a_client_prefers_floors_of_its_own(tmp_path: Path) -> None:
-    cells = [
-        intact(f"{attack} {batch}", attack=attack, batch=batch, role=role)
-        for batch in (1, 2)
-        for attack, role in (("patch_gradient", "attack"), ("grey", "floor"))
-    ]
-    for client in clients(tmp_path, *cells):
-        assert [line.run_id for line in client.floors] == [f"grey {client.cell.client.batch}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from mjp_privacy.report.tables import comparisons as paired
 from mjp_privacy.report.tables.comparisons import CLIENTS_TITLE, clients_table, correlation
 from mjp_privacy.report.tables.text import DASH, TextTable
 from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
-from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
+from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
     cell,
     image_rows,
     intact,
     psnr_values,
-    score_interval,
     write_rows,
 )
 
@@ -221,11 +219,6 @@ def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> 
     assert made.caption.endswith(" 6 further comparisons are not shown, nor counted by Holm.")
 
 
-def test_one_client_and_one_attack_leave_nothing_to_compare(tmp_path: Path) -> None:
-    assert table(run(tmp_path, [({}, images(APRIL))])) is None
-    assert paired.tests_table([]) is None
-
-
 def test_p_is_never_zero() -> None:
     assert paired.p_text(1e-9) == paired.p_text(0.0) == "< 1e-4"
     assert paired.p_text(1 / 10001, 1 / 10001) == "0.0001 (min)"
@@ -270,21 +263,6 @@ def mean_text(expected: Expected, n: int) -> str:
     return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
 
 
-def counts(share: str, trials: float | None = None) -> tuple[int, int]:
-    """Count and number of a share, whose percent and interval are right to the digits shown.
-
-    trials: as how many independent images they count, where some are crops of one photograph
-    """
-    found = re.fullmatch(r"(\d+) of (\d+) \(([\d.]+) %, ([\d.]+)–([\d.]+)\)", share)
-    assert found, share
-    count, of = int(found[1]), int(found[2])
-    values = (count / of, *score_interval(count / of, of if trials is None else trials))
-    for text, value in zip(found.groups()[2:], values, strict=True):
-        decimals = len(text.partition(".")[2])
-        assert float(text) == pytest.approx(100 * value, abs=0.5001 * 10**-decimals)
-    return count, of
-
-
 # every figure -------------------------------------------------------------------------------------
 
 
@@ -302,35 +280,6 @@ def test_april_choice_and_floor(rows: dict[str, dict[str, str]], by_hand: ByHand
 
 
 # made-up ladders ----------------------------------------------------------------------------------
-
-
-def test_a_ladder_is_one_line(tmp_path: Path) -> None:
-    ladder_run(tmp_path)
-    (line,) = table_of(tmp_path)
-    assert line["Client"] == "MJP γ .27, as shuffled"
-    assert line["n"] == "3"
-    assert line[APRIL_OF_CLIENTS_TABLE] == "20.00 [10.00, 30.00] (n=2)"
-    assert line[ONE] == "25.00 [20.00, 30.00]"
-    assert line[CHOICE] == "21.67 [15.00, 30.00]"
-    assert line["floor"] == "11.00 [11.00, 11.00] (n=4)"
-    assert counts(line["exact"]) == (0, 4)
-    assert counts(line["≥ 20 dB"]) == (3, 4)
-    assert counts(line["≥ 30 dB"]) == (1, 4)
-
-
-def test_several_uploads_have_columns_of_their_own(tmp_path: Path) -> None:
-    """And the client without such attacks a dash in them."""
-    curve_run(tmp_path / "curve", (0.27,))
-    two_attacks(tmp_path / "one", [10.0, 22.0], [31.0, 12.0])
-    curve, one = table_of(tmp_path / "curve", tmp_path / "one")
-    assert [row["Client"].split(" · ")[-1] for row in (curve, one)] == ["curve", "one"]
-    assert (curve[ANY], one[ANY]) == ("≥ 100", DASH)
-    assert curve[ONE].startswith("11.45 [")
-    assert one[ONE].startswith("26.50 [")
-    assert [counts(row["≥ 20 dB"]) for row in (curve, one)] == [(0, 5), (2, 2)]
-    assert counts(curve["≥ 20 dB (any)"]) == (5, 5)
-    assert counts(one["≥ 30 dB"]) == (1, 2)
-    assert curve[APRIL_OF_CLIENTS_TABLE] == DASH
 
 
 def two_attacks(folder: Path, *psnr: list[float | str], **facts: Any) -> Path:
@@ -359,27 +308,8 @@ def test_success_counts_images_that_have_no_reconstruction(
     assert (success_share(line, 20).percent, success_share(line, 30).percent) == expected
 
 
-def test_nobody_knows_is_no_share(tmp_path: Path) -> None:
-    (line,) = load_runs([two_attacks(tmp_path, ["unscored"])]).lines
-    assert math.isnan(success_share(line, 20).percent)
-    assert success_share(line, 20).text() == "0 of 0"
-
-
-def test_exact_images_are_counted_and_the_cap_is_named(tmp_path: Path) -> None:
-    two_attacks(tmp_path, [math.inf, 150.0, 10.0], [20.0, math.inf, math.inf])
-    (line,) = table_of(tmp_path)
-    assert line[ONE] == "≥ 100"
-    assert counts(line["exact"]) == (3, 3)
-    assert line["median"] == "≥ 100"
-
-
 def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
     two_attacks(tmp_path, [99.998, 99.998], [20.0, 20.0])
     (line,) = table_of(tmp_path)
     assert line[ONE].startswith("99.998 [")
     assert line["median"] == "99.998"
-
-
-def test_controls_alone_make_no_table(tmp_path: Path) -> None:
-    two_attacks(tmp_path, [10.0], role="floor")
-    assert clients_table(clients_of(load_runs([tmp_path]).lines)) is None

@@ -43,20 +43,6 @@ def test_points_by_hand(tmp_path: Path) -> None:
     assert capped[["psnr_mean", "psnr_median", "psnr_median_hi"]].tolist() == [100.0] * 3
 
 
-def test_exact_is_equal_in_every_8_bit_value(tmp_path: Path) -> None:
-    """Which the rows in the paper's variant say, and not those of unrounded pictures."""
-    store = RunStore(tmp_path)
-    cells = [cell(str(n), attack=f"R={n}", attack_name="r", uploads=n) for n in (1, 2)]
-    store.write_cells(cells)
-    for entry in cells:
-        rows = [row for i in range(3) for row in image_rows(entry, image_id(i), 60.0 + i)]
-        for made in rows:
-            if (made["metric"], made["variant"]) == ("psnr", "paper") and entry["uploads"] == 2:
-                made["value"] = math.inf if made["image_id"] != image_id(0) else 60.0
-        write_rows(store, entry, rows)
-    assert points_of(tmp_path)["psnr_exact"].tolist() == [0, 2]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -92,12 +78,13 @@ def test_one_number_of_uploads_is_no_curve(tmp_path: Path) -> None:
     for entry in entries:
         simple_line(store, entry, [20.0])
     (tmp_path / "out/figures").mkdir(parents=True)
-    stale = [tmp_path / "out/figures/rounds.png", tmp_path / "out/rounds.csv"]
-    for path in stale:
+    stale = [tmp_path / "out/figures/uploads_1.svg", tmp_path / "out/rounds.csv"]
+    for path in (*stale, tmp_path / "out/mine.html"):
         path.touch()
     write_report([tmp_path / "run"], tmp_path / "out")
     assert points_of(tmp_path / "run").empty
     assert not any(path.exists() for path in stale)
+    assert (tmp_path / "out/mine.html").exists()
 
 
 # exact pictures and psnr over the batch -----------------------------------------------------------
@@ -217,14 +204,3 @@ def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int)
     write_rows(store, entry, rows)
     (line,) = load_runs([tmp_path]).lines
     assert line.scored("gradient_residual", "diagnostic").tolist() == ([0.5] if batch == 1 else [])
-
-
-def test_lines_without_a_score_are_not_on_the_curve(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    cells = [cell(str(n), attack=f"R={n}", attack_name="r", uploads=n) for n in (1, 2, 3)]
-    store.write_cells(cells)
-    for entry, psnr in zip(cells, ([20.0, "failed"], ["failed"] * 2, [30.0] * 2), strict=True):
-        simple_line(store, entry, psnr)
-    points = points_of(tmp_path)
-    assert points["uploads"].tolist() == [1, 3]
-    assert points["n_not_scored"].tolist() == [1, 0]

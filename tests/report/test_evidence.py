@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import BOUNDS, not_scored
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import agreement_table, correlation
-from mjp_privacy.report.tables.details import evenly_spaced, identification_table
+from mjp_privacy.report.tables.details import identification_table
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     add_pictures,
@@ -118,17 +117,6 @@ def test_lines_without_pictures_or_originals_are_skipped(tmp_path: Path) -> None
     assert identification_table([]) is None
 
 
-@pytest.mark.parametrize(("count", "most"), [(1000, 200), (201, 200), (7, 3), (3, 3), (2, 30)])
-def test_images_are_evenly_spaced(count: int, most: int) -> None:
-    names = [f"{at:04d}" for at in range(count)]
-    chosen = evenly_spaced(names, most)
-    assert len(set(chosen)) == len(chosen) == min(count, most)
-    assert chosen == sorted(chosen)
-    assert (chosen[0], chosen[-1]) == (names[0], names[-1])
-    gaps = [int(b) - int(a) for a, b in pairwise(chosen)]
-    assert max(gaps) - min(gaps) <= 1
-
-
 # agreement ----------------------------------------------------------------------------------------
 
 SCORES = {
@@ -213,20 +201,6 @@ def test_zero_rows_are_called_shuffled_patches_only_where_they_are(
 ) -> None:
     assert keys(tmp_path, zero_rows=3.0, **facts) == {"zero_rows"}
     assert ("shuffled patches" in notes_of(tmp_path)) == shuffled
-
-
-def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
-    tmp_path: Path,
-) -> None:
-    for block, said in (
-        ("closed_form", "was trained with the block that april needs"),
-        ("intact", "which has weights trained for the intact one"),
-    ):
-        store = RunStore(tmp_path / block)
-        entry = cell("x", first_block=block)
-        store.write_cells([entry])
-        write_rows(store, entry, image_rows(entry, image_id(0), 12.0))
-        assert said in notes_of(tmp_path / block)
 
 
 def test_an_unfinished_line_says_so(tmp_path: Path) -> None:

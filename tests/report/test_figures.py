@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -20,14 +18,12 @@ from mjp_privacy.report.tables.text import DASH, main_table
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.ladder_rows import curve_run
 from tests.helpers.report_rows import (
-    COUNT,
     build_table,
     cell,
     frame,
     image_id,
     image_rows,
     intact,
-    notes_of,
     only_line,
     small_run,
     write_rows,
@@ -92,23 +88,6 @@ def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -
         assert frame.loc[name, "ceiling_n"] == 0
 
 
-def test_shuffled_line_by_hand(written: tuple[Path, ReportSummary]) -> None:
-    line = frame(written[0], "standard").loc["shuffled"]
-    patches = [0.0] + [50.0 + i % 3 for i in range(1, COUNT)]
-    assert line["shuffled_patches_median"] == np.median(patches)
-    assert line["empty_masks"] == 1
-    assert line["cond_a_median"] == math.inf
-    assert math.isnan(line["psnr_paper"])  # the standard variant stands beside nothing
-
-
-def test_exact_images_are_capped_and_counted(written: tuple[Path, ReportSummary]) -> None:
-    line = frame(written[0], "standard").loc["exact"]
-    values = [math.inf if i % 4 == 0 else 130.0 + i for i in range(COUNT)]
-    assert line["psnr_mean"] == 100.0
-    assert line["psnr_exact"] == COUNT // 4
-    assert line["psnr_median"] == np.median(values)
-
-
 def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> None:
     table = frame(written[0], "paper")
     assert list(table["line"]) == list(range(1, 9))
@@ -128,39 +107,6 @@ def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> N
     assert "unsupported: needs N + 1 &lt;= D |" in markdown
     assert "2 images failed: lstsq did not converge" in markdown
     assert "5 images unscored: no truth: a recorded upload" in markdown
-
-
-def test_crops_are_resampled_by_photograph(tmp_path: Path) -> None:
-    values = np.repeat([8.0, 12.0, 16.0, 20.0, 24.0], 8)
-    folder = small_run(tmp_path / "run", tuple(values))
-    plain = build_table([only_line(folder)], "standard").frame.iloc[0]
-    store = RunStore(folder)
-    rows = store.read("small")
-    shutil.rmtree(folder / "rows")
-    store.write("small", 0, rows.assign(group=rows["image_id"]))
-    assert only_line(folder).groups is None  # each its own photograph
-    rows["group"] = [f"photo {int(name[1:9]) // 8}" for name in rows["image_id"]]
-    store.write("small", 0, rows)
-    grouped = build_table([only_line(folder)], "standard").frame.iloc[0]
-    assert grouped["psnr_mean"] == plain["psnr_mean"]
-    widths = [row["psnr_hi"] - row["psnr_lo"] for row in (grouped, plain)]
-    assert widths[0] == pytest.approx(widths[1] * math.sqrt(8), rel=0.15)
-    assert "crops of 5 photographs" in notes_of(folder)
-
-
-def test_columns_appear_where_lines_would_look_alike(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    cells = [
-        cell("x", cell_key="1", rounds=1),
-        cell("y", cell_key="2", rounds=4, mode="train"),
-        cell("no model", cell_key="3", rounds=4, size=0, status="failed", reason="no file"),
-    ]
-    store.write_cells(cells)
-    for entry in cells[:2]:
-        write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
-    table = build_table(load_runs([tmp_path]).lines, "paper")
-    assert table.varying == ("mode", "rounds")
-    assert table.frame["rounds"].tolist() == [1, 4, 4]
 
 
 def test_runs_are_concatenated(tmp_path: Path) -> None:
@@ -243,39 +189,6 @@ def test_controls_have_no_facts_of_attacks(tmp_path: Path) -> None:
     assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
 
 
-def test_old_runs_have_no_new_columns(tmp_path: Path) -> None:
-    rows = main_of(run_of(tmp_path, cell("x", gamma=0.1), cell("y")))
-    assert list(rows[0]) == [
-        *("#", "Model", "Set.", "γ", "Attack", "n", "not scored", "PSNR ↓", "median", "exact"),
-        *("≥ 20 dB", "MSE ↑", "FFT2D ↑", "SSIM ↓", "LPIPS ↑", "Acc. ↑", "Acc. altered"),
-        *("grey", "rank ceiling", "cond(A)"),
-    ]
-
-
-def test_precisions_have_a_column_where_they_differ(tmp_path: Path) -> None:
-    rows = main_of(run_of(tmp_path, cell("x"), cell("y", dtype="float64")))
-    assert [row["dtype"] for row in rows] == ["float32", "float64"]
-
-
-def test_every_line_counts_its_exact_and_plain_pictures(tmp_path: Path) -> None:
-    """Exact by the paper's variant, which rounds to 8 bits; 20 dB of all that were tried."""
-    store = RunStore(tmp_path)
-    entry = intact("x")
-    store.write_cells([entry])
-    psnr = (math.inf, 60.0, 20.0, 19.99, 10.0)
-    rows = [image_rows(entry, image_id(i), value) for i, value in enumerate(psnr)]
-    for row in rows[1]:
-        if (row["metric"], row["variant"]) == ("psnr", "paper"):
-            row["value"] = math.inf  # 60 dB may be equal after rounding
-    rows.append(image_rows(entry, image_id(5), 0.0, status="failed", reason="so it is"))
-    rows.append(image_rows(entry, image_id(6), 0.0, status="unscored", reason="so it is"))
-    write_rows(store, entry, [row for of_image in rows for row in of_image])
-    (row,) = main_of(list(load_runs([tmp_path]).lines))
-    assert (row["n"], row["not scored"]) == ("5", "1 failed, 1 unscored")
-    assert (row["exact"], row["≥ 20 dB"], row["median"]) == ("2", "3 of 6", "20.00")
-    assert row["PSNR ↓"].startswith(f"{(100 + 60 + 20 + 19.99 + 10) / 5:.2f} [")
-
-
 # masks, regions and residuals ---------------------------------------------------------------------
 
 
@@ -294,23 +207,6 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     assert table.rows == (
         ("2", "DeiT-S", "a", "0", "april", "float32", "0.900", "95.00", "1.1e-06", "2.25"),
     )
-
-
-def test_every_diagnostic_of_the_ladder_has_its_column(tmp_path: Path) -> None:
-    names = (
-        *("mask_precision", "mask_recall", "visible_psnr", "mean_visible_psnr", "masked_psnr"),
-        *("oracle_permutation_psnr", "jigsaw_direct", "jigsaw_neighbour", "gradient_residual"),
-        *("steps", "seconds"),
-    )
-    (line,) = run_of(tmp_path, cell("x"), **dict.fromkeys(names, 0.4))
-    table = regions_table([line])
-    assert table is not None
-    assert len(table.header) == 6 + len(names)
-    frame = build_table([line], "standard").frame.iloc[0]
-    for name in names:
-        column = "median" if name in ("gradient_residual", "steps", "seconds") else "mean"
-        assert frame[f"{name}_{column}"] == pytest.approx(0.45), name
-        assert frame[f"{name}_n"] == 2
 
 
 def test_images_that_have_no_such_diagnostic_are_counted_out(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -16,29 +15,11 @@ from mjp_privacy.report.clients import attacked_ones
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.page import page as data
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.card_run import TITLES, card_run, run_id
 from tests.helpers.ladder_rows import ladder_run, simple_line
 from tests.helpers.report_rows import (
     cell,
     intact,
-    small_run,
 )
-
-
-@pytest.fixture(scope="module")
-def contents(tmp_path_factory: pytest.TempPathFactory) -> Contents:
-    return read_contents([card_run(tmp_path_factory.mktemp("contents") / "run")])
-
-
-def test_every_line_has_the_name_of_its_client(contents: Contents) -> None:
-    lines = [*contents.lines, *contents.derived]
-    assert set(contents.client_names) == {line.number for line in lines}
-    for line in contents.lines:
-        (client,) = (c for c in TITLES if run_id(c, line.cell.attack.known_as) == line.run_id)
-        assert contents.client_names[line.number] == TITLES[client]
-    for derived in contents.derived:
-        names = {contents.client_names[member.number] for member in derived.members}
-        assert names == {contents.client_names[derived.number]}
 
 
 def run_of(folder: Path, *dtypes: str) -> Contents:
@@ -57,14 +38,6 @@ def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
     assert "1 lines in float64 are left out" in shown.caption.replace("1 line in", "1 lines in")
     assert [row[0] for row in all_.rows] == ["1", "2"]
     assert "left out" not in all_.caption
-
-
-def test_the_paper_stands_beside_its_own_images_only(tmp_path: Path) -> None:
-    paper = {"model": "DeiT-S", "setting": "a"}
-    for same in (False, True):
-        folder = small_run(tmp_path / f"{same}", paper_row=paper, data_is_papers=same)
-        tables = read_contents([folder]).beside_paper
-        assert [table.title for table in tables] == (["Beside the paper"] if same else [])
 
 
 def test_a_run_without_attacks_has_contents_all_the_same(tmp_path: Path) -> None:
@@ -129,18 +102,6 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
     assert (tmp_path / "out/samples.csv").read_bytes() == (out / "samples.csv").read_bytes()
 
 
-def test_what_an_earlier_version_wrote_is_removed(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (out / "figures").mkdir(parents=True)
-    stale = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
-    for name in (*stale, "figures/line_007_of_an_earlier_report.png", "mine.html"):
-        (out / name).touch()
-    write_report([run], out)
-    assert not any((out / name).exists() for name in stale)
-    assert not list(out.glob("figures/line_*"))
-    assert (out / "mine.html").exists()
-
-
 def test_progress_is_shown_on_a_terminal_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,19 +147,3 @@ def test_a_page_compares_line_by_line_on_some_of_many_images(
     write_report([tmp_path / "run"], tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     assert "on 2 of them" in page
-
-
-@pytest.mark.nightly
-def test_of_many_choices_a_parquet_file_holds_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ladder_run(tmp_path / "run")
-    out = tmp_path / "out"
-    write_report([tmp_path / "run"], out)
-    text = pd.read_csv(out / "choices.csv", dtype={"image_id": str})
-    monkeypatch.setattr(data_files, "MOST_ROWS", 3)
-    write_report([tmp_path / "run"], out)
-    assert not (out / "choices.csv").exists()
-    stored = pd.read_parquet(out / "choices.parquet")
-    assert len(stored) > 3
-    pd.testing.assert_frame_equal(stored, text, check_dtype=False)

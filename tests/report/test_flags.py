@@ -140,36 +140,6 @@ def test_controls_are_never_flagged(tmp_path: Path) -> None:
     assert keys(made.rows[0].floor) == ""
 
 
-def test_what_was_not_scored_is_not_flagged(tmp_path: Path) -> None:
-    """A refused april is no figure: it is neither altered nor below a floor."""
-    made = card_of_lines(
-        tmp_path,
-        (cell("april"), ["unsupported"], {}),
-        (intact("patch_gradient"), [30.0], {}),
-    )
-    assert made.rows[0].published is None
-    assert made.flags == ()
-
-
-def test_a_client_without_a_matching_attack_is_flagged(tmp_path: Path) -> None:
-    (row,) = card_of_lines(tmp_path, (cell("april", **MASKED), [8.96], {"zero_rows": 50.0})).rows
-    assert keys(row) == "no_adaptive_attack"
-    assert keys(row.published) == "altered_client"
-    assert (row.one_upload, row.any_uploads) == (None, None)
-
-
-def test_a_card_lists_each_flag_once(tmp_path: Path) -> None:
-    made = card_of_lines(
-        tmp_path,
-        *((cell(f"april {g}", gamma=g), [5.0], {"grey_psnr": 9.0}) for g in (0.0, 0.1, 0.2)),
-    )
-    assert {flag.key for flag in made.flags} == {
-        "below_floor",
-        "no_adaptive_attack",
-        "altered_client",
-    }
-
-
 # bests of several attacks -------------------------------------------------------------------------
 
 
@@ -186,23 +156,6 @@ def test_a_best_is_ill_conditioned_where_an_attack_it_took_is(tmp_path: Path) ->
             (intact("patch_gradient", **closed), [20.0, 20.0], {"cond_a": 2.0**30}),
         )
         assert keys(made.rows[0].one_upload) == expected
-
-
-def test_a_figure_is_compared_with_the_floor_on_its_own_images(tmp_path: Path) -> None:
-    """The mean of the floor over all of its images would say the opposite."""
-    for name, floor, expected in (
-        ("easy", [30.0, 2.0], "below_floor partly_inapplicable"),
-        ("hard", [10.0, 40.0], "partly_inapplicable"),
-    ):
-        made = card_of_lines(
-            tmp_path / name,
-            (intact("patch_gradient"), [20.0, "failed"], {}),
-            (intact("grey", role="floor"), list(floor), {}),
-        )
-        (row,) = made.rows
-        assert row.floor is not None
-        assert (row.floor.mean < 20) == (expected == "below_floor partly_inapplicable")
-        assert keys(row.one_upload) == expected
 
 
 @pytest.mark.parametrize(
@@ -225,18 +178,6 @@ def test_a_best_of_attacks_on_different_numbers_of_images_is_unfinished(
         (intact("token_span", **MASKED), second, {}),
     )
     assert keys(made.rows[0].one_upload) == expected
-
-
-def test_planned_images_without_rows_make_a_best_unfinished(tmp_path: Path) -> None:
-    for planned, expected in ((2, ""), (3, "unfinished")):
-        made = card_of_lines(
-            tmp_path / str(planned),
-            *(
-                (intact(name, planned_images=planned, **MASKED), [30.0, 20.0], {})
-                for name in ("masked_span", "token_span")
-            ),
-        )
-        assert keys(made.rows[0].one_upload) == expected
 
 
 # attacks that were not run ------------------------------------------------------------------------

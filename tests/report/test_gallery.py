@@ -13,7 +13,6 @@ from PIL import Image
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card
-from mjp_privacy.report.card import HEADINGS
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.page import gallery
 from mjp_privacy.report.page.gallery import (
@@ -27,15 +26,12 @@ from mjp_privacy.report.page.gallery import (
     data_uri,
     fill_gallery,
     images_in_order,
-    spread_order,
     write_strip,
 )
 from mjp_privacy.report.pictures import pixels
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
-    add_pictures,
     cell,
     image_id,
     intact,
@@ -65,17 +61,6 @@ def two_attacks(folder: Path, setting: str = "c", count: int = 4) -> Path:
 
 
 # the order ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 48, 1000])
-def test_every_place_comes_once_and_early_ones_are_spread(count: int) -> None:
-    order = spread_order(count)
-    assert sorted(order) == list(range(count))
-    if count > 4:
-        assert order[:2] == [0, count - 1]
-        assert order[2] == pytest.approx((count - 1) / 2, abs=0.5)
-        gaps = np.diff(sorted(order[:5]))
-        assert max(gaps) - min(gaps) <= 1
 
 
 def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
@@ -138,23 +123,6 @@ def test_the_original_is_kept_once_and_the_input_where_it_differs(tmp_path: Path
             for key in (shown.original(), *shown.fed.values(), *shown.lines.values())
         }
         assert names - {None} == set(filled.pictures)
-
-
-def test_masks_are_digits(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entry = intact("masked_span")
-    store.write_cells([entry])
-    simple_line(store, entry, [20.0, 30.0])
-    image = photograph(0)
-    both = torch.stack([image, image])
-    mask = torch.tensor([[True, False, True, True], [False, False, False, True]])
-    add_pictures(store, entry["run_id"], {"images": both, "mask": mask}, [image_id(0), image_id(1)])
-    filled = fill_gallery(load_runs([tmp_path]).lines, None)
-    assert {shown.image_id: shown.masks[1] for shown in filled.shown} == {
-        image_id(0): "1011",
-        image_id(1): "0001",
-    }
-    assert all(shown.original() is None for shown in filled.shown)
 
 
 @pytest.mark.parametrize(
@@ -232,17 +200,6 @@ def as_bytes(image: object) -> np.ndarray:
     pixels = np.rint(np.clip(np.asarray(image), 0, 1) * 255).astype(np.uint8)
     size = SIDE // pixels.shape[-1]
     return pixels.transpose(1, 2, 0).repeat(size, 0).repeat(size, 1)
-
-
-def test_columns_are_those_of_the_card(tmp_path: Path) -> None:
-    strip = strip_of(strip_run(tmp_path))
-    assert [heading for heading, _ in strip.columns] == list(HEADINGS.values())[:3]
-    april, once, several = (line for _, line in strip.columns)
-    assert april.attack == "april"
-    assert isinstance(once, DerivedLine)
-    assert isinstance(several, DerivedLine)
-    assert (once.uploads, several.uploads) == (1, 6)
-    assert strip.chooser is once
 
 
 def test_tiles_are_the_stored_pictures(tmp_path: Path) -> None:

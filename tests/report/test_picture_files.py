@@ -14,7 +14,6 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
-from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from mjp_privacy.report.runs import load_runs
@@ -151,20 +150,6 @@ def test_lines_without_pictures_or_truth(tmp_path: Path) -> None:
     assert files(out) == {"plain/span/u_0.png", "index.csv"}
     (row,) = index(out)
     assert (row["psnr"], row["psnr_paper"], row["reference"]) == ("", "", "")
-
-
-def test_a_derived_line_shows_what_it_chose(tmp_path: Path) -> None:
-    cells = [cell("one", attack="one"), cell("two", attack="two")]
-    for entry in cells:
-        entry |= {"victim": "intact"}
-    lines = run_of(tmp_path / "run", cells, {"a": 20.0})
-    (worst,) = derived_lines(clients_of(lines))
-    both = [*lines, worst]
-    write_pictures(both, ["a"], tmp_path / "out", client_names=named(both))
-    folder = tmp_path / "out" / "plain"
-    (chosen,) = folder.glob("worst_case*/a.png")
-    assert chosen.read_bytes() == (folder / "one" / "a.png").read_bytes()
-    assert len(list(folder.glob("original*/*"))) == 1
 
 
 # what they are called -----------------------------------------------------------------------------

@@ -57,12 +57,6 @@ def test_the_commands_make_the_same_rows_and_report(finished: Path) -> None:
     pd.testing.assert_frame_equal(one, two)
 
 
-def test_they_stand_on_the_page(finished: Path) -> None:
-    page = Path("index.html").read_text(encoding="utf-8")
-    assert "mjp attack config.yaml --out again/run --images IMAGES --limit 2" in page
-    assert 'href="config.yaml"' in page
-
-
 def test_the_config_is_the_runs_and_its_hash_is_told(finished: Path) -> None:
     (kept,) = run_configs([finished / "run"])
     config, software = kept.fields, kept.software

@@ -87,14 +87,6 @@ def test_what_really_leaks_is_the_best_attack_on_the_same_client(out: Path) -> N
     assert {rows[at][10] for at in (1, 3, 5)} == {""}
 
 
-def test_it_is_a_section_of_the_page_before_all_tables(out: Path) -> None:
-    page = (out / "report" / "index.html").read_text()
-    section = page.index('<section id="table5"')
-    assert page.index('<section id="card"') < section < page.index('<section id="ladder"')
-    assert re.search(r'<tr class="muted"><td></td><td>the paper.{1,6}s ViT-S', page)
-    assert r"\textcolor{gray}{19.27}" in (out / "report" / "table5.tex").read_text()
-
-
 def test_a_run_of_ones_own_models_gets_the_same_table(tmp_path: Path) -> None:
     store, entry = RunStore(tmp_path / "run"), cell("april", model="mine")
     write_rows(store, entry, image_rows(entry, "1.png", 12.0, top1={"intact": 1.0}))

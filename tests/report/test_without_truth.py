@@ -1,6 +1,5 @@
 """Lines without private images: what is stored of them, what an attacker would take, the table."""
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -15,10 +14,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
-from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page.page import page_data, page_images
-from mjp_privacy.report.pictures import write_pictures
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import residual_table, without_truth
 from mjp_privacy.report.worst_case import (
@@ -144,14 +140,6 @@ def test_derived_lines_hold_the_pictures_of_what_was_chosen(recorded: Path) -> N
     assert picture_ids(derived["worst_case"]) == []
 
 
-def test_pictures_of_uploads_without_truth_are_written(recorded: Path, tmp_path: Path) -> None:
-    lines = load_runs([recorded / "blind_run"]).lines
-    names = {line.number: "them" for line in lines}
-    write_pictures(lines, [], tmp_path, client_names=names, all_images=True)
-    assert {p.name for p in (tmp_path / "them").iterdir()} == {"patch_gradient", "masked_span"}
-    assert len(list(tmp_path.rglob("*.png"))) == 4
-
-
 # choices with planted residuals -------------------------------------------------------------------
 
 Residuals = Mapping[str, float | None]
@@ -240,13 +228,3 @@ def test_a_line_that_says_nothing_is_not_taken_for_one_without_truth(tmp_path: P
         assert has_truth(line)
         assert picture_ids(line) == []
     assert residual_table(clients_of(load_runs([tmp_path]).lines)) is None
-
-
-def test_the_page_has_the_residual_of_each_picture(recorded: Path) -> None:
-    contents = read_contents([recorded / "seen_run"])
-    data = json.loads(page_data(contents, page_images(contents)))
-    scores = {line["attack"]: line["scores"] for line in data["lines"]}
-    line = by_title(recorded / "seen_run")["masked_span"]
-    stored = line.scored("gradient_residual", "diagnostic")[data["image_ids"]]
-    assert scores["masked_span"]["gradient_residual"] == pytest.approx(stored.tolist(), rel=1e-5)
-    assert "gradient_residual" not in scores["mask_locator"]

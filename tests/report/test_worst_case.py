@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine
-from mjp_privacy.report.write import write_report
-from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run, lines_of
+from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run
 from tests.helpers.report_rows import build_table, image_id, image_rows, intact, write_rows
 
 ONE, ANY = "1 upload", "any number of uploads"
@@ -46,16 +43,6 @@ def test_an_attack_on_an_altered_client_is_no_candidate(tmp_path: Path) -> None:
     worst = derived_of(tmp_path / "run")[f"worst_case, {ONE}"]
     assert worst.counts == {"patch_gradient": 1, "masked_span": 1}
     assert by_image(worst, "psnr") == [20.0, 25.0]
-
-
-def test_every_metric_comes_from_the_chosen_reconstruction(ladder: dict[str, DerivedLine]) -> None:
-    """Also those in which another attack is better, and the paper's variant."""
-    worst = ladder[f"worst_case, {ONE}"]
-    taken = ["patch_gradient", "masked_span", "april"]
-    assert by_image(worst, "ssim") == [SSIM[name] for name in taken]
-    assert by_image(worst, "psnr", "paper") == [1.01 * value for value in (20.0, 25.0, 30.0)]
-    assert by_image(worst, "ssim", "paper") == [1.01 * SSIM[name] for name in taken]
-    assert by_image(worst, "gradient_residual", "diagnostic") == [0.1, 0.4, 0.1]
 
 
 def test_attackers_choice_needs_no_truth(ladder: dict[str, DerivedLine]) -> None:
@@ -106,15 +93,6 @@ def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
     assert list(worst.scored("psnr", "standard")) == [9.0, 8.0]
     assert outcome(worst, image_id(1))[1].startswith("x failed: ")
-
-
-def test_exact_beats_all_and_counts_as_exact(tmp_path: Path) -> None:
-    entries = [intact("x"), intact("y")]
-    ladder_of(tmp_path, (entries[0], [150.0, 20.0]), (entries[1], [math.inf, 20.0]))
-    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
-    assert worst.counts == {"x": 1, "y": 1}
-    frame = build_table([], "standard", [worst]).frame.iloc[0]
-    assert (frame["psnr_exact"], frame["psnr_mean"]) == (1, 60.0)
 
 
 # groups -------------------------------------------------------------------------------------------
@@ -196,68 +174,4 @@ def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) ->
     assert choice.counts == {"x": 1, "y": 0}
 
 
-def test_the_order_of_the_rows_does_not_show(tmp_path: Path) -> None:
-    store = ladder_run(tmp_path / "run")
-    before = derived_of(tmp_path / "run")
-    for name in ("april", "patch_gradient", "masked_span"):
-        rows = store.read(name).iloc[::-1].reset_index(drop=True)
-        for path in (tmp_path / "run/rows" / name).glob("*.parquet"):
-            path.unlink()
-        store.write(name, 0, rows)
-    after = derived_of(tmp_path / "run")
-    for label, line in before.items():
-        left, right = (
-            build_table([], "standard", [one]).frame.drop(columns="line")
-            for one in (line, after[label])
-        )
-        pd.testing.assert_frame_equal(left, right)
-
-
 # what a report shows of its reductions ------------------------------------------------------------
-
-ONE_OF_CHOICES = "1 upload"
-
-
-def test_derived_lines_stand_behind_all_others(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    summary = write_report([tmp_path / "run"], tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out/table.csv")
-    table = table[table["variant"] == "standard"].set_index("line")
-    assert table["attack"].tolist() == [
-        *("april", "patch_gradient", "masked_span", "grey", "other_image", "oracle_inverse"),
-        *(f"worst_case, {ONE_OF_CHOICES}", f"attackers_choice, {ONE_OF_CHOICES}"),
-    ]
-    assert table["role"].tolist() == [
-        *["attack"] * 3,
-        *("floor", "floor", "ceiling", "worst_case", "attackers_choice"),
-    ]
-    assert json.loads(table.loc[7, "chosen"]) == {
-        "april": 1,
-        "patch_gradient": 1,
-        "masked_span": 1,
-    }
-    assert table.loc[:6, "chosen"].isna().all()
-    assert table.loc[7, "psnr_mean"] == 25.0
-    assert (table.loc[7, "psnr_from_20"], table.loc[7, "psnr_from_30"]) == (75.0, 25.0)
-    assert (table.loc[1, "psnr_from_20"], table.loc[2, "psnr_from_20"]) == (25.0, 25.0)
-    assert table.loc[7, "psnr_n"] == 3
-    assert summary.lines == 6  # derived lines are no cells, and no failures
-    assert summary.failed_images == 4
-    assert "line 7" not in summary.console
-
-
-def test_controls_and_reductions_stand_beside_no_published_figure(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    lines = lines_of(tmp_path / "run")
-    frame = build_table(lines, "paper", derived_lines(clients_of(lines))).frame
-    assert frame["paper_row"].notna().tolist() == [True] + [False] * 7
-    assert frame["paper_row"].iloc[0] == "(2) DeiT-S b"
-
-
-def test_an_altered_attack_is_in_no_choice(tmp_path: Path) -> None:
-    """The altered april has the best picture of image 2; nothing may show it as a worst case."""
-    ladder_run(tmp_path / "run", altered="april")
-    write_report([tmp_path / "run"], tmp_path / "out")
-    choices = pd.read_csv(tmp_path / "out/choices.csv")
-    assert set(choices["chosen_attack"]) == {"patch_gradient", "masked_span"}
-    assert image_id(2) not in set(choices["image_id"])

@@ -89,18 +89,6 @@ def test_a_weight_difference_is_a_gradient_times_the_rate(
     assert leak.best.residual < 1e-6
 
 
-def test_the_difference_of_two_global_models_is_an_upload_of_the_other_client(
-    model: LoadedModel,
-) -> None:
-    """As docs/own_gradients.md tells a client that watches the global model, of two clients."""
-    images = planted_images(2)
-    own, theirs = (gradient_of(model, images[i : i + 1], LABEL) for i in range(2))
-    of_server = {name: -0.5 * (own[name] + theirs[name]) / 2 for name in own}
-    others = {name: 2 * of_server[name] + 0.5 * own[name] for name in own}
-    sent: dict[str, Any] = {"kind": "weight_difference", "lr": 0.5, "images": images[1:]}
-    assert attack_gradients(model, others, **sent, attacks="patch_gradient").best.psnr > 60
-
-
 def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
     images, labels = planted_images(2), torch.tensor([3, 5])
     each = [gradient_of(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)]

@@ -123,14 +123,15 @@ def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
         and line.cell.attack.victim != "april_block"
         and line.count("psnr", "standard")
     ]
+    single = [line for line in attacks if _batch(line) == 1]
     panels: dict[Target, list[Line]] = {}
     for line in attacks:
-        panels.setdefault(_client(line), []).append(line)
-    kept = []
+        if _batch(line) > 1:
+            panels.setdefault(_client(line), []).append(line)
     for client, members in panels.items():
-        if ("batch", 1) not in client:
-            kept.append([*_of_single_pictures(attacks, client), *members])
-    kept = [members for members in kept if len({_batch(line) for line in members}) > 1]
+        alone = tuple(pair for pair in client if pair[0] not in OF_PARTNERS)
+        members[:0] = [line for line in single if _client(line, *OF_PARTNERS) == alone]
+    kept = [members for members in panels.values() if len(set(map(_batch, members))) > 1]
     shown = [line for members in kept for line in members]
     facts = [key for key in varying_columns(shown) if key in CLIENT_FACTS and key != "batch"]
     records = [
@@ -145,19 +146,14 @@ def _batch(line: Line) -> int:
     return int(line.cell.client.batch or 1)
 
 
+OF_PARTNERS = ("partners", "mask")
+"""Facts that mean nothing to a picture that is alone in its batch."""
+
+
 def _client(line: Line, *without: str) -> Target:
-    """What is attacked, but for its batch; single pictures are said."""
-    left_out = {"batch", *without}
-    facts = [(key, value) for key, value in target_of(line.cell) if key not in left_out]
-    facts.append(("run", line.run))
-    return (("batch", 1), *facts) if _batch(line) == 1 else tuple(facts)
-
-
-def _of_single_pictures(lines: Sequence[Line], panel: Target) -> list[Line]:
-    """The lines of the panel's client where its batches hold one picture."""
-    shared = ("partners", "mask")  # which mean nothing to a picture that is alone
-    wanted = (("batch", 1), *((key, value) for key, value in panel if key not in shared))
-    return [line for line in lines if _batch(line) == 1 and _client(line, *shared) == wanted]
+    """What is attacked, but for its batch."""
+    facts = (pair for pair in target_of(line.cell) if pair[0] not in ("batch", *without))
+    return (*facts, ("run", line.run))
 
 
 def _best(members: Sequence[Line]) -> Iterator[Line]:

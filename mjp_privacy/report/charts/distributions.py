@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -57,10 +57,10 @@ def distribution_charts(lines: Sequence[Named]) -> tuple[Chart, ...]:
         return ()
     more = f" {len(tried) - MOST} more lines are in the tables." if len(tried) > MOST else ""
     with house_style():
-        charts = [_success_chart(shown, more)]
+        charts = [_shares_chart(shown, "psnr", more)]
         for metric in ("lpips", "ssim"):
             if len(charts) == 1 and any(line.count(metric, "standard") for _, line in shown):
-                charts.append(_second_chart(shown, metric, more))
+                charts.append(_shares_chart(shown, metric, more))
         if any(line.count("psnr", "standard") for _, line in shown):
             charts.append(_ridges_chart(shown, more))
     return tuple(charts)
@@ -74,42 +74,38 @@ def _tried(line: Line) -> bool:
 # shares over thresholds ---------------------------------------------------------------------------
 
 
-def _success_chart(lines: Sequence[Named], more: str) -> Chart:
-    curves = [curve_of(line, "psnr", 0.0, PSNR_CAP) for _, line in lines]
-    floor = floor_mean([line for _, line in lines])
-    caption = (
-        "Share of images whose PSNR (standard) reaches the value below; the dashed marks are at "
-        f"{' and '.join(map(str, THRESHOLDS))} dB. Images that the attack failed on or does not "
-        "support count as not recovered; those that could not be scored are left out. "
-        + _band_words(curves)
-    )
-    figure, axes = _frame(len(lines))
-    psnr_axis(axes, " of at least")
-    for limit in THRESHOLDS:
-        axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
-    if not math.isnan(floor):
-        caption += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
-        axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
-        axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
-    _draw_curves(axes, lines, curves)
-    title = "Share of pictures recovered, for every PSNR one may ask for"
-    return chart(figure, "success", title, caption + more)
-
-
-def _second_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
+def _shares_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
+    """The share of images by one score, a curve for each line; PSNR with its thresholds and the
+    mean of a uniform grey."""
     smaller, name = metric == "lpips", metric.upper()
-    curves = [curve_of(line, metric, 0.0, 1.0, smaller=smaller) for _, line in lines]
+    high = PSNR_CAP if metric == "psnr" else 1.0
+    curves = [curve_of(line, metric, 0.0, high, smaller=smaller) for _, line in lines]
     than = "at most" if smaller else "at least"
     caption = (
-        f"Share of images whose {name} is {than} the value below ({'0' if smaller else '1'} is "
-        "equal to the original): the higher a curve, the more leaks. Images without a "
-        "reconstruction count as not recovered. " + _band_words(curves)
+        f"Share of images whose {name} (standard) is {than} the value below: the higher a curve, "
+        "the more leaks. Images that the attack failed on or does not support count as not "
+        "recovered; those that could not be scored are left out. " + _band_words(curves)
     )
-    figure, axes = _frame(len(lines))
-    axes.set_xlim(*(end([end(curve.thresholds) for curve in curves]) for end in (min, max)))
-    axes.set_xlabel(f"{name} of {than}", fontsize=FONT)
+    figure = new_figure(274 + ROW * len(lines))
+    axes = axes_at(figure, 46, 20, WIDTH - 12, 226)
+    axes.set_ylim(-1, 101)
+    axes.set_yticks(range(0, 101, 25), [f"{share} %" for share in range(0, 101, 25)])
+    axes.tick_params(labelsize=FONT - 1)
+    if metric == "psnr":
+        psnr_axis(axes, f" of {than}")
+        for limit in THRESHOLDS:
+            axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
+        caption += f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
+        if not math.isnan(floor := floor_mean([line for _, line in lines])):
+            caption += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
+            axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
+            axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
+    else:
+        axes.set_xlim(*(end([end(curve.thresholds) for curve in curves]) for end in (min, max)))
+        axes.set_xlabel(f"{name} of {than}", fontsize=FONT)
     _draw_curves(axes, lines, curves)
-    return chart(figure, metric, f"Share of pictures by {name}", caption + more)
+    title = f"Share of pictures by {name}"
+    return chart(figure, "success" if metric == "psnr" else metric, title, caption + more)
 
 
 def curve_of(
@@ -153,16 +149,6 @@ def floor_mean(lines: Sequence[Line]) -> float:
             by_run[line.run] = known.combine_first(levels)
     every = np.concatenate([levels.to_numpy(dtype=float) for levels in by_run.values()])
     return float(every.mean()) if len(every) else math.nan
-
-
-def _frame(names: int) -> tuple[Any, Axes]:
-    """Axes of shares over the room for so many names."""
-    figure = new_figure(274 + ROW * names)
-    axes = axes_at(figure, 46, 20, WIDTH - 12, 226)
-    axes.set_ylim(-1, 101)
-    axes.set_yticks(range(0, 101, 25), [f"{share} %" for share in range(0, 101, 25)])
-    axes.tick_params(labelsize=FONT - 1)
-    return figure, axes
 
 
 def psnr_axis(axes: Axes, words: str = "") -> None:

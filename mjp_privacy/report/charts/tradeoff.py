@@ -14,7 +14,6 @@ import pandas as pd
 from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card import floor_values
 from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.figures import THRESHOLDS, summary
@@ -164,7 +163,7 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
-    floors = [floor_values(client).clip(upper=PSNR_CAP).mean() for client in compared]
+    floors = [client.floor_values.clip(upper=PSNR_CAP).mean() for client in compared]
     made = tradeoff_chart(points, floor=float(pd.Series(floors).mean()))
     if left := len(group) - len(compared):
         more = f" {left} further clients had fewer attacks run on them and are left out."
@@ -344,12 +343,10 @@ def draw_tradeoff(
 def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     """What the caption says of these points in particular."""
     text = f" Dotted: what a uniform grey gets, {floor:.1f} dB." if math.isfinite(floor) else ""
-    hollow = [point.label for point in points if point.unattacked]
-    if hollow:
+    if hollow := [point.label for point in points if point.unattacked]:
         text += (
-            " Hollow: no attack has a score on half of the pictures or more "
-            f"({', '.join(hollow)}), so that what leaks is not known; "
-            "they are no part of the front."
+            f" Hollow, and no part of the front: no attack has a score on half of the pictures or "
+            f"more, so that what leaks is not known ({', '.join(hollow)})."
         )
     lacking = sum(not point.drawable for point in points)
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
@@ -379,8 +376,10 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
     for family in strength_lines(points):
         corners = [(point.leakage, point.accuracy) for point in family]
         axes.plot(*zip(*corners, strict=True), color=family[0].kind.colour, linewidth=1.6)
-    if front := front_corners(points, axes.get_xlim()[1], axes.get_ylim()[0]):
-        (steps,) = axes.plot(*zip(*front, strict=True), color=INK, linewidth=1.3, alpha=0.6)
+    if front := pareto_front(points):
+        across = [front[0].leakage, *(point.leakage for point in front), axes.get_xlim()[1]]
+        up = [axes.get_ylim()[0], *(point.accuracy for point in front), front[-1].accuracy]
+        (steps,) = axes.step(across, up, where="post", color=INK, linewidth=1.3, alpha=0.6)
         hover(steps, "Pareto front")
     for point in reversed(points):  # the first, often the undefended client, ends on top
         _draw_point(axes, point)
@@ -450,15 +449,3 @@ def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:
     axes.set_ylabel("top-1, %", fontsize=FONT)
     label = "PSNR of the best attack, dB; left is private (the scale changes at 8, 20 and 40)"
     axes.set_xlabel(label, fontsize=FONT)
-
-
-def front_corners(
-    points: Sequence[TradeoffPoint], right: float, bottom: float
-) -> list[tuple[float, float]]:
-    """The Pareto front as steps of (leakage, accuracy), from the axis up and out to the right."""
-    corners: list[tuple[float, float]] = []
-    height = bottom
-    for point in pareto_front(points):
-        corners += [(point.leakage, height), (point.leakage, point.accuracy)]
-        height = point.accuracy
-    return [*corners, (right, height)] if corners else []

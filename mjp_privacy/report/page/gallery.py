@@ -116,6 +116,10 @@ MOST_BYTES = 8_000_000  # of data URIs; the whole page stays below 15 MB
 LARGEST_SIDE = 192
 
 
+OF_LINES = ("lines", "fed", "masks", "originals")
+"""What is kept of each line of an image."""
+
+
 @dataclass(frozen=True)
 class Shown:
     """One private image with what every line made of it, as keys of `Gallery.pictures`."""
@@ -130,12 +134,6 @@ class Shown:
     """By line: what its client fed, where that is not the original."""
     masks: dict[int, str] = field(default_factory=dict)
     """By line: "0110…", one digit for each patch, row by row; 1: masked."""
-
-    @property
-    def by_line(self) -> dict[str, dict[int, str]]:
-        """All that there is of each line."""
-        kinds = {"lines": self.lines, "fed": self.fed, "masks": self.masks}
-        return {**kinds, "originals": self.originals}
 
     def original(self, line: Line | None = None) -> str | None:
         """The private image that the line attacked, or else the first of this name; None without
@@ -153,7 +151,7 @@ class Shown:
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads; keys of JSON are texts, and lines are numbers."""
-        pairs = {name: list(values.items()) for name, values in self.by_line.items()}
+        pairs = {kind: list(getattr(self, kind).items()) for kind in OF_LINES}
         return {"image_id": self.image_id, **pairs}
 
 
@@ -166,7 +164,8 @@ class Gallery:
 
 
 def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
-    """The pictures of a page; `main` is the line by whose PSNR images are chosen."""
+    """The pictures of a page, as many as it has room for; `main` is the line by whose PSNR images
+    are chosen."""
     stored = [line for line in lines if not isinstance(line, DerivedLine) and picture_ids(line)]
     pictured = {image for line in stored for image in picture_ids(line)}
     most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
@@ -175,14 +174,20 @@ def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     for line in stored:  # line by line, for its pictures lie together
         for shown in chosen:
             _add(line, shown, pictures)
-    for line in (line for line in lines if isinstance(line, DerivedLine)):
-        for shown in chosen:
-            if (source := line.source(shown.image_id)) is None:
-                continue
-            for values in shown.by_line.values():
-                if source.number in values:
+    gallery = Gallery()
+    for shown in (shown for shown in chosen if shown.lines):
+        size = sum(map(len, gallery.pictures.values()))
+        if size >= MOST_BYTES or len(gallery.pictures) >= MOST_PICTURES:
+            break
+        of_image = {*shown.lines.values(), *shown.originals.values(), *shown.fed.values()}
+        gallery.pictures.update({key: pictures[key] for key in pictures if key in of_image})
+        gallery.shown.append(shown)
+        for line in (line for line in lines if isinstance(line, DerivedLine)):
+            source = line.source(shown.image_id)
+            for values in (getattr(shown, kind) for kind in OF_LINES):
+                if source is not None and source.number in values:
                     values[line.number] = values[source.number]
-    return _that_fit(pictures, [shown for shown in chosen if shown.lines])
+    return gallery
 
 
 def _add(line: Line, shown: Shown, pictures: dict[str, str]) -> None:
@@ -206,19 +211,6 @@ def _add(line: Line, shown: Shown, pictures: dict[str, str]) -> None:
     mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
     if mask is not None:
         shown.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
-
-
-def _that_fit(pictures: dict[str, str], chosen: Sequence[Shown]) -> Gallery:
-    """As many of the images as the page has room for."""
-    gallery = Gallery()
-    for shown in chosen:
-        size = sum(map(len, gallery.pictures.values()))
-        if size >= MOST_BYTES or len(gallery.pictures) >= MOST_PICTURES:
-            break
-        of_image = {*shown.lines.values(), *shown.originals.values(), *shown.fed.values()}
-        gallery.pictures.update({key: pictures[key] for key in pictures if key in of_image})
-        gallery.shown.append(shown)
-    return gallery
 
 
 def _digest(image: Tensor) -> str:

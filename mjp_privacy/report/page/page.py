@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.contents import Contents
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, exact_images
 from mjp_privacy.report.page.gallery import picture_score
 from mjp_privacy.report.published import CITATION, TITLES
 from mjp_privacy.report.runs import commands, provenance
@@ -276,21 +276,17 @@ def _line_name(line: Line, client: str, *, several: bool) -> str:
 
 def _scores(line: Line, images: Sequence[str]) -> dict[str, list[float | str | None]]:
     """By metric, in the order of `images`; JSON knows neither NaN nor infinity."""
-    of_line = {}
-    for metric, variant in SCORES.items():
-        if line.count(metric, variant):
-            of_line[metric] = [_plain(value) for value in _values(line, metric, variant, images)]
-    return of_line
+    return {
+        metric: list(map(_plain, line.scored(metric, variant).reindex(pd.Index(images))))
+        for metric, variant in SCORES.items()
+        if line.count(metric, variant)
+    }
 
 
 def _exact(line: Line, images: Sequence[str]) -> list[int]:
     """Which pictures are equal to the original in every 8-bit value."""
-    return [int(value == math.inf) for value in _values(line, "psnr", "paper", images)]
-
-
-def _values(line: Line, metric: str, variant: str, images: Sequence[str]) -> list[float]:
-    known: list[float] = line.scored(metric, variant).reindex(pd.Index(images)).tolist()
-    return known
+    exact = exact_images(line)
+    return [int(image in exact) for image in images]
 
 
 def _plain(value: float) -> float | str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,10 @@ from mjp_privacy.metrics.comparisons import (
     paired_test,
     rank_agreement,
 )
-from mjp_privacy.metrics.statistics import PSNR_CAP, Share
-from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row, floor_values
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
-from mjp_privacy.report.figures import THRESHOLDS, shared_scores, success_share
+from mjp_privacy.report.figures import THRESHOLDS, exact_share, shared_scores, success_share
 from mjp_privacy.report.flags import merged
 from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.published import TITLES
@@ -32,8 +32,8 @@ from mjp_privacy.report.tables.text import (
     DASH,
     Column,
     TextTable,
-    below_cap,
     capped,
+    interval_text,
     number,
     table_of,
 )
@@ -49,92 +49,65 @@ CLIENTS_TITLE = "Every client"
 CLIENTS_CAPTION = (
     "PSNR (standard) in dB, capped at 100 in means: mean [95 % interval], with n where it is not "
     "the first column's. Best: for each picture the best attack that meets the model as trained, "
-    "chosen by comparing with the private picture; an upper bound for any selector. For a client "
+    "chosen by comparing with the private picture: an upper bound for any selector; of a client "
     "that masks patches only if an attack that knows MJP made pictures or any made an exact one. "
-    "Attacker's choice: for each picture the attack whose reconstruction explains the upload best "
-    "(smallest gradient residual); the private picture is not used, and gradient matching is "
-    "favoured, because it minimises such a distance itself. Exact: equal to the original in every "
-    "8-bit value. Shares are of all pictures the attacker was given: those without a "
-    "reconstruction count as not recovered, those that could not be scored are left out. "
-    "Intervals of shares are Wilson's, in which crops of one photograph count as if all or none of "
-    "them leaked. Floor: the best picture made without the gradient."
+    "Attacker's choice: for each picture the attack with the smallest gradient residual, without "
+    "the private picture; gradient matching is favoured, for it minimises such a distance. Exact: "
+    "equal to the original in every 8-bit value. Shares are of all pictures the attacker was "
+    "given: those without a reconstruction count as not recovered, those that could not be scored "
+    "are left out. Intervals of shares are Wilson's, crops of one photograph counted as if all or "
+    "none leaked. Floor: the best picture made without the gradient."
 )
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """A client with its row of the card and what the attacker's choice gets from it."""
-
-    client: Client
-    row: CardRow
-    chosen: CardFigure | None
-
-    @property
-    def n(self) -> int:
-        """The number of images in its first column."""
-        counted = self.row.one_upload or self.row.any_uploads or self.row.published
-        return counted.n if counted else 0
 
 
 def clients_table(clients: Sequence[Client]) -> TextTable | None:
     """A line for every client; None where there is none."""
     rows = []
     for client in attacked_ones(clients):
-        line = client.chosen_by(ATTACKERS_CHOICE, single=True)
-        chosen = None if line is None else card_figure(client, line, floor_values(client))
-        rows.append(ClientRow(client, card_row(client), chosen))
-    first, _ = THRESHOLDS
-    columns = [
-        Column("Client", lambda r: r.client.title, "l"),
-        Column("n", lambda r: r.n),
-        Column("APRIL as published", lambda r: _mean(r.row.published, r.n)),
-        Column("best, 1 upload", lambda r: _mean(r.row.one_upload, r.n)),
-        Column("median", lambda r: _median(r.row.one_upload)),
-        Column("exact", lambda r: _exact(r.row.one_upload)),
-        *(Column(f"≥ {limit} dB", _share_from(limit)) for limit in THRESHOLDS),
-        Column("attacker's choice, 1 upload", lambda r: _mean(r.chosen, r.n)),
-        Column("best, any uploads", lambda r: _mean(r.row.any_uploads, r.n)),
-        Column("median (any)", lambda r: _median(r.row.any_uploads)),
-        Column("exact (any)", lambda r: _exact(r.row.any_uploads)),
-        Column(f"≥ {first} dB (any)", lambda r: _share(r.client.any_uploads, first)),
-        Column("floor", lambda r: _mean(r.row.floor, r.n)),
-        Column("flags", _flags, "l"),
+        figures, choice = card_row(client), client.chosen_by(ATTACKERS_CHOICE, single=True)
+        chosen = None if choice is None else card_figure(client, choice)
+        best = (client.one_upload, figures.one_upload), (client.any_uploads, figures.any_uploads)
+        rows.append([client.title, *_cells(figures, chosen, *best)])
+    titles = [
+        *("n", "APRIL as published", "best, 1 upload", "median", "exact"),
+        *(f"≥ {limit} dB" for limit in THRESHOLDS),
+        *("attacker's choice, 1 upload", "best, any uploads", "median (any)", "exact (any)"),
+        *(f"≥ {THRESHOLDS[0]} dB (any)", "floor"),
     ]
-    return table_of(CLIENTS_TITLE, CLIENTS_CAPTION, columns, rows) if rows else None
+    header = ("Client", *titles, "flags")
+    align = f"l{'r' * len(titles)}l"
+    cells = tuple(map(tuple, rows))
+    return TextTable(CLIENTS_TITLE, CLIENTS_CAPTION, header, cells, align) if rows else None
 
 
-def _share_from(limit: float) -> Callable[[ClientRow], str]:
-    return lambda row: _share(row.client.one_upload, limit)
+Best = tuple[Line | None, CardFigure | None]
+"""The line of a best and its figure on the card."""
 
 
-def _share(line: Line | None, limit: float) -> str:
-    return DASH if line is None else success_share(line, limit).text()
+def _cells(row: CardRow, chosen: CardFigure | None, one: Best, several: Best) -> list[str]:
+    """The cells of a client behind its name; its flags are its own, then those of its figures."""
+    counted = row.one_upload or row.any_uploads or row.published
+    n = counted.n if counted else 0
 
+    def mean(figure: CardFigure | None) -> str:
+        if figure is None or not figure.n:
+            return DASH
+        text = interval_text(figure.mean, figure.low, figure.high, 2, PSNR_CAP)
+        return text if figure.n == n else f"{text} (n={figure.n})"
 
-def _flags(row: ClientRow) -> str:
-    """In words: the client's own, then those of its figures."""
-    figures = (row.row.published, row.row.one_upload, row.row.any_uploads)
-    of_figures = [flag for figure in figures if figure for flag in figure.flags]
-    return "; ".join(flag.words for flag in merged([*row.row.flags, *of_figures]))
+    def best(line: Line | None, figure: CardFigure | None, *limits: float) -> list[str]:
+        if line is None or figure is None:
+            return [DASH] * (2 + len(limits))
+        shares = [exact_share(line), *(success_share(line, limit) for limit in limits)]
+        return [capped(figure.median, 2), *(share.text() for share in shares)]
 
-
-def _mean(figure: CardFigure | None, n: int) -> str:
-    """`71.74 [66.91, 76.26]`, with its n where that is not the row's."""
-    if figure is None or not figure.n:
-        return DASH
-    other_n = "" if figure.n == n else f" (n={figure.n})"
-    if figure.mean >= PSNR_CAP:
-        return f"{capped(figure.mean, 2)}{other_n}"
-    interval = DASH if math.isnan(figure.low) else f"{figure.low:.2f}, {figure.high:.2f}"
-    return f"{below_cap(figure.mean, 2)} [{interval}]{other_n}"
-
-
-def _median(figure: CardFigure | None) -> str:
-    return DASH if figure is None else capped(figure.median, 2)
-
-
-def _exact(figure: CardFigure | None) -> str:
-    return DASH if figure is None else Share(figure.exact, figure.of, figure.trials).text()
+    figures = (row.published, row.one_upload, row.any_uploads)
+    flags = merged([*row.flags, *(flag for figure in figures if figure for flag in figure.flags)])
+    return [
+        *(str(n), mean(row.published), mean(row.one_upload), *best(*one, *THRESHOLDS)),
+        *(mean(chosen), mean(row.any_uploads), *best(*several, THRESHOLDS[0]), mean(row.floor)),
+        "; ".join(flag.words for flag in flags),
+    ]
 
 
 # uploads without their private images -------------------------------------------------------------
@@ -189,28 +162,23 @@ MOST_ATTACKS = 10  # of them, kept free for attacks if there are so many
 TITLE = "Paired tests, image by image"
 
 CAPTION = (
-    "PSNR (standard), dB, as min(PSNR, 100), so that two exact images are equal; against the "
-    "target of each line's setting, which in (b) is the shuffled picture. Differences are the "
-    "first named − the second, over the images that both lines scored; left out: images of either "
-    "line that only one or none of them scored, among them those that an attack failed on. Two "
-    "clients are compared where everything but the defence and the model is equal. n: images, or "
-    "photographs where several images are crops of one; their differences are then averaged "
-    "first, and median, mean and tests are over photographs. [95 %]: percentile bootstrap of the "
-    "mean over these n. Effect: matched-pairs rank-biserial correlation, signed ranks over all "
-    "ranks, 1 where the first is higher on every image, 0 where all are equal. p Wilcoxon: "
-    "signed-rank test, two-sided; equal pairs are ranked and then count for neither side (Pratt), "
-    f"ties share mean ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: the "
-    "same p adjusted for all tests of this table. p sign flips: permutation test of the mean, "
-    f"two-sided, not adjusted: every choice of signs up to {ENUMERATED} differing pairs, else "
-    f"{FLIPS:,} random ones, and beyond {MOST_FLIPPED:,} pairs their sum taken as normal; (min) "
-    "marks the smallest p that it can give, 2 / 2^m for m differing pairs and "
-    f"1 / {FLIPS + 1:,} with random signs; Wilcoxon's exact p is not below 2 / 2^m "
-    "either, so few pairs prove little however large the difference. Worst case: for each image "
-    "the best attack, "
-    "chosen with the private image at hand; a client that more attacks were tried on had more "
-    "chances, which no test corrects for. Beside April as published stands the other attack of "
-    "the highest mean PSNR on the same images; it was chosen after the fact, so its p is "
-    "somewhat too small."
+    "min(PSNR, 100) (standard) in dB against the target of each line's setting, which in (b) is "
+    "the shuffled picture; the first named − the second, over the images that both lines scored. "
+    "Left out: images of either that only one or none scored, such as those that an attack failed "
+    "on. Clients are compared where all but the defence and the model is equal. n: images, or "
+    "photographs where images are crops of one; differences are then averaged first. [95 %]: "
+    "percentile bootstrap of the mean over these n. Effect: matched-pairs rank-biserial "
+    "correlation, 1 where the first is higher on every image. p Wilcoxon: signed-rank test, "
+    "two-sided; equal pairs are ranked and count for neither side (Pratt), ties share mean ranks; "
+    f"exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: the same p adjusted for all "
+    "tests of this table. p sign flips: permutation test of the mean, two-sided, not adjusted: "
+    f"every choice of signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, beyond "
+    f"{MOST_FLIPPED:,} pairs their sum taken as normal; (min) marks the smallest p that it can "
+    f"give, 2 / 2^m for m differing pairs and 1 / {FLIPS + 1:,} with random signs. Few pairs prove "
+    "little however large the difference. Worst case: the best attack on each image, chosen with "
+    "the private image at hand; a client on which more attacks were tried had more chances, which "
+    "no test corrects for. Beside April as published stands the other attack of the highest mean "
+    "PSNR on the same images; it was chosen after the fact, so its p is somewhat too small."
 )
 
 
@@ -241,16 +209,19 @@ def tests_table(clients: Sequence[Client]) -> TextTable | None:
     At most 30 rows; the caption says what was left out. None where nothing can be compared.
     """
     attacked = attacked_ones(clients)
-    between_clients, apart = _with_shared_images(_between_clients(attacked))
-    between_attacks, _ = _with_shared_images(_between_attacks(attacked))
-    shown = between_clients[: MOST - min(MOST_ATTACKS, len(between_attacks))]
-    shown += between_attacks[: MOST - len(shown)]
+    pairs, of_clients = _between_clients(attacked), []
+    for pair in pairs:
+        if len(shared_scores(pair.first, pair.second)):
+            of_clients.append(pair)
+    of_attacks = _between_attacks(attacked)
+    shown = of_clients[: MOST - min(MOST_ATTACKS, len(of_attacks))]
+    shown += of_attacks[: MOST - len(shown)]
     if not shown:
         return None
     caption = CAPTION
-    if hidden := len(between_clients) + len(between_attacks) - len(shown):
+    if hidden := len(of_clients) + len(of_attacks) - len(shown):
         caption += f" {hidden} further comparisons are not shown, nor counted by Holm."
-    if apart:
+    if apart := len(pairs) - len(of_clients):
         caption += f" {apart} pairs of clients share no image."
     tests = [row.test for row in shown]
     columns = [
@@ -282,44 +253,38 @@ def _interval(test: PairedTest) -> str:
     return f"{low}, {high}" if low != DASH else DASH
 
 
-def _with_shared_images(rows: Iterator[Comparison]) -> tuple[list[Comparison], int]:
-    """The comparisons whose lines share an image, each pair of lines once, and the number of the
-    others."""
-    once: dict[tuple[Line, Line], Comparison] = {}
-    for row in rows:
-        once.setdefault((row.first, row.second), row)
-    kept = [row for row in once.values() if len(shared_scores(row.first, row.second))]
-    return kept, len(once) - len(kept)
-
-
-def _between_clients(clients: Sequence[Client]) -> Iterator[Comparison]:
-    """Undefended against defended: worst case over one upload, then over any number."""
+def _between_clients(clients: Sequence[Client]) -> list[Comparison]:
+    """Undefended against defended: worst case over one upload, then over any number if those are
+    other lines."""
+    found: dict[tuple[Line, Line], Comparison] = {}
     for undefended, defended in client_pairs(clients):
-        between = f"{undefended.title} − {defended.title}"
-        if undefended.one_upload and defended.one_upload:
-            title = f"worst case, one upload: {between}"
-            yield Comparison(title, undefended.one_upload, defended.one_upload)
-        first, second = best_line(undefended), best_line(defended)
-        if first and second:
-            yield Comparison(f"worst case, any number of uploads: {between}", first, second)
+        for uploads, first, second in (
+            ("one upload", undefended.one_upload, defended.one_upload),
+            ("any number of uploads", best_line(undefended), best_line(defended)),
+        ):
+            if first and second:
+                title = f"worst case, {uploads}: {undefended.title} − {defended.title}"
+                found.setdefault((first, second), Comparison(title, first, second))
+    return list(found.values())
 
 
-def _between_attacks(clients: Sequence[Client]) -> Iterator[Comparison]:
-    """The best other attack against April as published: with one upload, then with any number."""
+def _between_attacks(clients: Sequence[Client]) -> list[Comparison]:
+    """The best other attack against April as published: with one upload, then with any number if
+    that is another; by the mean of min(PSNR, 100) over the images that April scored too."""
+    found: dict[tuple[Line, Line], Comparison] = {}
     for client in clients:
         if (april := client.published) is None:
             continue
-        others = {line: _mean_beside(line, april) for line in client.matching if line is not april}
-        others = {line: mean for line, mean in others.items() if not math.isnan(mean)}
-        for some in ([line for line in others if line.uploads == 1], list(others)):
+        both = {x: shared_scores(x, april)["first"] for x in client.matching if x is not april}
+        means = {
+            x: float(psnr.clip(upper=PSNR_CAP).mean()) for x, psnr in both.items() if len(psnr)
+        }
+        for some in ([line for line in means if line.uploads == 1], list(means)):
             if some:
-                best = max(some, key=lambda line: others[line])
-                yield Comparison(f"{client.title}: {best.title} − {april.title}", best, april)
-
-
-def _mean_beside(line: Line, other: Line) -> float:
-    """Mean of min(PSNR, 100) over the images that the other line scored too; NaN without any."""
-    return float(shared_scores(line, other)["first"].clip(upper=PSNR_CAP).mean())
+                best = max(some, key=lambda line: means[line])
+                title = f"{client.title}: {best.title} − {april.title}"
+                found.setdefault((best, april), Comparison(title, best, april))
+    return list(found.values())
 
 
 def p_text(p: float, smallest: float | None = None) -> str:

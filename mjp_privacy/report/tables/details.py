@@ -22,7 +22,7 @@ from mjp_privacy.metrics.matching import (
     matched_psnr,
     shrink,
 )
-from mjp_privacy.metrics.statistics import Floats, independent_trials
+from mjp_privacy.metrics.statistics import independent_trials
 from mjp_privacy.report.figures import Measure, Table, measured, present, varying_columns
 from mjp_privacy.report.lines import (
     ATTACK_FACTS,
@@ -52,18 +52,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIAGNOSTICS_CAPTION = (
-    "The ceiling is the PSNR of the true patch embeddings inverted by minimum norm, against "
-    "the image that the client fed to its model: the limit that the rank of the embedding sets "
-    "to attacks without a prior. In setting (c) no attack reaches it without putting the "
-    "patches back; the same oracle with the patches left in the order they were fed stands "
-    "beside it (oracle in place), and even a blurred guess may beat that one. The distance to "
-    "the ceiling is a mean over images, with both PSNRs capped at 100 dB. Below grey: the "
-    "share of images for which a uniform grey scores better than the attack; there the attack "
-    "failed, and its score does not measure protection. PSNR is of the standard variant; exact "
-    "in 8 bits counts by the paper variant. Medians are given of cond(A), of the numerical "
-    "rank of A at the precision of the client's gradient, of the number of its nonzero rows, "
-    "and of the number of shuffled patches; empty masks counts the images in which no patch "
-    "was shuffled."
+    "Ceiling: PSNR of the true patch embeddings inverted by minimum norm, against the image that "
+    "the client fed: the limit that the rank of the embedding sets to attacks without a prior. "
+    "Oracle in place: the same with the patches left in the order they were fed, in (c) below the "
+    "ceiling. Ceiling − PSNR: mean over images, both capped at 100 dB. Below grey: images for "
+    "which a uniform grey scores better; there the attack failed, which measures no protection. "
+    "PSNR is of the standard variant; exact in 8 bits counts by the paper variant. Medians: "
+    "cond(A), the numerical rank of A at the gradient's precision, its nonzero rows, shuffled "
+    "patches. Empty masks: images in which no patch was shuffled."
 )
 
 
@@ -108,16 +104,14 @@ def _ceiling(record: Record) -> str:
 
 
 REGIONS_CAPTION = (
-    "Mask precision: the share of the patches the attacker takes for shuffled that are shuffled; "
-    "mask recall: the share of the shuffled patches it finds. PSNR, unmasked and masked: over the "
-    "pixels of the patches that were not shuffled and of those that were; the mean image on the "
-    "unmasked patches is the floor of the former. PSNR, oracle permutation: the attack's patches "
-    "put back with the true permutation, which is not an attack's result. Jigsaw, direct and "
-    "neighbour: the share of shuffled patches put back into their place, and of neighbouring pairs "
-    "restored. Gradient residual: the relative distance of the gradient that the reconstruction "
-    "gives from the uploaded one; the private image is not used. Figures are means, with PSNR "
-    "capped at 100 dB, or medians where the column says so; n is given where it differs from the "
-    "line's."
+    "Mask precision: the share of the patches taken for shuffled that are; mask recall: the share "
+    "of the shuffled patches that are found. PSNR, unmasked and masked: over the pixels of patches "
+    "that were not shuffled and that were; the mean image on the former is their floor. Oracle "
+    "permutation: the attack's patches put back with the true permutation, which is no attack's "
+    "result. Jigsaw, direct and neighbour: the share of shuffled patches put back into their "
+    "place, and of neighbouring pairs restored. Gradient residual: the relative distance of the "
+    "reconstruction's gradient from the uploaded one, without the private image. Means, PSNR "
+    "capped at 100 dB, or medians where said; n where it differs from the line's."
 )
 
 
@@ -194,33 +188,29 @@ def _seconds(line: Line) -> pd.DataFrame:
 IDENTIFICATION = "Does a reconstruction point to its own image?"
 
 IDENTIFICATION_CAPTION = (
-    "Every reconstruction is compared with the originals of all images of its row, its own among "
-    "them. First: the own one is the nearest, as count, share and Wilson 95 % interval; behind it "
-    "the mean of 1 / rank. Chance: the same two for an order drawn by lot; it depends on how many "
-    "images there are, so rows with other numbers of images do not compare. Where another original "
-    "is as near as the own one, the own one ranks behind it; other crops of the same photograph "
-    "are others, and each crop counts singly. Original: the plain picture, in (b) too. "
-    f"Images: those compared, of all of the line, at most {MOST}, evenly spaced in the order of "
-    "their ids; images without a reconstruction are not among them. Pictures are shrunk by area to "
-    f"at most {SIDE} pixels a side. Pixels: mean squared error. LPIPS: with AlexNet. Features: "
-    "cosine of the last convolutions of AlexNet, trained on ImageNet's labels and not the attacked "
-    "network, averaged over space. Patches matched, where the client shuffles: squared error after "
-    "the patches of the reconstruction were assigned one to one to those of each original "
-    f"(Hungarian method), on at most {MOST_MATCHED} of the images, evenly spaced, each patch "
-    "shrunk by itself; so its chance is higher. PSNR matched: the median over these images, at "
-    "full size, against the own original; the best order of patches is found with the original at "
-    "hand, so it is an upper bound."
+    f"Each reconstruction is compared with the originals of all images of its row: at most {MOST} "
+    "of the line's with a reconstruction, evenly spaced in the order of their ids. First: its own "
+    "is the nearest, as count, share and Wilson 95 % interval; then the mean of 1 / rank. Equally "
+    "near ones rank before it; other crops of its photograph are others. Chance: the same for an "
+    "order drawn by lot, so rows of other numbers of images do not compare. Original: the plain "
+    f"picture, in (b) too. Pictures are shrunk by area to at most {SIDE} pixels a side. Pixels: "
+    "mean squared error. LPIPS: with AlexNet. Features: cosine of AlexNet's last convolutions, "
+    "averaged over space; it was trained on ImageNet's labels and is not the attacked network. "
+    "Patches matched, where the client shuffles: squared error after patches were assigned one to "
+    f"one (Hungarian method), each shrunk by itself, on at most {MOST_MATCHED} of the images. PSNR "
+    "matched: their median at full size; the order is found with the original at hand, so it is an "
+    "upper bound."
 )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A reconstruction and its original, small and, of some, at full size."""
+    """A reconstruction and its original, small and, where the client shuffled, at full size."""
 
     small: tuple[Tensor, Tensor]
     full: tuple[Tensor, Tensor] | None
     photograph: str
-    patches: int  # of a picture that was shuffled
+    patch: int  # pixels a side of a patch of a picture that was shuffled
 
 
 def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> TextTable | None:
@@ -228,12 +218,11 @@ def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> T
 
     A line needs two such images of equal size.
     """
-    facts = set(varying_columns(lines)) - ATTACK_FACTS - COMMAND_FACTS - MODEL_FACTS
-    facts -= {"gamma", "setting"}
-    ordered = [key for key in varying_columns(lines) if key in facts]
+    known = {*ATTACK_FACTS, *COMMAND_FACTS, *MODEL_FACTS, "gamma", "setting"}
+    facts = [key for key in varying_columns(lines) if key not in known]
     dtypes = len({line.cell.dtype for line in lines}) > 1
     read = [(line, pairs) for line in lines if len(pairs := _pairs(line)) > 1]
-    found = [(line, _identified(pairs, len(line.images))) for line, pairs in read]
+    found = [(line, *_identified(pairs, len(line.images))) for line, pairs in read]
     names = (
         *("images", "chance", "pixels first", "LPIPS first", "features first"),
         *("patches matched first", "chance, matched", "PSNR matched"),
@@ -241,14 +230,10 @@ def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> T
     columns = [
         Column("#", lambda row: row[0].number),
         Column("Run", lambda row: row[0].run, "l") if many_runs else None,
-        Column("Line", lambda row: _line_name(row[0], ordered, dtypes), "l"),
-        *(Column(name, partial(_nth, at)) for at, name in enumerate(names)),
+        Column("Line", lambda row: _line_name(row[0], facts, dtypes), "l"),
+        *(Column(name, itemgetter(at)) for at, name in enumerate(names, 1)),
     ]
     return table_of(IDENTIFICATION, IDENTIFICATION_CAPTION, columns, found) if found else None
-
-
-def _nth(at: int, row: tuple[Line, Sequence[str]]) -> str:
-    return row[1][at]
 
 
 def evenly_spaced(names: Sequence[str], most: int) -> list[str]:
@@ -273,8 +258,9 @@ def _pairs(line: Line) -> list[Pair]:
         if pairs and small[0].shape != pairs[0].small[0].shape:
             return []
         photograph = image_id if line.groups is None else str(line.groups[image_id])
-        patches = tensors["mask"].numel() if image_id in matched and "mask" in tensors else 0
-        pairs.append(Pair(small, both if patches else None, photograph, patches))
+        full = both if image_id in matched and "mask" in tensors else None
+        patch = _patch_size(both[0], tensors["mask"].numel()) if full else 0
+        pairs.append(Pair(small, full, photograph, patch))
     return pairs
 
 
@@ -301,13 +287,10 @@ def _line_name(line: Line, facts: Sequence[str], dtypes: bool) -> str:
 
 def _identified(pairs: Sequence[Pair], of: int) -> list[str]:
     """How often pictures point to their own image; `of`: images of the line."""
-    matched: Floats | None = None
-    psnr: float | None = None
     shuffled = [pair for pair in pairs if pair.full]
-    large = [pair.full for pair in pairs if pair.full]
-    size = _patch_size(large[0][0], shuffled[-1].patches) if len(large) > 1 else 0
+    matched, psnr, size = None, None, shuffled[-1].patch if len(shuffled) > 1 else 0
     if size:
-        full = _stacked(large)
+        full = _stacked(pair.full for pair in shuffled if pair.full)
         matched = matched_distances(*full, size)
         psnr = float(np.median(matched_psnr(*full, size)))
     found = identify(*_stacked(pair.small for pair in pairs), matched=matched)

@@ -11,16 +11,17 @@ client. A run without the paper's rows gets the same table of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.report.answer import LADDER
-from mjp_privacy.report.card import NOT_RUN, CardFigure, card_figure, floor_values
-from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones
+from mjp_privacy.report.card import NOT_RUN, card_figure
+from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
 from mjp_privacy.report.figures import accuracies, summary
 from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.published import (
@@ -45,41 +46,38 @@ LEAK = (
 """Columns of table5.csv."""
 
 
-@dataclass(frozen=True)
-class Leak:
-    """What the best attack gets from a client."""
+def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
+    """What leaks from a client, under LEAK: what the best attack gets of one upload, or of several
+    where no attack on one was run; of shuffled pictures (b) what the same client gives of the
+    plain ones (c), where that was asked, for it is the same upload. Empty where no attack was run.
+    """
+    cell = client.cell
+    order = "cb" if cell.setting == "b" else cell.setting
+    same = [c for c in clients if same_client(c) == same_client(client) and c.cell.setting in order]
+    same.sort(key=lambda o: (order.index(o.cell.setting), o.cell.dtype != cell.dtype))
+    for other in same:
+        for line in (other.one_upload, other.any_uploads):
+            if line is not None and line.count("psnr", "standard"):
+                of, missing = card_figure(other, line), map(_is_missing, other.attacks)
+                counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
+                return dict(zip(LEAK, (*counts, of.median, any(missing)), strict=True))
+    return {}
 
-    figure: CardFigure
-    uploads: int
-    missing: bool  # whether planned rows of an attack are not there: more may leak
 
-    @classmethod
-    def of_client(cls, client: Client) -> Leak | None:
-        """Of one upload, or of several where no attack on one was run; None where none was."""
-        best = (client.one_upload, client.any_uploads)
-        line = next((x for x in best if x is not None and x.count("psnr", "standard")), None)
-        if line is None:
-            return None
-        missing = any(x.not_run for x in client.attacks if meets_trained_model(x))
-        return cls(card_figure(client, line, floor_values(client)), line.uploads, missing)
+def _is_missing(line: Line) -> bool:
+    """Whether planned rows of an attack on the trained model are not there: more may leak."""
+    return line.not_run > 0 and meets_trained_model(line)
 
-    @property
-    def values(self) -> tuple[object, ...]:
-        """Its values under LEAK."""
-        of = self.figure
-        counts = (of.attack, self.uploads, of.exact, of.above_20, of.of)
-        return (*counts, of.median, self.missing)
 
-    def text(self) -> str:
-        """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
-        figure = self.figure
-        several = f" from {self.uploads} uploads" if self.uploads > 1 else ""
-        attack = f"{figure.attack}; rows are missing" if self.missing else figure.attack
-        if figure.exact:
-            return f"{figure.exact} of {figure.of} exactly{several}: {attack}"
-        median = f"median {figure.median:.1f} dB"
-        reached = f"{figure.above_20 or 'none'} at 20 dB or more"
-        return f"0 of {figure.of} exactly, {reached}, {median}{several}: {attack}"
+def _leak_text(leak: Mapping[str, Any]) -> str:
+    """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
+    if not leak:
+        return NOT_RUN
+    attack, uploads, exact, at_20, of, median, missing = leak.values()
+    text = f"{exact} of {of} exactly"
+    text += "" if exact else f", {at_20 or 'none'} at 20 dB or more, median {median:.1f} dB"
+    text += f" from {uploads} uploads" if uploads > 1 else ""
+    return f"{text}: {attack}{'; rows are missing' if missing else ''}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,8 @@ class Row:
     group: int  # (1) to (4), as the paper numbers them
     line: Line
     paper: PublishedRow | None
-    leak: Leak | None
+    leak: Mapping[str, Any]
+    """Under LEAK; empty where no attack that knows the client was run."""
 
     @cached_property
     def scores(self) -> dict[str, Summary]:
@@ -126,22 +125,6 @@ def _group(line: Line) -> int:
     return GROUP_OF_SETTING[line.cell.setting] if paper is None else paper.group
 
 
-def _leak(client: Client, clients: Sequence[Client]) -> Leak | None:
-    """What leaks from the client; of shuffled pictures (b) what the same client gives of the plain
-    ones (c), where that was asked: it is the same upload."""
-
-    def facts(client: Client) -> tuple[object, ...]:
-        cell = client.cell
-        return client.lines[0].run, cell.model.label, cell.gamma, cell.client, cell.seed
-
-    cell = client.cell
-    order = "cb" if cell.setting == "b" else cell.setting
-    chosen = [c for c in clients if facts(c) == facts(client) and c.cell.setting in order]
-    chosen.sort(key=lambda o: (order.index(o.cell.setting), o.cell.dtype != cell.dtype))
-    leaks = (Leak.of_client(other) for other in chosen)
-    return next((leak for leak in leaks if leak is not None), None)
-
-
 # as text ------------------------------------------------------------------------------------------
 
 
@@ -161,8 +144,7 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         accuracy, *others = row.scores.values()
         scores = [percent(SCALE["acc"] * accuracy.mean, accuracy.n)]
         scores += [digits(n, s.mean) for n, s in zip(METRICS, others, strict=True)]
-        leak = row.leak.text() if row.leak else NOT_RUN
-        body.append((number, cell.model.label, cell.setting, ratio, *scores, leak))
+        body.append((number, cell.model.label, cell.setting, ratio, *scores, _leak_text(row.leak)))
         if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):
             printed = [digits(name, getattr(row.paper, name)) for name in ("acc", *METRICS)]
             star = " †" if row.paper.repeats else ""
@@ -211,7 +193,7 @@ def differences(rows: Sequence[Row]) -> str:
         " PSNR is capped at 100 a picture. What really leaks: the best attack of this run on the "
         "same upload, per picture; exact is equal in every 8-bit value."
     )
-    if any(row.leak is None for row in rows):
+    if not all(row.leak for row in rows):
         line += (
             f" {NOT_RUN}: no attack that knows this client stands in this run; "
             f"`mjp attack {LADDER} --weights FILE` runs them."
@@ -231,7 +213,7 @@ def table5_csv(rows: Sequence[Row]) -> str:
             scale = SCALE.get(name, 1)
             record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}
             record |= {f"{name}_high": scale * score.high, f"{name}_n": score.n}
-        record |= dict(zip(LEAK, row.leak.values if row.leak else [None] * len(LEAK), strict=True))
+        record |= dict.fromkeys(LEAK) | dict(row.leak)
         record["paper_model"] = row.paper.model if row.paper else None
         record["paper_setting"] = row.paper.setting if row.paper else None
         for name in ("acc", *METRICS):

@@ -105,21 +105,28 @@ def capped(value: float | None, decimals: int) -> str:
     return DASH if value is None else below_cap(value, decimals)
 
 
-def score(record: Record, name: str) -> str:
-    """`mean [low, high]`, with its n where that differs from the line's."""
-    decimals = DECIMALS[name]
-    mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
+def interval_text(
+    mean: float, low: float, high: float, decimals: int, cap: float = math.inf
+) -> str:
+    """`71.74 [66.91, 76.26]`; `≥ 100` from the cap on, and a dash for what is not known."""
     if math.isnan(mean):
         return DASH
-    if name.startswith("acc") and record[f"{name}_n"] < FULL:
-        decimals = 0
-    if name == "psnr" and mean >= PSNR_CAP:
+    if mean >= cap:
         return capped(mean, decimals)
-    shown = below_cap if name == "psnr" else number
+    shown = number if math.isinf(cap) else below_cap
     interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
-    n = record[f"{name}_n"]
-    other_n = "" if n == record["n"] else f" (n={n})"
-    return f"{shown(mean, decimals)} [{interval}]{other_n}"
+    return f"{shown(mean, decimals)} [{interval}]"
+
+
+def score(record: Record, name: str) -> str:
+    """`mean [low, high]`, with its n where that differs from the line's."""
+    decimals, n = DECIMALS[name], record[f"{name}_n"]
+    if name.startswith("acc") and n < FULL:
+        decimals = 0
+    mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
+    text = interval_text(mean, low, high, decimals, PSNR_CAP if name == "psnr" else math.inf)
+    at_cap = name == "psnr" and mean >= PSNR_CAP
+    return text if text == DASH or at_cap or n == record["n"] else f"{text} (n={n})"
 
 
 def gamma(value: float | None) -> str:

@@ -33,7 +33,7 @@ from mjp_privacy.report.charts.distributions import (
     ridge_of,
 )
 from mjp_privacy.report.charts.tradeoff import TradeoffPoint, tradeoff_chart
-from mjp_privacy.report.lines import Line, image_frame
+from mjp_privacy.report.lines import Line
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
 from tests.helpers.report_rows import HOSTILE, cell, image_id, image_rows, write_rows
 
@@ -99,14 +99,6 @@ def test_words_of_strangers_are_text_in_every_chart(tmp_path: Path) -> None:
 
 def test_equal_rows_are_equal_bytes(tmp_path: Path) -> None:
     assert made(tmp_path / "a", "name") == made(tmp_path / "b", "name")
-
-
-def test_every_number_is_finite_and_short(tmp_path: Path) -> None:
-    for found in made(tmp_path, "name"):
-        assert not re.search(r"\b(nan|inf)\b", found.svg)
-        places = re.findall(r' (?:d|x|y)="([^"]*)"', found.svg)
-        assert places
-        assert not any(re.search(r"\.\d\d", place) for place in places)
 
 
 def test_a_page_paints_and_a_file_has_colours(tmp_path: Path) -> None:
@@ -265,26 +257,6 @@ def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], count
         assert not re.search(r"\b(nan|inf)\b", one.svg)
 
 
-def rows_of(line: Line) -> pd.DataFrame:
-    return line.store.read(line.run_id)
-
-
-def other_rows(line: Line, rows: pd.DataFrame) -> Line:
-    return Line(line.number, line.run, line.cell, image_frame(rows), line.store)
-
-
-def test_without_rows_there_is_no_chart_and_without_lpips_ssim_stands_in(tmp_path: Path) -> None:
-    line = line_of(tmp_path, [10.0, 20.0])
-    rows = rows_of(line)
-    assert distribution_charts([("a", other_rows(line, rows.head(0)))]) == ()
-    rows = rows.drop(columns=["lpips.standard", "lpips.paper"])
-    charts = distribution_charts([("a", other_rows(line, rows))])
-    assert [chart.name for chart in charts] == ["success", "ssim", "spread"]
-    rows = rows.drop(columns=["ssim.standard", "ssim.paper"])
-    charts = distribution_charts([("a", other_rows(line, rows))])
-    assert [chart.name for chart in charts] == ["success", "spread"]
-
-
 # ridges -------------------------------------------------------------------------------------------
 
 
@@ -294,24 +266,6 @@ def test_a_ridge_counts_exact_and_lost_images(tmp_path: Path) -> None:
     assert sorted(ridge.values) == [10.0, PSNR_CAP, PSNR_CAP, PSNR_CAP]
     assert sorted(ridge.inexact) == [10.0, PSNR_CAP]
     assert ridge.words == "n=4, 1 not recovered, 2 of 5 exact"
-
-
-def test_exact_means_equal_in_8_bits(tmp_path: Path) -> None:
-    """Exactness is read from the 8-bit variant, whatever the standard PSNR is."""
-    store = RunStore(tmp_path)
-    entry = cell("one")
-    store.write_cells([entry])
-    rows = []
-    for i, (standard, in_8_bits) in enumerate([(65.0, math.inf), (60.0, 58.0)]):
-        for row in image_rows(entry, image_id(i), standard):
-            exact = row["metric"] == "psnr" and row["variant"] == "paper"
-            rows.append(row | ({"value": in_8_bits} if exact else {}))
-    write_rows(store, entry, rows)
-    (line,) = lines_of(tmp_path)
-    ridge = ridge_of(line)
-    assert ridge.exact == 1
-    assert ridge.inexact.tolist() == [60.0]
-    assert any("1 of 2" in text for text in texts(distribution_charts([("a", line)])[-1].svg))
 
 
 def test_a_density_is_that_of_kernels_along_the_axis(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.report.page.page import figure, linked, script_json, without_score
-from mjp_privacy.report.tables.text import TextTable
+from mjp_privacy.report.page.page import figure, linked, script_json
 from tests.report.page.conftest import PSNR
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -147,13 +146,6 @@ def test_the_script_gets_every_score(page: Reader) -> None:
 def test_lines_without_a_score_are_folded_and_counted(page: Reader) -> None:
     assert "1 line without a score" in {text for _, text in page.found("summary")}
     assert [text for _, text in page.found("tr", id="line-5") if "failed" in text]
-
-
-def test_rows_are_folded_only_where_others_have_a_score() -> None:
-    header, empty = ("#", "attack", "n", "PSNR"), ("2", "b", "0", "–")
-    made = TextTable("", "", header, (("1", "a", "3", "20.1 [19.0, 21.0]"), empty), "rlrr")
-    assert without_score(made) == [1]
-    assert without_score(TextTable("", "", header, (empty, empty), "rlrr")) == []
 
 
 def test_what_a_run_says_is_escaped() -> None:
