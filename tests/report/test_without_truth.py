@@ -22,9 +22,9 @@ from mjp_privacy.report.worst_case import (
     has_truth,
     picture_ids,
 )
-from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
+from tests.helpers.uploads import load_uploads
 
 ATTACKS: dict[str, Any] = {
     "name": "attacks",
