@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
@@ -195,63 +194,51 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
 
     scope: one of SCOPES, the attacks that are considered; lines: of one round, controls included.
     """
-    attacks = [line for line in lines if line.role == "attack"]
-    if scope == SCOPES[0]:
-        attacks = [line for line in attacks if line.uploads == 1]
+    reach = [line for line in lines if scope != SCOPES[0] or line.uploads == 1]
+    attacks = [line for line in reach if line.role == "attack"]
     floor = _floors(lines)
-    best: dict[str, float] = {}
-    failed: set[str] = set()
-    unshuffled: set[str] = set()
-    for line in attacks:
-        unshuffled |= unshuffled_images(line)
-        for image, value in _scored(line, "psnr", "standard").items():
-            best[image] = max(best.get(image, -np.inf), value)
-        failed |= failed_images(line)
-    values = [max(best.get(image, low), low) for image, low in floor.items()]
-    summary = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
-    share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
+    found = [line.scored("psnr", "standard") for line in attacks]
+    best = pd.concat([*found, pd.Series(dtype=float)]).groupby(level=0).max()
+    values = best.reindex(floor.index).clip(lower=floor).fillna(floor)
+    summary = summarise(values.tolist(), ["ok"] * len(values), cap=PSNR_CAP)
+    failed = set[str]().union(*map(failed_images, attacks))
+    unshuffled = set[str]().union(*map(unshuffled_images, attacks))
     return {
         "n": summary.n,
         "psnr": summary.mean,
         "low": summary.low,
         "high": summary.high,
-        "success": share,
-        "from_100": sum(value >= PSNR_CAP for value in values),
-        "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
-        "unreached": len(floor) - len(best.keys() & floor.keys()),
+        "success": float((values >= THRESHOLD).mean()),
+        "from_100": int((values >= PSNR_CAP).sum()),
+        "floor": float(floor.mean()),
+        "unreached": int((~floor.index.isin(best.index)).sum()),
         "failed": len(failed),
         "unshuffled": len(unshuffled),
     }
 
 
-def _floors(lines: Sequence[Line]) -> dict[str, float]:
+def _floors(lines: Sequence[Line]) -> pd.Series[float]:
     """The PSNR of a uniform grey, by image.
 
     An unfinished run is an error, because a missing image would look like a protected one.
     """
-    floor: dict[str, float] = {}
-    images: set[str] = set()
     for line in lines:
-        attacked = set(line.images)
         if line.not_run:
             raise UserError(
-                f"{line.store.root}: {line.label} holds {len(attacked)} of "
+                f"{line.store.root}: {line.label} holds {len(set(line.images))} of "
                 f"{line.planned} images; expected a finished attack. Run the "
                 "federation's command again; it goes on where it stopped."
             )
-        images |= attacked
-        floor.update(_scored(line, "grey_psnr", "diagnostic"))
-    if unknown := sorted(images - floor.keys()):
+    known = [line.scored("grey_psnr", "diagnostic") for line in lines]
+    floor = pd.concat(known).groupby(level=0, sort=False).last()
+    images = {image for line in lines for image in line.images}
+    if unknown := sorted(images - set(floor.index)):
         raise UserError(
             f"{lines[0].store.root}: the score of a uniform grey on {unknown[0]} is not known. "
             "Expected private images and the control `grey` among the attacks; add `grey` to the "
             "config's attacks."
         )
     return floor
-
-
-def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
-    return {str(k): float(v) for k, v in line.scored(metric, variant).items()}
 
 
 def draw_rounds(runs: Sequence[Path], out: Path) -> Path:

@@ -118,28 +118,39 @@ def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd
     An image that was attacked has every score, and the diagnostics that apply to it; one that was
     not attacked or not scored has its status and reason in place of every score.
     """
-    of_images = frame.reindex(columns=IMAGE[1:]).astype(object)
-    late, parts = _late(frame), []
-    for metric, variant in keys_of(frame):
-        values = frame.get(f"{metric}.{variant}", pd.Series(np.nan, frame.index))
-        part = of_images.assign(metric=metric, variant=variant, value=values)
-        unknown = values.isna() & (part["status"] == "ok")
+    of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
+    late = _late(frame)
+    parts: dict[str, list[Any]] = {name: [] for name in ("at", "value", "status", "reason")}
+    for metric, variant in (keys := keys_of(frame)):
+        values = np.asarray(frame.get(f"{metric}.{variant}", np.full(len(frame), np.nan)))
+        status: NDArray[Any] = of_images["status"].to_numpy(copy=True)
+        reason: NDArray[Any] = of_images["reason"].to_numpy(copy=True)
+        shown, known = np.full(len(frame), True), ~np.isnan(values)
         if variant == DIAGNOSTIC:
-            part = part.assign(status="ok", reason=late)[values.notna()]
-        elif metric == "top1" and unknown.any():
-            part.loc[unknown, "status"] = "unscored"
-            part.loc[unknown, "reason"] = NO_LABELS
+            status[:], reason, shown = "ok", late, known
+        elif metric == "top1" and (unknown := ~known & (status == "ok")).any():
             intact = None if variant == "intact" else frame.get("top1.intact")
             other_model = intact is not None and intact[unknown].notna().any()
-            if other_model or f"top1.{variant}" not in frame:
-                part = part[~unknown]
-        parts.append(part)
-    columns = ["image_id", "metric", "variant", "value", *IMAGE[1:]]
-    if not parts:
-        return pd.DataFrame(columns=columns)
-    rows = pd.concat(parts).sort_index(kind="stable").rename_axis("image_id").reset_index()
-    known = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
-    return rows[columns].assign(**{n: v for n, v in known.items() if n not in columns})
+            status[unknown], reason[unknown] = "unscored", NO_LABELS
+            shown = ~unknown if other_model or f"top1.{variant}" not in frame else shown
+        at = np.flatnonzero(shown)
+        for name, part in zip(parts, (at, values[at], status[at], reason[at]), strict=True):
+            parts[name].append(part)
+    if not keys:
+        return pd.DataFrame(columns=["image_id", "metric", "variant", *list(parts)[1:], *IMAGE[3:]])
+    key = np.repeat(np.arange(len(keys)), [len(at) for at in parts["at"]])
+    place, *columns = (np.concatenate(part) for part in parts.values())
+    order = np.lexsort((key, place))
+    rows = {"image_id": of_images["image_id"].to_numpy()[place]}
+    rows |= {
+        n: np.array(part, dtype=object)[key]
+        for n, part in zip(("metric", "variant"), zip(*keys, strict=True), strict=True)
+    }
+    rows |= dict(zip(list(parts)[1:], columns, strict=True))
+    rows |= {name: of_images[name].to_numpy()[place] for name in IMAGE[3:]}
+    shared = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
+    more = {name: [value] * len(order) for name, value in shared.items() if name not in rows}
+    return pd.DataFrame({name: values[order] for name, values in rows.items()}).assign(**more)
 
 
 def _late(frame: pd.DataFrame) -> NDArray[np.object_]:

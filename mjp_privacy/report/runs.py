@@ -264,30 +264,26 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
     """Software, config hash, weights and images of every run, as (heading, text)."""
     facts: list[tuple[str, str]] = []
     runs = dict.fromkeys(config.run for config in configs)
+    names = {run: f"{_named(run)}: " if len(runs) > 1 else "" for run in runs}
     for config in configs:
-        words = [_named(config.run)] if len(runs) > 1 else []
+        prefix = names[config.run]
         if len(configs) > len(runs):  # what tells the facts of one config from those of others
-            words.append(plain(str(config.fields.get("name", config.file))))
-        prefix = f"{', '.join(words)}: " if words else ""
+            prefix += f"{plain(str(config.fields.get('name', config.file)))}: "
         facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
-        if not config.fields:
-            facts.append((f"{prefix}config", "experiment.yaml is missing or cannot be read"))
-        else:
-            digest = hashlib.sha256(config.text.encode()).hexdigest()
-            facts.append((f"{prefix}config, sha256", digest))
+        digest = hashlib.sha256(config.text.encode()).hexdigest()
+        known = (f"{prefix}config, sha256", digest)
+        missing = (f"{prefix}config", "experiment.yaml is missing or cannot be read")
+        facts.append(known if config.fields else missing)
     for run in runs:
-        prefix = f"{_named(run)}: " if len(runs) > 1 else ""
         if digest := _images_digest(_of_run(run, lines)):
-            facts.append((f"{prefix}images and their hashes, sha256", digest))
-    models = {
-        (model.label, model.checkpoint, str(model.checkpoint_sha))
-        for model in (line.cell.model for line in lines)
+            facts.append((f"{names[run]}images and their hashes, sha256", digest))
+    models = (line.cell.model for line in lines)
+    weights = {
+        (f"weights of {model.label}", f"{model.checkpoint}, sha256 {model.checkpoint_sha}")
+        for model in models
         if model.checkpoint
     }
-    weights = [
-        (f"weights of {name}", f"{file}, sha256 {sha}") for name, file, sha in sorted(models)
-    ]
-    return (*facts, *weights)
+    return (*facts, *sorted(weights))
 
 
 def _of_run(run: Path, lines: Sequence[Line]) -> list[Line]:

@@ -299,29 +299,22 @@ def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
 
 def choice_sentence(line: DerivedLine) -> str:
     """What a derived line is made of."""
-    lacking = "score" if line.rule is WORST_CASE else "residual"
-    how = (
-        "an oracle selection that takes, for each image, the attack with the highest PSNR "
-        "(standard); an upper bound on what any selector can reach"
-        if line.rule is WORST_CASE
-        else "for each image the attack with the smallest gradient residual; the private images "
-        "are not used for the choice"
-    )
+    if line.rule is WORST_CASE:
+        how, lacking = "highest PSNR (standard), an upper bound for any selector", "score"
+    else:
+        how, lacking = "smallest gradient residual, without the private images", "residual"
     counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
-    parts = [
-        f"Line {line.number}, {line.attack}: {how}. A choice was made for {len(line.chosen)} "
-        f"images: {counts}."
-    ]
+    said = (
+        f"Line {line.number}, {line.attack}: for each image the attack with the {how}. "
+        f"Of {len(line.chosen)} images: {counts}."
+    )
     if line.uploads > 1:
-        parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
+        said += f" Its attacks may use up to {line.uploads} uploads of one image."
     values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
     compared = pd.concat(values, axis=1).count(axis=1)
     if incomplete := int((compared < len(line.members)).sum()):
-        parts.append(
-            f"For {incomplete} of these images not every attack could be compared: at least one "
-            f"has no {lacking}."
-        )
-    return " ".join(parts)
+        said += f" For {incomplete} of these at least one attack has no {lacking} to compare."
+    return said
 
 
 def missing_images(line: Line) -> list[str]:

@@ -18,10 +18,13 @@ with several numbers of uploads, batches.csv only if clients were that differ in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,6 +32,7 @@ import pandas as pd
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.console import console_text
@@ -291,8 +295,16 @@ def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path
         known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
         return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-    samples = (_samples(line).reindex(columns=columns) for line in lines)
-    return _write_tables(samples, out / "samples.csv")
+
+    def write(place: Path) -> None:
+        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            written = csv.writer(file, lineterminator="\n")
+            written.writerow(columns)
+            for line in lines:
+                written.writerows(_samples(line, columns))
+
+    write_atomically(out / "samples.csv", write)
+    return out / "samples.csv"
 
 
 def _write_tables(tables: Iterable[pd.DataFrame], path: Path) -> Path:
@@ -307,15 +319,32 @@ def _write_tables(tables: Iterable[pd.DataFrame], path: Path) -> Path:
     return path
 
 
-def _samples(line: Line) -> pd.DataFrame:
-    """The line's rows, those of images that could not be read last; of a line without rows one with
-    its status and reason."""
+def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The line's rows, those of images that could not be read last; what all of them have in common
+    is not put into a table first, which would take longer than all else."""
     facts = {**line.cell.columns, "run": line.run}
     if line.stored.empty:
-        facts |= {"status": line.status, "reason": line.reason}
-        return pd.DataFrame([facts])
-    rows = long_rows(line.stored, facts)
-    return rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+        facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
+        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
+    rows = long_rows(line.stored)
+    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+    facts = {name: fact for name, fact in facts.items() if not isinstance(fact, (list, dict))}
+    return zip(
+        *(
+            map(_csv_cell, rows[name].tolist())
+            if name in rows
+            else repeat(_csv_cell(facts.get(name)), len(rows))
+            for name in columns
+        ),
+        strict=True,
+    )
+
+
+def _csv_cell(value: Any) -> Any:
+    """A value as CSV has it: nothing where it is missing, and no formula."""
+    if isinstance(value, str):
+        return formula_free(value)
+    return "" if value is None or value != value else value
 
 
 def _choices(line: DerivedLine) -> pd.DataFrame:

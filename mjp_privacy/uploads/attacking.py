@@ -261,12 +261,12 @@ def _options(
     named: Any = attacks
     if isinstance(attacks, str):
         named = list(ATTACKS) if attacks == "all" else [attacks]
-    options = named if isinstance(named, Mapping) else {}
-    if isinstance(named, list | tuple | set) and all(isinstance(name, str) for name in named):
-        options = {name: {} for name in named}
-    if not options or not all(
-        isinstance(name, str) and isinstance(given, Mapping) for name, given in options.items()
-    ):
+    try:
+        options = dict(named) if isinstance(named, Mapping) else {name: {} for name in named}
+    except TypeError:  # nothing that names could be in, or names that are lists
+        options = {}
+    are_names = all(isinstance(name, str) for name in options)
+    if not options or not are_names or not all(isinstance(o, Mapping) for o in options.values()):
         raise UserError(
             f"attacks: expected 'all', a name, a list of names or {{name: options}}, got "
             f"{said(attacks)}. `mjp list attacks` has the names."

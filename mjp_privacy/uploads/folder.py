@@ -68,12 +68,6 @@ def load_upload(folder: Path, name: str) -> Upload:
     return Upload.load(folder / f"{name}.json")
 
 
-def load_uploads(folder: Path) -> list[Upload]:
-    """Every upload of a folder, sorted by name; a UserError where one has no sound header.
-    `faults.examine` passes over such uploads and says why."""
-    return [load_upload(folder, name) for name in upload_names(folder)]
-
-
 def known_uploads(folder: Path) -> tuple[list[Upload], dict[str, UserError]]:
     """The uploads of a folder whose headers tell where they stand, and what is wrong with headers,
     by name. One of which a single bit flipped tells what it said before."""

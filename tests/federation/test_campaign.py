@@ -29,10 +29,10 @@ from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers.federations import MJP, MODEL, config, content, images, run, task
 from tests.helpers.runs import cells, rows
 from tests.helpers.trap import planted
+from tests.helpers.uploads import load_uploads
 
 GOOD: list[dict[str, Any]] = [{"name": "grey"}, {"name": "patch_gradient"}]
 

@@ -31,7 +31,7 @@ from mjp_privacy.federation.flower.strategy import cause, order_of, read_reply, 
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.uploads.folder import load_uploads
+from tests.helpers.uploads import load_uploads
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[Message, Context], Message]

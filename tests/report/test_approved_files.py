@@ -74,7 +74,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_is_the_approved_one(made: Path, name: str) -> None:
-    approved(name, (made / "out" / name).read_text(encoding="utf-8"))
+    """Of samples.csv the rows of one scored and one lost image of two cells."""
+    lines = (made / "out" / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    if name == "samples.csv":
+        shown = ("april,", "masked_span,"), (",0.png,", ",2.png,", ",3.png,")
+        lines[1:] = [
+            line
+            for line in lines[1:]
+            if line.startswith(shown[0]) and any(i in line for i in shown[1])
+        ]
+    approved(name, "".join(lines))
 
 
 def line_of(made: Path, variant: str, **known: object) -> pd.Series:

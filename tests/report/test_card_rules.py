@@ -12,7 +12,6 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import CARD_ROWS
-from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (
     card_of,
@@ -80,56 +79,6 @@ def test_one_client_in_several_settings_and_precisions_stands_once(
     assert row.one_upload is not None
     assert (row.one_upload.mean, made.further) == (expected, 0)
     assert row.client.startswith("MJP γ .27")
-
-
-ONLY_APRIL: dict[str, list[dict[str, Any]]] = {
-    "april": [cell("april", **MASKED)],
-    "april and april_unk_aware": [
-        cell(name, attack=name, **MASKED) for name in ("april", "april_unk_aware")
-    ],
-    "two of april": [cell("april", **MASKED), cell("again", engine="breaching", **MASKED)],
-    "april and an attack for plain clients": [
-        cell("april", **MASKED),
-        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior")),
-    ],
-    "a matching attack that failed": [
-        cell("april", **MASKED),
-        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior", "masked_span")),
-    ],
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ONLY_APRIL)
-def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
-    tmp_path: Path, name: str
-) -> None:
-    """The issue's case: april alone under MJP said 8.96 dB is the worst case."""
-    cells = ONLY_APRIL[name]
-    store = RunStore(tmp_path / "run")
-    store.write_cells(cells)
-    for entry in cells:
-        failed: list[float | str] = ["failed", "failed"]
-        psnr = failed if entry["attack"] == "masked_span" else [8.9, 9.02]
-        known = {"zero_rows": 50.0, "gradient_residual": 0.5, "grey_psnr": 12.0}
-        simple_line(store, entry, psnr, **known)
-    contents = read_contents([tmp_path / "run"])
-    (row,) = contents.card.rows
-    assert (row.one_upload, row.any_uploads) == (None, None)
-    assert keys(row) == "no_adaptive_attack"
-    assert "exactly" not in contents.card.verdict
-    assert "mjp attack ladder_vit" in contents.card.verdict
-    assert not any("exactly" in item for item in contents.card.would_change)
-    assert contents.derived == []
-    (clients,) = (table for table in contents.comparisons if table.title == "Every client")
-    line = dict(zip(clients.header, clients.rows[0], strict=True))
-    assert {line["best, 1 upload"], line["best, any uploads"]} == {"–"}
-    assert "no adaptive attack" in line["flags"]
-    summary = write_report([tmp_path / "run"], tmp_path / "out", everything=True)
-    assert not (tmp_path / "out/choices.csv").exists()
-    table = pd.read_csv(tmp_path / "out/table.csv")
-    assert set(table["role"]) == {"attack"}
-    assert "worst" not in summary.console.lower()
 
 
 def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_path: Path) -> None:

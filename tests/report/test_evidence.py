@@ -18,10 +18,8 @@ from mjp_privacy.report.notes import BOUNDS, not_scored
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import agreement_table, correlation
 from mjp_privacy.report.tables.details import identification_table
-from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     add_pictures,
-    build_table,
     cell,
     image_id,
     image_rows,
@@ -201,23 +199,6 @@ def test_zero_rows_are_called_shuffled_patches_only_where_they_are(
 ) -> None:
     assert keys(tmp_path, zero_rows=3.0, **facts) == {"zero_rows"}
     assert ("shuffled patches" in notes_of(tmp_path)) == shuffled
-
-
-def test_an_unfinished_line_says_so(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entry = cell("x", planned_images=5)
-    store.write_cells([entry])
-    diagnostics = {"grey_psnr": 12.5, "ceiling_psnr": 20.0}
-    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
-    assert "UNFINISHED: 4 of 5 images were not run" in notes_of(tmp_path)
-    lines = load_runs([tmp_path]).lines
-    frame = build_table(lines, "paper").frame
-    assert frame["n_not_run"].tolist() == [4]
-    assert frame["grey_mean"].tolist() == [12.5]
-    assert frame["below_grey"].tolist() == [100.0]
-    summary = write_report([tmp_path], tmp_path / "out")
-    assert "4 not run" in (tmp_path / "out" / "table.md").read_text()
-    assert summary.any_failed
 
 
 def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:

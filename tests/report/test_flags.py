@@ -14,7 +14,7 @@ from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.flags import FLAGS
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.card_run import card_of_lines, keys
-from tests.helpers.report_rows import cell, intact
+from tests.helpers.report_rows import intact
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 
@@ -24,110 +24,86 @@ def test_every_flag_has_a_name_and_a_sentence_of_its_own() -> None:
     assert all(flag.key == key and flag.text.endswith(".") for key, flag in FLAGS.items())
 
 
-@pytest.mark.parametrize(
-    ("facts", "psnr", "diagnostics", "expected"),
-    [
-        ({}, [12.0], {"grey_psnr": 12.0}, ""),
-        ({}, [11.9], {"grey_psnr": 12.0}, "below_floor"),
-        ({"attack": "inverting_gradients"}, [30.0], {"gradient_residual": 0.11}, "not_converged"),
-        ({"attack": "inverting_gradients"}, [30.0], {"gradient_residual": 0.1}, ""),
-        ({}, [30.0], {"gradient_residual": 0.9}, ""),  # does not optimise
-        ({"defenses": "int8"}, [30.0], {}, "noise_ignored"),
-        ({"position_noise": 0.1}, [30.0], {}, "noise_ignored"),
-        ({"defenses": "int8", "attack": "patch_prior"}, [30.0], {}, ""),
-        (
-            {"attack": "april", "first_block": "closed_form"},
-            [30.0],
-            {"cond_a": 2.0**25},
-            "ill_conditioned",
-        ),
-        ({"attack": "april", "first_block": "closed_form"}, [30.0], {"cond_a": 2.0**24}, ""),
-        (
-            {"attack": "april", "first_block": "closed_form", "dtype": "float64"},
-            *([30.0], {"cond_a": 2.0**25}, ""),
-        ),
-        ({}, [30.0], {"cond_a": math.inf}, ""),  # not bounded by the rank
-        ({"attack": "pixel_lattice"}, [30.0], {}, "assumes_8_bit"),
-        ({}, [30.0, "failed"], {}, "partly_inapplicable"),
-        ({}, [30.0, "unsupported"], {}, "partly_inapplicable"),
-        ({"attack": "april", "victim": "april_block"}, [30.0], {}, "altered_client"),
-        (
-            {"attack": "april", "victim": "april_block", "first_block": "closed_form"},
-            [30.0],
-            {},
-            "",
-        ),
-        ({"planned_images": 2}, [30.0], {}, "unfinished"),
-        ({"planned_images": 2}, [30.0, "failed"], {}, "partly_inapplicable"),  # it was run
-        ({"planned_images": 2}, [30.0, 31.0], {}, ""),
-    ],
+Attack = tuple[str, list[float | str], dict[str, Any], dict[str, float]]
+"""Its name, PSNR by image, facts of its cell, diagnostics."""
+
+
+def attack(
+    name: str, *psnr: float | str, of: dict[str, float] | None = None, **facts: Any
+) -> Attack:
+    return name, [*psnr], facts, of or {}
+
+
+GREY, CLOSED = {"grey_psnr": 12.0}, {"first_block": "closed_form"}
+ALTERED = {"victim": "april_block"}
+FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
+ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
+INT8 = MASKED | {"defenses": "int8"}
+SHARED: dict[str, Any] = {"planned_images": 2}
+PLAIN, MATCHING, SPAN, PIXELS = (
+    *("patch_gradient", "inverting_gradients", "masked_span", "pixel_lattice"),
 )
-def test_each_flag_has_its_border(
-    tmp_path: Path,
-    facts: dict[str, Any],
-    psnr: list[float | str],
-    diagnostics: dict[str, float],
-    expected: str,
-) -> None:
-    name = facts.get("attack", "patch_gradient")
-    made = card_of_lines(tmp_path, (intact("x", **{"attack": name} | facts), psnr, diagnostics))
-    (row,) = made.rows
-    assert keys(row.one_upload or row.published) == expected
+
+BORDERS: list[tuple[list[Attack], str]] = [
+    ([attack(PLAIN, 12.0, of=GREY)], ""),
+    ([attack(PLAIN, 11.9, of=GREY)], "below_floor"),
+    ([attack(MATCHING, 30.0, of=FAR)], "not_converged"),
+    ([attack(MATCHING, 30.0, of=NEAR)], ""),
+    ([attack(PLAIN, 30.0, of={"gradient_residual": 0.9})], ""),  # does not optimise
+    ([attack(PLAIN, 30.0, defenses="int8")], "noise_ignored"),
+    ([attack(PLAIN, 30.0, position_noise=0.1)], "noise_ignored"),
+    ([attack("patch_prior", 30.0, defenses="int8")], ""),
+    ([attack("april", 30.0, of=ILL, **CLOSED)], "ill_conditioned"),
+    ([attack("april", 30.0, of=WELL, **CLOSED)], ""),
+    ([attack("april", 30.0, of=ILL, dtype="float64", **CLOSED)], ""),
+    ([attack(PLAIN, 30.0, of={"cond_a": math.inf})], ""),  # not bounded by the rank
+    ([attack(PIXELS, 30.0)], "assumes_8_bit"),
+    ([attack(PLAIN, 30.0, "failed")], "partly_inapplicable"),
+    ([attack(PLAIN, 30.0, "unsupported")], "partly_inapplicable"),
+    ([attack(PLAIN, 30.0, "unscored")], "partly_unscored"),
+    ([attack(PLAIN, 30.0, "unscored", "failed")], "partly_inapplicable partly_unscored"),
+    ([attack("april", 30.0, **ALTERED)], "altered_client"),
+    ([attack("april", 30.0, **ALTERED, **CLOSED)], ""),
+    ([attack(PLAIN, 30.0, **SHARED)], "unfinished"),
+    ([attack(PLAIN, 30.0, "failed", **SHARED)], "partly_inapplicable"),  # it was run
+    ([attack(PLAIN, 30.0, 31.0, **SHARED)], ""),
+    # a best of two: of those that it took some picture from
+    ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 31.0, **MASKED)], "assumes_8_bit"),
+    ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 29.0, **MASKED)], ""),
+    ([attack(SPAN, 30.0, 21.0, **INT8), attack(PIXELS, 20.0, 20.0, **INT8)], ""),
+    (
+        [attack(SPAN, 30.0, 9.0, **INT8), attack(PIXELS, 20.0, 20.0, **INT8)],
+        "assumes_8_bit noise_ignored",
+    ),
+    (
+        [attack("april", 40.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)],
+        "ill_conditioned",
+    ),
+    ([attack("april", 10.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)], ""),
+    # attacks that compete and have not the same images
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, **MASKED)], "unfinished"),
+    ([attack(SPAN, 30.0, **MASKED), attack("token_span", 25.0, 20.0, **MASKED)], "unfinished"),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, 30.0, **MASKED)], ""),
+    (
+        [attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "failed", **MASKED)],
+        "cut_short",
+    ),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "unsupported", **MASKED)], ""),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", **MASKED)], ""),  # not begun
+    ([attack(SPAN, math.inf, **MASKED), attack("token_span", "failed", **MASKED)], ""),  # all exact
+]
 
 
-@pytest.mark.parametrize(
-    ("facts", "diagnostics", "expected"),
-    [
-        ({"plain_share": 0.5, **MASKED}, {}, "some_unshuffled"),
-        ({"plain_share": 0.5, "gamma": 0.0}, {}, ""),
-        (MASKED, {"empty_mask": 1.0}, "some_unshuffled"),
-        (MASKED, {"empty_mask": 0.0}, ""),
-    ],
-)
-def test_uploads_that_are_not_shuffled_are_flagged(
-    tmp_path: Path, facts: dict[str, Any], diagnostics: dict[str, float], expected: str
-) -> None:
-    (row,) = card_of_lines(tmp_path, (intact("masked_span", **facts), [30.0], diagnostics)).rows
-    assert keys(row) == expected
-
-
-@pytest.mark.parametrize(("undeclared", "expected"), [(1.0, "undeclared_error"), (0.0, "")])
-def test_a_defence_that_declares_no_error_is_flagged(
-    tmp_path: Path, undeclared: float, expected: str
-) -> None:
-    line = intact("patch_prior", defenses="mine"), [30.0], {"undeclared_error": undeclared}
-    (row,) = card_of_lines(tmp_path, line).rows
-    assert keys(row) == expected
-
-
-def test_eight_bits_are_assumed_as_soon_as_one_picture_is_taken_from_such_an_attack(
-    tmp_path: Path,
-) -> None:
-    for name, lattice, expected in (
-        ("one", [9.0, 31.0], "assumes_8_bit"),
-        ("none", [9.0, 29.0], ""),
-    ):
-        made = card_of_lines(
-            tmp_path / name,
-            (intact("masked_span", **MASKED), [30.0, 30.0], {}),
-            (intact("pixel_lattice", **MASKED), list(lattice), {}),
-        )
-        assert keys(made.rows[0].one_upload) == expected
-
-
-def test_noise_counts_as_modelled_where_all_chosen_attacks_weigh_it(tmp_path: Path) -> None:
-    """Of a best of two attacks one weighs it, and is the best on all pictures, some or none."""
-    for name, span, expected in (
-        ("all", [30.0, 21.0], ""),
-        ("some", [30.0, 9.0], "assumes_8_bit noise_ignored"),
-        ("none", [8.0, 9.0], "assumes_8_bit noise_ignored"),
-    ):
-        made = card_of_lines(
-            tmp_path / name,
-            (intact("masked_span", defenses="int8", **MASKED), list(span), {}),
-            (intact("pixel_lattice", defenses="int8", **MASKED), [20.0, 20.0], {}),
-        )
-        assert keys(made.rows[0].one_upload) == expected
+@pytest.mark.parametrize(("attacks", "expected"), BORDERS)
+def test_each_flag_has_its_border(tmp_path: Path, attacks: list[Attack], expected: str) -> None:
+    lines = [
+        (intact(name, **facts), psnr, diagnostics) for name, psnr, facts, diagnostics in attacks
+    ]
+    (row,) = card_of_lines(tmp_path, *lines).rows
+    figure = row.one_upload or row.published
+    assert figure is not None
+    assert figure.of == max(len(psnr) - psnr.count("unscored") for _, psnr, _, _ in attacks)
+    assert keys(figure) == expected
 
 
 def test_controls_are_never_flagged(tmp_path: Path) -> None:
@@ -140,52 +116,34 @@ def test_controls_are_never_flagged(tmp_path: Path) -> None:
     assert keys(made.rows[0].floor) == ""
 
 
-# bests of several attacks -------------------------------------------------------------------------
-
-
-def test_a_best_is_ill_conditioned_where_an_attack_it_took_is(tmp_path: Path) -> None:
-    closed = {"first_block": "closed_form"}
-    for name, april, condition, expected in (
-        ("taken", [40.0, 10.0], 2.0**25, "ill_conditioned"),
-        ("not taken", [10.0, 10.0], 2.0**25, ""),
-        ("well", [40.0, 10.0], 2.0**24, ""),
-    ):
-        made = card_of_lines(
-            tmp_path / name,
-            (cell("april", **closed), list(april), {"cond_a": condition}),
-            (intact("patch_gradient", **closed), [20.0, 20.0], {"cond_a": 2.0**30}),
-        )
-        assert keys(made.rows[0].one_upload) == expected
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "expected"),
+    ("name", "facts", "diagnostics", "expected"),
     [
-        ([30.0, 20.0], [25.0], "unfinished"),  # the second one has not been run on all
-        ([30.0], [25.0, 20.0], "unfinished"),
-        ([30.0, 20.0], [25.0, 30.0], ""),
-        ([30.0, 20.0], [25.0, "failed"], "cut_short"),
-        ([30.0, 20.0], [25.0, "unsupported"], ""),
-        ([30.0, 20.0], [], ""),  # not begun: it is no member
+        (SPAN, {"plain_share": 0.5, **MASKED}, {}, "some_unshuffled"),
+        (SPAN, {"plain_share": 0.5, "gamma": 0.0}, {}, ""),
+        (SPAN, MASKED, {"empty_mask": 1.0}, "some_unshuffled"),
+        (SPAN, MASKED, {"empty_mask": 0.0}, ""),
+        ("patch_prior", {"defenses": "mine"}, {"undeclared_error": 1.0}, "undeclared_error"),
+        ("patch_prior", {"defenses": "mine"}, {"undeclared_error": 0.0}, ""),
     ],
 )
-def test_a_best_of_attacks_on_different_numbers_of_images_is_unfinished(
-    tmp_path: Path, first: list[float | str], second: list[float | str], expected: str
+def test_each_flag_of_a_client_has_its_border(
+    tmp_path: Path,
+    name: str,
+    facts: dict[str, Any],
+    diagnostics: dict[str, float],
+    expected: str,
 ) -> None:
-    made = card_of_lines(
-        tmp_path,
-        (intact("masked_span", **MASKED), first, {}),
-        (intact("token_span", **MASKED), second, {}),
-    )
-    assert keys(made.rows[0].one_upload) == expected
+    (row,) = card_of_lines(tmp_path, (intact(name, **facts), [30.0], diagnostics)).rows
+    assert keys(row) == expected
 
 
 # attacks that were not run ------------------------------------------------------------------------
 
-SPAN: list[tuple[dict[str, Any], list[float | str]]] = [({"attack": "masked_span"}, [20.0])]
+ONE: list[tuple[dict[str, Any], list[float | str]]] = [({"attack": "masked_span"}, [20.0])]
 LATTICE: dict[str, Any] = {"attack": "pixel_lattice"}
 ROUNDS: dict[str, Any] = {"attack": "R=6", "attack_name": "multi_round", "uploads": 6}
-BOTH: list[tuple[dict[str, Any], list[float | str]]] = [*SPAN, (LATTICE, [30.0])]
+BOTH: list[tuple[dict[str, Any], list[float | str]]] = [*ONE, (LATTICE, [30.0])]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +173,7 @@ def test_a_client_on_which_an_attack_was_not_tried_is_flagged(
         *((intact(f"first {k}", **MASKED | own), psnr, {}) for k, (own, psnr) in enumerate(BOTH)),
         *(
             (intact(f"other {k}", **other | own), psnr, {})
-            for k, (own, psnr) in enumerate([*SPAN, *further])
+            for k, (own, psnr) in enumerate([*ONE, *further])
         ),
     ]
     rows = card_of_lines(tmp_path, *lines).rows
@@ -232,21 +190,13 @@ def test_a_client_on_which_an_attack_was_not_tried_is_flagged(
 def test_an_attack_that_failed_elsewhere_or_needs_more_uploads_is_not_missed(
     tmp_path: Path, more: tuple[dict[str, Any], list[float | str]], expected: str
 ) -> None:
-    first = [*SPAN, more]
+    first = [*ONE, more]
     rows = card_of_lines(
         tmp_path,
         *((intact(f"{k}", **MASKED | own), psnr, {}) for k, (own, psnr) in enumerate(first)),
         (intact("other", **MASKED, attack="masked_span", defenses="int8"), [20.0], {}),
     ).rows
     assert [keys(row) for row in rows] == ["", expected]
-
-
-def test_clients_without_masks_are_not_alike(tmp_path: Path) -> None:
-    span = intact("span", attack="masked_span", **MASKED), [20.0], {}
-    shuffles = intact("other", attack="patch_gradient", defenses="int8", **MASKED)
-    rows = card_of_lines(tmp_path, span, (shuffles, [20.0], {"zero_rows": 0.0})).rows
-    assert [row.client for row in rows] == ["MJP γ .27", "shuffled γ .27, int8"]
-    assert [keys(row) for row in rows] == ["", ""]
 
 
 def test_an_attack_that_a_client_of_another_run_met_is_missed_and_named(tmp_path: Path) -> None:

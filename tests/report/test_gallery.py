@@ -109,22 +109,6 @@ def test_every_line_shows_the_same_images(tmp_path: Path) -> None:
     assert first.lines[derived[0].number] == first.lines[2]  # the same picture is kept once
 
 
-def test_the_original_is_kept_once_and_the_input_where_it_differs(tmp_path: Path) -> None:
-    for setting, shuffled in (("a", False), ("b", True), ("c", True)):
-        lines = load_runs([two_attacks(tmp_path / setting, setting)]).lines
-        filled = fill_gallery(lines, lines[0])
-        keys = [shown.original() for shown in filled.shown]
-        assert None not in keys
-        assert len(set(keys)) == 4
-        assert all(bool(shown.fed) == shuffled for shown in filled.shown)
-        names = {
-            key
-            for shown in filled.shown
-            for key in (shown.original(), *shown.fed.values(), *shown.lines.values())
-        }
-        assert names - {None} == set(filled.pictures)
-
-
 @pytest.mark.parametrize(
     ("bound", "value", "images"),
     [("MOST_IMAGES", 2, 2), ("MOST_PICTURES", 5, 2), ("MOST_BYTES", 1, 1)],

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +21,7 @@ from mjp_privacy.report.tables.text import latex_text, markdown_text
 from tests.helpers import runs
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.report.charts.test_charts import ELEMENTS
+from tests.report.page.test_page import Reader
 
 MODEL = r"=[m](https://m.example)<b>`|$\frac{1}^^M_~*＼input{x}"
 IMAGES = [
@@ -60,36 +60,6 @@ def out(report: Path) -> Path:
     return report / "out"
 
 
-class Elements(HTMLParser):
-    """The elements and attributes of a page, and the text of each script."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: set[str] = set()
-        self.scripts: list[str] = []
-        self.within = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.within = tag
-        if tag == "script":
-            self.scripts.append("")
-        for name, value in attrs:
-            self.attributes.add(name)
-            if name in ("href", "src"):
-                self.links.add(str(value))
-
-    def handle_data(self, data: str) -> None:
-        if self.within == "script":
-            self.scripts[-1] += data
-
-    def handle_endtag(self, tag: str) -> None:
-        self.within = ""
-
-
 def templates() -> str:
     folder = Path(__file__).parents[2] / "mjp_privacy" / "report"
     pages = [*folder.glob("page/templates/*"), *folder.glob("page/*.py")]
@@ -98,14 +68,14 @@ def templates() -> str:
 
 
 def test_the_page_has_no_element_or_address_of_theirs(out: Path) -> None:
-    page = Elements((out / "index.html").read_text(encoding="utf-8"))
-    own = templates()
-    assert {tag for tag in page.tags if f"<{tag}" not in own} == set()
-    assert not page.tags & {"i onerror", "img onerror", "iframe", "object", "form action", "u"}
-    assert {name for name in page.attributes if name.startswith("on")} == set()
-    for link in page.links:
+    elements = Reader((out / "index.html").read_text(encoding="utf-8")).elements
+    tags, own = {tag for tag, _, _ in elements}, templates()
+    assert {tag for tag in tags if f"<{tag}" not in own} == set()
+    assert not tags & {"i onerror", "img onerror", "iframe", "object", "form action", "u"}
+    assert not [name for _, has, _ in elements for name in has if name.startswith("on")]
+    for link in (has[name] for _, has, _ in elements for name in ("href", "src") if name in has):
         assert link.startswith(("#", "data:")) or re.fullmatch(r"[\w./-]+", link), link
-    data, script = page.scripts
+    data, script = ("".join(texts) for tag, _, texts in elements if tag == "script")
     shown = json.loads(data)
     assert any("<img src=x onerror" in image for image in shown["image_ids"])
     assert "alert" not in script

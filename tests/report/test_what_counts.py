@@ -66,15 +66,6 @@ def test_an_attack_that_failed_or_ran_out_of_time_is_marked_and_not_said_to_be_t
     assert any("token_span" in item for item in others) == in_vain
 
 
-def test_nothing_is_cut_short_where_every_picture_is_exact(tmp_path: Path) -> None:
-    made = card_of_lines(
-        tmp_path,
-        (intact("masked_span", **MASKED), [math.inf], ZERO),
-        (intact("token_span", **MASKED), ["failed"], {}),
-    )
-    assert keys(made.rows[0].one_upload) == ""
-
-
 @pytest.mark.parametrize("facts", [{"setting": "b"}, {"dtype": "float64"}])
 def test_an_attack_in_another_setting_or_precision_was_not_tried_here(
     tmp_path: Path, facts: dict[str, str]
@@ -101,18 +92,6 @@ def test_exact_pictures_count_whatever_the_attack_knows(tmp_path: Path) -> None:
     (row,) = card_of_lines(tmp_path / "two", *both).rows
     assert row.one_upload is not None
     assert row.one_upload.exact == 1
-
-
-def test_unscored_pictures_are_in_no_count_and_said_apart(tmp_path: Path) -> None:
-    for name, psnr, expected in (
-        ("unscored", [30.0, "unscored"], "partly_unscored"),
-        ("refused", [30.0, "unsupported"], "partly_inapplicable"),
-        ("both", [30.0, "unscored", "unsupported"], "partly_inapplicable partly_unscored"),
-    ):
-        (row,) = card_of_lines(tmp_path / name, (intact("patch_gradient"), list(psnr), {})).rows
-        assert keys(row.one_upload) == expected
-        assert row.one_upload is not None
-        assert row.one_upload.of == 1 + ("unsupported" in psnr)
 
 
 def test_rows_marked_ok_without_any_score_count_as_not_recovered(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from mjp_privacy.report.worst_case import (
     has_truth,
     picture_ids,
 )
-from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
+from tests.helpers.uploads import load_uploads
 
 ATTACKS: dict[str, Any] = {
     "name": "attacks",
@@ -102,31 +102,6 @@ def test_the_residual_is_that_of_the_stored_picture(recorded: Path) -> None:
         expected = float((gradient - given).norm() / given.norm())
         residual = line.scored("gradient_residual", "diagnostic")[image]
         assert residual == pytest.approx(expected, rel=1e-3)
-
-
-def test_the_table_of_recorded_uploads(recorded: Path) -> None:
-    lines = load_runs([recorded / "blind_run"]).lines
-    groups = clients_of(lines)
-    table = residual_table(groups)
-    assert table is not None
-    (title,) = {client.title for client in groups}
-    assert [cells[:3] for cells in table.rows] == [
-        (title, "patch_gradient", "2"),
-        (title, "masked_span", "2"),
-    ]
-    choice = attackers_choice_by_image(groups[0].attacks)
-    smallest = {
-        image: min(
-            (line.scored("gradient_residual", "diagnostic")[image], line.attack)
-            for line in groups[0].attacks
-            if picture_ids(line)
-        )[1]
-        for image in choice
-    }
-    assert {image: line.attack for image, line in choice.items()} == smallest
-    for title, cells in zip(("patch_gradient", "masked_span"), table.rows, strict=True):
-        assert cells[4] == str(list(smallest.values()).count(title))
-    assert residual_table(clients_of(load_runs([recorded / "seen_run"]).lines)) is None
 
 
 def test_derived_lines_hold_the_pictures_of_what_was_chosen(recorded: Path) -> None:

@@ -33,7 +33,7 @@ from mjp_privacy.federation.flower import run as flower_programs
 from mjp_privacy.federation.flower.run import HOME, NAME, SuperLink, run_flower
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
-from mjp_privacy.uploads.folder import load_uploads
+from tests.helpers.uploads import load_uploads
 
 pytestmark = pytest.mark.nightly
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")

@@ -19,7 +19,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
-from mjp_privacy.uploads.folder import group_uploads, load_uploads
+from mjp_privacy.uploads.folder import group_uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (
@@ -34,6 +34,7 @@ from tests.helpers.uploads import (
     copied,
     edit,
     edit_all,
+    load_uploads,
 )
 
 SPAN = {"name": "masked_span", "options": {"prior": "stationary"}}

@@ -17,12 +17,11 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.uploads.folder import load_uploads
 from mjp_privacy.uploads.memory import own_uploads
 from mjp_privacy.uploads.record import stacked
 from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
-from tests.helpers.uploads import check_uploads
+from tests.helpers.uploads import check_uploads, load_uploads
 
 ATTACKS = {"name": "uploads", "attacks": [{"name": "patch_gradient"}]}
 Gradients = dict[str, Tensor]

@@ -17,12 +17,11 @@ from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.uploads.folder import load_uploads
 from tests.helpers import uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import MJP as TINY_MJP
 from tests.helpers.runs import rows
-from tests.helpers.uploads import check_uploads
+from tests.helpers.uploads import check_uploads, load_uploads
 
 RECIPE: dict[str, Any] = {
     "model": MJP,
