@@ -58,9 +58,9 @@ FARTHEST = 0.7
 than half of a round's end at tokens: from afar, where the activation bends more, others do."""
 STEPS, POLISH = 40, 12  # of a search in float32, and of one that is made exact in float64
 PATIENCE = 10  # rounds that find no new token before the search ends
-COARSE = 1e-6
-"""The share outside the span of what is left at which a search has ended near a token: that span is
-as exact as the tokens that were taken out."""
+COARSE, ROUGH = 1e-6, 1e-2
+"""The share outside the span of what is left at which a search has ended near a token, and the same
+where few do: that span is as exact as the tokens that were taken out, weak ones' hardly so."""
 FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
 """The share outside the whole span that a token may have that counts as found, how many times what
 the gradients' noise is expected to leave there may as well, and the most."""
@@ -352,7 +352,7 @@ class _Equations:
             if spent():
                 break
         u = self.start + torch.cat(ends).double() @ self.moves
-        return u[torch.cat(shares) <= COARSE]
+        return u[torch.cat(shares) <= (ROUGH if far else COARSE)]
 
     def polished(self, u: Tensor) -> Tensor:
         """Tokens u (m, D) made exact in float64; those that solve the equations."""
