@@ -53,8 +53,13 @@ from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 from mjp_privacy.models.vit import input_of
 
-FITS = 1e-2  # relative error of a patch's equations at its own position; at others it is near 1
-REFINEMENTS = 12  # times that attention is computed anew of a picture that was found
+FITS, LOOSE = 1e-2, 0.3
+"""Relative error of the equations of a patch that counts as found, and of one that is tried at a
+place: at other places it is near 1, and near what attention's own error is before that is known."""
+ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
+REFINEMENTS, IDLE = 24, 4
+"""Times that attention is computed anew of a picture that was found, and times in a row that it may
+fit no better before this ends."""
 ROUNDS = 3  # times that a picture's tokens are told from each other's weights
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
@@ -88,10 +93,22 @@ class StepPicture:
     token: Tensor
     hidden: Tensor  # (N,) bool: masked, or of a network without positions
     order: Tensor  # (N,)
-    misfit: float = math.nan  # the largest relative error of a token's equations
+    misfits: Tensor  # (N,): relative errors of their equations; NaN where none was found
     outside: float = math.nan
     """What share of its layers' inputs lies outside their spans, no more than noise explains; NaN
     where that is not so, or not known."""
+
+    @property
+    def misfit(self) -> float:
+        """The largest relative error of a token's equations; NaN where no token was found."""
+        known = self.misfits[self.misfits.isfinite()]
+        return float(known.max()) if len(known) else math.nan
+
+    def with_patches(self, places: Any, patches: Tensor, misfits: Tensor) -> StepPicture:
+        """The picture with other patches at some places."""
+        whole, errors = self.patches.clone(), self.misfits.clone()
+        whole[places], errors[places] = patches, misfits
+        return replace(self, patches=whole, misfits=errors)
 
     @property
     def is_verified(self) -> bool:
@@ -157,8 +174,8 @@ class StepTokens:
         if self.batch == 1:
             found = [self._alone(tokens, added, places)]
         else:
-            found = self._joined(tokens, places)
-        return [self._verified(self._filled(self._refined(tokens, one))) for one in found]
+            found = [self._refined(tokens, one) for one in self._joined(tokens, places)]
+        return [self._verified(self._filled(one)) for one in found]
 
     def _verified(self, found: StepPicture) -> StepPicture:
         """The picture with what share of its layers' inputs lies outside their spans, where that is
@@ -177,9 +194,9 @@ class StepTokens:
         return replace(found, outside=outside) if spans.passes(x, outside, enough) else found
 
     def _nothing(self) -> StepPicture:
-        none = torch.zeros(self.count, dtype=torch.bool, device=self.anchor.device)
-        order = torch.arange(self.count)
-        return StepPicture(self.anchor.expand(self.count, -1).clone(), none.long() - 1, none, order)
+        patches, order = self.anchor.expand(self.count, -1).clone(), torch.arange(self.count)
+        none = torch.zeros(self.count, dtype=torch.bool, device=patches.device)
+        return StepPicture(patches, none.long() - 1, none, order, patches[:, 0] * math.nan)
 
     # a token's patch and place ------------------------------------------------------------------
 
@@ -231,27 +248,28 @@ class StepTokens:
         return self.anchor + rest @ self.back @ self.basis, misfit
 
     def _refined(self, tokens: PeeledTokens, found: StepPicture) -> StepPicture:
-        """The same with what block 0's attention adds to this very picture, while that fits better:
+        """The same with what block 0's attention adds to this very picture, where that fits better:
         more exact than what gradients say of it."""
-        known = found.token >= 0
+        known, best, idle = found.token >= 0, found, 0
         if not bool(known.any()):
             return found
         offsets = self.own if self.masked is None else self._offsets(found.hidden)
         for _ in range(REFINEMENTS):
-            filled = self._filled(found).patches
-            attended = self._given(self._out, filled, found.hidden)
-            first = self.model.prefix
-            added = self._attention(attended[first : first + self.count])
+            added = self._attention(self._sums(found))
             patches, misfits = self._patches(
                 tokens.directions[found.token[known]], added[known], offsets[known]
             )
-            misfit = float(misfits.max())
-            if misfit > found.misfit:
+            found = found.with_patches(known.nonzero().flatten(), patches, misfits)
+            idle = 0 if found.misfit < best.misfit else idle + 1
+            best = best if idle else found
+            if idle == IDLE:
                 break
-            moved = found.patches.clone()
-            moved[known] = patches
-            found = replace(found, patches=moved, misfit=misfit)
-        return found
+        return best
+
+    def _sums(self, found: StepPicture) -> Tensor:
+        """(N, D) what attention adds up to at the patches of a picture."""
+        attended = self._given(self._out, self._filled(found).patches, found.hidden)
+        return attended[self.model.prefix : self.model.prefix + self.count]
 
     def _offsets(self, hidden: Tensor) -> Tensor:
         assert self.masked is not None
@@ -268,54 +286,67 @@ class StepTokens:
     # one picture ----------------------------------------------------------------------------------
 
     def _alone(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
-        """The picture of a step of one."""
-        found = self._nothing()
+        """The picture of a step of one; where gradients say too little of what attention added, its
+        tokens are assigned again with what attention adds to it."""
+        for _ in range(ASSIGNMENTS):
+            found = self._refined(tokens, self._assigned(tokens, added, places))
+            if not found.misfit > FITS:
+                break
+            known = found.token >= 0
+            added = added.clone()
+            added[found.token[known]] = self._attention(self._sums(found))[known]
+            places = self._fitted(tokens, added, self.own)
+        fits = found.misfits <= FITS
+        return replace(found, token=torch.where(fits, found.token, -1))
+
+    def _assigned(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
+        """The picture with each token where its equations fit best, at most N tokens."""
+        found, count = self._nothing(), self.count
+        masked, (shown, place) = torch.full_like(places[:, 0], torch.inf), places.min(1)
         if self.model.pos_embed is None:
-            shown, place = torch.full((len(tokens),), torch.inf).to(added), found.order[:0]
-            masked = places[:, 0]
-        else:
-            shown, place = places.min(1)
-            masked = torch.full_like(shown, torch.inf)
-            if self.masked is not None:
-                masked = self._fitted(tokens, added, self.masked[:1])[:, 0]
-        token, patches, errors = found.token.clone(), found.patches.clone(), [0.0]
+            masked, shown = shown, masked
+        elif self.masked is not None:
+            masked = self._fitted(tokens, added, self.masked[:1])[:, 0]
+        best = torch.minimum(shown, masked)
+        kept = (best <= best.sort().values[:count][-1]) & (best < LOOSE)
+        token = found.token.clone()
         for one in shown.argsort(descending=True).tolist():
-            if float(shown[one]) < min(FITS, float(masked[one])):
+            if bool(kept[one]) and float(shown[one]) <= float(masked[one]):
                 token[place[one]] = one
         here = (token >= 0).nonzero().flatten()
         if len(here):
             rows = token[here]
-            patches[here], misfit = self._patches(
-                tokens.directions[rows], added[rows], self.own[here]
-            )
-            errors.append(float(misfit.max()))
-        pieces = (masked < torch.minimum(shown, torch.tensor(FITS).to(shown))).nonzero().flatten()
-        found = replace(found, patches=patches, token=token, misfit=max(errors))
+            solved = self._patches(tokens.directions[rows], added[rows], self.own[here])
+            found = replace(found, token=token).with_patches(here, *solved)
+        pieces = (kept & (masked < shown)).nonzero().flatten()
         if not len(pieces):
             return found
         offset = self.own[:1] if self.masked is None else self.masked[:1]
         loose, misfit = self._patches(tokens.directions[pieces], added[pieces], offset)
-        return self._placed(replace(found, misfit=max(*errors, float(misfit.max()))), pieces, loose)
+        return self._placed(found, pieces, loose, misfit)
 
-    def _placed(self, found: StepPicture, pieces: Tensor, loose: Tensor) -> StepPicture:
+    def _placed(
+        self, found: StepPicture, pieces: Tensor, loose: Tensor, misfit: Tensor
+    ) -> StepPicture:
         """The picture with the patches (k, p) of tokens `pieces` where their borders fit."""
         hidden = found.token < 0
         places = hidden.nonzero().flatten()
         if (lacking := len(places) - len(pieces)) > 0:  # equal patches are one token
             flattest = loose.std(-1).argmin().expand(lacking)
-            pieces, loose = (
-                torch.cat((pieces, pieces[flattest])),
-                torch.cat((loose, loose[flattest])),
-            )
-        pieces, loose = pieces[: len(places)], loose[: len(places)]
-        patches, token, size = found.patches.clone(), found.token.clone(), self.model.patch_size
-        patches[places], token[places] = loose, pieces
+            every = torch.cat((torch.arange(len(pieces)).to(flattest), flattest))
+            pieces, loose, misfit = pieces[every], loose[every], misfit[every]
+        best = misfit.argsort()[: len(places)].sort().values
+        token, hidden = found.token.clone(), found.token < 0
+        token[places] = pieces[best]
+        found = replace(found, token=token).with_patches(places, loose[best], misfit[best])
+        patches, size = found.patches, self.model.patch_size
         levels = in_levels(patches, self.view.pixels, size).clamp(0, 1)
         order = solve(levels, hidden, levels[places], grid=self.model.grid, patch_size=size)
-        there = order.to(patches.device)
-        moved, moved_token = torch.empty_like(patches), torch.empty_like(token)
-        moved[there], moved_token[there] = patches, token
-        return replace(found, patches=moved, token=moved_token, hidden=hidden, order=order)
+        there = torch.empty_like(order)
+        there[order] = torch.arange(self.count)
+        there = there.to(patches.device)
+        moved = replace(found, token=token[there], hidden=hidden, order=order)
+        return moved.with_patches(slice(None), patches[there], found.misfits[there])
 
     # batches --------------------------------------------------------------------------------------
 
@@ -341,12 +372,13 @@ class StepTokens:
         return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
 
     def _of_members(self, tokens: PeeledTokens, members: Tensor, where: Tensor) -> StepPicture:
-        found, at = self._nothing(), where[members]
         assert tokens.attended is not None
+        found, at = self._nothing(), where[members]
+        found.token[at] = members
         added = self._attention(tokens.attended[members])
-        patches, misfit = self._patches(tokens.directions[members], added, self.own[at])
-        found.patches[at], found.token[at] = patches, members
-        return replace(found, misfit=float(misfit.max()))
+        return found.with_patches(
+            at, *self._patches(tokens.directions[members], added, self.own[at])
+        )
 
     def _weights(self, tokens: PeeledTokens, fits: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's weights (m, m) for all of them in its attention, and what is left (m,)."""
