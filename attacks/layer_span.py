@@ -139,7 +139,7 @@ class LayerSpan(Usual):
     ) -> list[_Picture]:
         """The pictures of one step, as many as its batch has, those that were found first."""
         found = list[_Picture]()
-        for picture in self._by_tokens(view, step, left, generator):
+        for picture in self._by_tokens(view, step, left):
             found.append(picture)
             if left.update.batch == 1:
                 return found
@@ -162,14 +162,14 @@ class LayerSpan(Usual):
                 return found
             left = left.without(patches_and_share[0])
 
-    def _by_tokens(
-        self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator
-    ) -> list[_Picture]:
+    def _by_tokens(self, view: AttackerView, step: int, left: StepUpload) -> list[_Picture]:
         """The pictures of a step whose tokens are all found, and that their layers verify."""
         if lacks_tokens(view) is not None:
             return []
         model = deepcopy(left.model).double()
-        pictures = StepTokens(view, view.updates[0], step, model, self.prior).pictures(generator)
+        sent = view.updates[0]
+        tokens = StepTokens(view, sent, step, model, self.prior, self.blocks)
+        pictures = tokens.pictures()
         return [_Picture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 

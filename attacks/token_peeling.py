@@ -8,7 +8,8 @@ they place the patches of networks without a table. Attention tells the pictures
 
 It needs B (N + 1) < D tokens that gradients show above their rounding: those of trained networks,
 and of networks that pool all tokens. A last block's show the class token alone. Where tokens are
-missing, the prior fills their patches; `certain` says which pictures the layers' inputs verify.
+missing, the prior fills their patches. `certain` says which pictures their layers' inputs verify,
+as they were fed; with masked patches it is never said.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class TokenPeeling(Usual):
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why no token can be found in the upload, or None."""
+        if view.updates[0].batch > 1 and view.model.unk_embed is not None:
+            return Refusal(
+                "batch", "masked patches of a batch are not told apart; batch 1 is needed"
+            )
         return lacks_tokens(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -54,15 +59,15 @@ class TokenPeeling(Usual):
         found = list[StepPicture]()
         for step in range(update.steps_in_all):
             with image(step * update.batch, update.batch):
-                found += StepTokens(view, update, step, model, self.prior).pictures(generator)
+                found += StepTokens(view, update, step, model, self.prior).pictures()
         images = [self._shown(view, one) for one in found]
         known = [one.token >= 0 for one in found]
+        masks = view.model.unk_embed is not None and view.model.pos_embed is not None
+        orders = torch.stack([one.order for one in found]) if masks else None
         return Reconstruction(
             pictures_of(view, torch.stack(images)),
-            mask=torch.stack([one.hidden for one in found]),
-            permutation=torch.stack([one.order for one in found])
-            if view.against == "plain"
-            else None,
+            mask=torch.stack([one.hidden for one in found]) if masks else None,
+            permutation=orders if view.against == "plain" else None,
             diagnostics={
                 "certain": torch.tensor([one.is_verified for one in found]).double(),
                 "outside": torch.tensor([one.outside for one in found]).double(),
@@ -75,7 +80,8 @@ class TokenPeeling(Usual):
     def _shown(view: AttackerView, found: StepPicture) -> Tensor:
         """The patches; the mean of masked ones in their places, where the picture as fed is wanted:
         their order there is not in the gradient."""
-        if view.against == "plain" or not bool(found.hidden.any()):
+        masked = view.model.unk_embed is not None and bool(found.hidden.any())
+        if view.against == "plain" or not masked:
             return found.patches
         patches = found.patches.clone()
         patches[found.hidden] = patches[found.hidden].mean(0)

@@ -19,17 +19,19 @@ exactly than gradients do, and its layers' inputs verify it (`layers`).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attacks.equations import PATCH, PATCH_BIAS
+from attacks.equations import PATCH, PATCH_BIAS, QKV
 from attacks.equations.completion import complete, field_energy
-from attacks.equations.layers import FOUND, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
 from attacks.equations.span import (
     Knowledge,
@@ -39,6 +41,7 @@ from attacks.equations.span import (
     split_hull,
 )
 from attacks.equations.token_peeling import (
+    FC2,
     LAYERS,
     PROJ,
     PeeledTokens,
@@ -48,6 +51,7 @@ from attacks.equations.token_peeling import (
     tokens_of,
 )
 from attacks.jigsaw import solve
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
@@ -82,6 +86,10 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if refusal is None and batch > 1 and model.pos_embed is None:
         text = f"no position tells the tokens of {batch} pictures apart; batch 1 is needed"
         return Refusal("batch", text)
+    names = dict(model.named_parameters())
+    if refusal is None and model.unk_embed is not None and "index_embed" in names:
+        text = "index embeddings tell masked patches' places, which is not read"
+        return Refusal("model", text)
     return refusal or sees_a_norm(model)
 
 
@@ -126,7 +134,9 @@ class StepTokens:
         step: int,
         model: MJPVisionTransformer,
         prior: str,
+        blocks: int = BLOCKS,
     ) -> None:
+        self.blocks = blocks
         self.view, self.model, self.count = view, model, model.grid**2
         self.batch, self.precision = update.batch, update.dtype
         read = [name for name in needs_tokens(model) if name in update.grads]
@@ -139,6 +149,7 @@ class StepTokens:
         whole = self._given(model.blocks[0], self.weight.new_zeros(self.count, len(self.anchor)))
         places = slice(model.prefix, model.prefix + self.count)
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
+        self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
         if model.unk_embed is not None and model.pos_embed is not None:
             table = model.pos_embed.detach()
@@ -162,8 +173,11 @@ class StepTokens:
         with torch.no_grad():
             return input_of(network, layer, x)[0]
 
-    def pictures(self, generator: torch.Generator) -> list[StepPicture]:
-        """The step's pictures."""
+    def pictures(self) -> list[StepPicture]:
+        """The step's pictures. Searches start as the step's own gradient has it, so that what other
+        steps are attacked with it changes nothing."""
+        sent = self.grads[f"{FC2}.weight"].cpu().numpy().tobytes()
+        generator = torch_generator("token peeling", hashlib.sha256(sent).hexdigest())
         most, tokens = self.batch * self.model.tokens, None
         if equations_hold(self.model):
             tokens = tokens_of(self.model, self.grads, most, generator)
@@ -179,19 +193,23 @@ class StepTokens:
 
     def _verified(self, found: StepPicture) -> StepPicture:
         """The picture with what share of its layers' inputs lies outside their spans, where that is
-        what noise leaves there."""
-        if bool(found.hidden.any()) and self.masked is not None:
-            return found  # the order of masked patches is not in the gradient
-        if not bool((found.token >= 0).all()):
+        what noise leaves there. Where borders told an order, only a network that sees it counts."""
+        ordered = bool(found.hidden.any())
+        if (ordered and self.masked is not None) or not bool((found.token >= 0).all()):
             return found
-        spans = LayerSpans.of(self.model, self.grads, self.batch, BLOCKS)
-        x = to_images(found.patches, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
-        if spans is None:
+        spans = LayerSpans.of(self.model, self.grads, self.batch, self.blocks)
+        if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
+            return found  # block 0's first layer sees each patch alone
+        enough = min(FOUND * torch.finfo(self.precision).eps ** 2, MOST)
+        patches, passing = found.patches, list[float]()
+        for shown in (patches, patches.roll(1, 0)) if ordered else (patches,):
+            x = to_images(shown, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
+            with torch.no_grad():
+                outside = float(spans.off(x))
+            passing += [outside] if spans.passes(x, outside, enough) else [math.nan]
+        if ordered and math.isfinite(passing[1]):
             return found
-        with torch.no_grad():
-            outside = float(spans.off(x))
-        enough = FOUND * torch.finfo(self.precision).eps ** 2
-        return replace(found, outside=outside) if spans.passes(x, outside, enough) else found
+        return replace(found, outside=passing[0])
 
     def _nothing(self) -> StepPicture:
         patches, order = self.anchor.expand(self.count, -1).clone(), torch.arange(self.count)
@@ -303,7 +321,7 @@ class StepTokens:
         """The picture with each token where its equations fit best, at most N tokens."""
         found, count = self._nothing(), self.count
         masked, (shown, place) = torch.full_like(places[:, 0], torch.inf), places.min(1)
-        if self.model.pos_embed is None:
+        if not self.tells_places:
             masked, shown = shown, masked
         elif self.masked is not None:
             masked = self._fitted(tokens, added, self.masked[:1])[:, 0]
@@ -323,19 +341,27 @@ class StepTokens:
             return found
         offset = self.own[:1] if self.masked is None else self.masked[:1]
         loose, misfit = self._patches(tokens.directions[pieces], added[pieces], offset)
-        return self._placed(found, pieces, loose, misfit)
+        return self._placed(found, pieces, loose, misfit, tokens.complete)
 
     def _placed(
-        self, found: StepPicture, pieces: Tensor, loose: Tensor, misfit: Tensor
+        self,
+        found: StepPicture,
+        pieces: Tensor,
+        loose: Tensor,
+        misfit: Tensor,
+        complete: bool,
     ) -> StepPicture:
         """The picture with the patches (k, p) of tokens `pieces` where their borders fit."""
         hidden = found.token < 0
         places = hidden.nonzero().flatten()
-        if (lacking := len(places) - len(pieces)) > 0:  # equal patches are one token
+        lacking = len(places) - len(pieces) if complete else 0
+        if lacking > 0:  # equal patches are one token
             flattest = loose.std(-1).argmin().expand(lacking)
             every = torch.cat((torch.arange(len(pieces)).to(flattest), flattest))
             pieces, loose, misfit = pieces[every], loose[every], misfit[every]
-        best = misfit.argsort()[: len(places)].sort().values
+        best = misfit.argsort()[: len(places)]
+        best = best[loose[best].sum(1).argsort()]  # whatever order they were found in
+        places = places[: len(best)]
         token, hidden = found.token.clone(), found.token < 0
         token[places] = pieces[best]
         found = replace(found, token=token).with_patches(places, loose[best], misfit[best])
@@ -354,11 +380,12 @@ class StepTokens:
         """The pictures of a step of several: tokens that attention adds up are of one."""
         least, where = places.min(1)
         fits = (least < FITS).nonzero().flatten()
-        if tokens.attended is None or not len(fits):
+        fused = isinstance(getattr(self.model.blocks[0].attn, "qkv", None), nn.Linear)
+        if tokens.attended is None or not len(fits) or not fused:
             return [self._nothing()] * self.batch
         weights, errors = self._weights(tokens, fits, where[fits])
-        both, left = (weights + weights.mT) / 2, torch.ones(len(fits), dtype=torch.bool)
-        here = where[fits][None] == torch.arange(self.count)[:, None]
+        both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
+        here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
         pictures = list[StepPicture]()
         for _ in range(self.batch):
             members = torch.where(left, errors, torch.inf).argmin()[None]
@@ -407,7 +434,10 @@ class StepTokens:
             right = torch.cat(
                 (-columns[:, : len(fixed)].sum(1), positions.new_ones(len(positions)))
             )
-            solved, error = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
+            try:
+                solved, error = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
+            except (RuntimeError, ValueError):  # it did not converge, or met no number
+                solved, error = np.zeros(left.shape[1]), math.inf
             weights.append(torch.from_numpy(solved).to(v))
             errors.append(error)
         return torch.stack(weights), torch.tensor(errors).to(v)

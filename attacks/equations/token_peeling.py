@@ -92,9 +92,10 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
     if lacking:
         return f"block 0 has no {', '.join(lacking)}"
     if not isinstance(block.norm2, nn.LayerNorm):
-        return (
-            f"the norm before its two-layer network is no LayerNorm: {type(block.norm2).__name__}"
-        )
+        kind = type(block.norm2).__name__
+        return f"the norm before its two-layer network is a {kind}, no LayerNorm"
+    if block.norm2.weight is None or block.norm2.bias is None:
+        return "the LayerNorm before its two-layer network has no weights or no bias"
     return None
 
 
@@ -220,7 +221,7 @@ def tokens_of(
     found = peeling.all_tokens()
     if not len(found):
         return None
-    complete = len(found) == len(second.values)
+    complete = len(found) >= len(second.values)
     directions = (found - branch.norm.bias) / branch.norm.weight
     attended = None
     if complete and len(sums.values):
@@ -262,7 +263,8 @@ def _attended(
     off, moved = outside(upstream), outside(back)
     s = -(off * moved).sum(1) / moved.square().sum(1)
     received = attention(upstream + s[:, None] * back)
-    return torch.linalg.lstsq(received.mT, sums.total).solution[:, : directions.shape[1]]
+    width = int(model.get_submodule(PROJ).in_features)
+    return torch.linalg.lstsq(received.mT, sums.total).solution[:, :width]
 
 
 class Peeling:
@@ -390,7 +392,7 @@ class _Equations:
 
         y = y.to(dtype)
         ends, shares = y.clone(), y.new_full((len(y),), torch.inf)
-        active, damping = torch.arange(len(y)), y.new_full((len(y),), DAMPING[0])
+        active, damping = torch.arange(len(y), device=y.device), y.new_full((len(y),), DAMPING[0])
         state, before = linearised(y), y.new_full((len(y),), torch.inf)
         for step in range(steps):
             gram, slope, value, _ = state

@@ -139,6 +139,22 @@ def test_a_network_without_positions_gives_all_its_patches() -> None:
     assert float(away.amin(1).max()) < 1e-5
     in_order = float(psnr(found.images, images)[0]) > 60
     assert bool(found.diagnostics["certain"][0]) == in_order  # a wrong order is no picture of it
+    as_fed = run(replace(seen(model, images), against="input")).images
+    torch.testing.assert_close(as_fed, found.images, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("positions", ["strict", "exposed"])
+def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
+    model = planted_model(position_embedding=positions, img_size=16)
+    found = run(seen(model, planted_images(1, side=16)))
+    assert found.diagnostics["patches_found"].tolist() == [1.0]
+    assert found.diagnostics["certain"].tolist() == [0.0]
+
+
+def test_what_a_step_gives_does_not_depend_on_its_company() -> None:
+    view = seen(planted_model(img_size=16), planted_images(3, side=16))
+    together, alone = run(view).images, run(view.part(2)).images
+    torch.testing.assert_close(together[2:], alone, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("gated", [False, True])
