@@ -263,8 +263,8 @@ def _attended(
     off, moved = outside(upstream), outside(back)
     s = -(off * moved).sum(1) / moved.square().sum(1)
     received = attention(upstream + s[:, None] * back)
-    width = int(model.get_submodule(PROJ).in_features)
-    return torch.linalg.lstsq(received.mT, sums.total).solution[:, :width]
+    out: Any = model.get_submodule(PROJ)
+    return torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
 
 
 class Peeling:
