@@ -199,20 +199,21 @@ def _files(names: Sequence[str], folder: Path) -> str:
     rows = []
     for name in names:
         published = published_at(folder / name)
-        facts = ("config", "commits", "torch", "threads", "date")
+        facts = ("config", "commits", "date")
         said = [", ".join(dict.fromkeys(str(r[fact]) for r in published.runs)) for fact in facts]
         images = published.rows.groupby("run", sort=False)["image_id"].nunique().unique()
         said = [short_commits(words) for words in (*said, ", ".join(map(str, images)))]
         rows.append([f"[{name}]({name})", *said])
-    return _text(["rows", "config", "commit", "torch", "threads", "date", "images"], rows)
+    return _text(["rows", "config", "commit", "date", "images"], rows)
 
 
 def _text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    cells = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in cells
+    head, *lines = (
+        "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
+        for row in (heads, *rows)
     )
+    return "\n".join([head, "|---" * len(heads) + "|", *lines])
 
 
 @cache

@@ -190,10 +190,8 @@ def test_every_kind_of_table(root: Path) -> None:
         r"\| MJP \| 4 of 9 \(44 %, \d+–\d+\) \| 6 of 9 \|\n<!-- table: lines end", page
     )
     assert "| pixel_lattice | 0.27 | 8 |\n| token_span | 0.27 | 9 |" in page
-    assert (
-        "| γ | R = 1 | R = 2 |\n| --- | --- | --- |\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |" in page
-    )
-    assert "| [rows.parquet](rows.parquet) | planted | abc | 2.11.0 | 1 | 1970-01-01 | 9 |" in page
+    assert "| γ | R = 1 | R = 2 |\n|---|---|---|\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |" in page
+    assert "| [rows.parquet](rows.parquet) | planted | abc | 1970-01-01 | 9 |" in page
 
 
 def test_a_changed_figure_is_noticed(root: Path) -> None:
