@@ -56,6 +56,7 @@ from attacks.equations import PATCH, PATCH_BIAS, QKV, TABLE, UNKNOWN
 from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.patch_order import PROJ, PatchOrder
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
@@ -267,6 +268,7 @@ class PixelLattice(Usual):
     tokens: bool = True
     most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
+    seen: ClassVar[tuple[str, ...]] = ()  # what is said of a picture's order
     traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs", "patches")
 
     @property
@@ -298,39 +300,46 @@ class PixelLattice(Usual):
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Exact patches where a lattice is found, else `masked_span`'s guess."""
         update, system = view.updates[0], self.system(view)
-        images, orders, lattice_found = [], [], []
+        images, orders, facts = [], [], list[dict[str, float]]()
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
             with image(index):
                 picture, order, found = self._picture(view, system, index, guess)
             images.append(picture)
             orders.append(order)
-            lattice_found.append(found)
+            facts.append(found)
         return Reconstruction(
             torch.stack(images),
             mask=system.hidden,
             permutation=torch.stack(orders) if view.against == "plain" else None,
             diagnostics={
                 **condition_and_rank(system.rows, update.dtype),
-                "lattice_found": torch.tensor(lattice_found).double(),
+                **{name: torch.tensor([one[name] for one in facts]).double() for name in facts[0]},
             },
         )
 
     def _picture(
         self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
-    ) -> tuple[Tensor, Tensor, float]:
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """One picture (C, S, S), the permutation (N,), and whether there was a lattice."""
         exact = self._exact(view, system, index, guess)
         hidden = system.hidden[index]
-        found = float(exact is not None) if hidden.any() else torch.nan
+        facts = {"lattice_found": float(exact is not None) if hidden.any() else torch.nan}
         patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
+        seen = dict.fromkeys(self.seen, torch.nan)
         if exact is not None:
-            patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
-            patches = _levelled(patches, exact.unmixed.frame.colours, view)
+            exact, order, seen = self._placed(view, index, exact, hidden)
+            patches = _levelled(exact.patches, exact.unmixed.frame.colours, view)
         if view.against == "input" and hidden.any():
             patches[hidden] = patches[hidden].mean(0)
         picture = to_images(patches, view.model.patch_size, len(view.pixels.mean))
-        return picture, order, found
+        return picture, order, facts | seen
+
+    def _placed(
+        self, view: AttackerView, index: int, exact: _Exact, hidden: Tensor
+    ) -> tuple[_Exact, Tensor, dict[str, float]]:
+        """The patches in their places, the permutation (N,) that they had, and what is `seen`."""
+        return *exact.placed(hidden, view.model.grid, view.model.patch_size), {}
 
     def _exact(
         self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
@@ -368,16 +377,19 @@ class PatchLattice(PixelLattice):
 
     Networks without a table of positions (RoPE, relative bias), and clients that keep its gradient,
     send sum_i g_i x_i^T and, as the gradient of the bias, sum_i g_i: what dL/dE_unk is to masked
-    patches. Their places are those where their borders fit.
+    patches. Their places are those where their borders fit, and then those that attention tells
+    (`equations.patch_order`), which `order_found` confirms.
     """
 
     tokens: bool = field(default=False, init=False)
     name: ClassVar[str] = "patch_lattice"
+    seen: ClassVar[tuple[str, ...]] = ("order_found",)
     traits: ClassVar[tuple[str, ...]] = ("8 bit", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """The gradient of the patch embedding, weight and bias."""
-        return (PATCH, PATCH_BIAS)
+        """The gradient of the patch embedding, weight and bias; for the order, that of the layer
+        behind block 0's attention."""
+        return (PATCH, PATCH_BIAS, f"{PROJ}.weight", f"{PROJ}.bias")
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the patches are no lattice in the upload, or None."""
@@ -400,6 +412,22 @@ class PatchLattice(PixelLattice):
         rows = total.new_zeros(*hidden.shape, total.shape[1])
         return PatchSystem(rows, total, hidden, gradient(view, update, PATCH_BIAS))
 
+    def _placed(
+        self, view: AttackerView, index: int, exact: _Exact, hidden: Tensor
+    ) -> tuple[_Exact, Tensor, dict[str, float]]:
+        """The same, where attention tells: tried again with patches that their borders improve."""
+        exact, order, _ = super()._placed(view, index, exact, hidden)
+        attention = PatchOrder.of(view, view.updates[0], index)
+        if attention is None:
+            return exact, order, {"order_found": 0.0}
+        for better in (exact, exact.continued()):
+            patches = normalised(better.patches, view.pixels, view.model.patch_size)
+            there, is_right = attention.found(patches)
+            if is_right:
+                there = there.cpu()
+                return better.standing(there), there.argsort()[order], {"order_found": 1.0}
+        return exact, order, {"order_found": 0.0}
+
 
 @dataclass(frozen=True)
 class _Exact:
@@ -409,17 +437,22 @@ class _Exact:
     patches: Tensor  # (N, p) in [0, 1], the masked ones in any order and perhaps outside
     members: Tensor  # (N,) see `lattice.unmixing.continued`
 
-    def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[Tensor, Tensor]:
-        """The patches (N, p) in their places, and the permutation (N,) that the masked ones had."""
+    def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[_Exact, Tensor]:
+        """The patches in the places that borders tell, and the permutation (N,) that they had."""
         pieces = self.patches[hidden].clamp(0, 1)
         order = solve(self.patches, hidden, pieces, grid=grid, patch_size=patch_size)
-        patches = torch.empty_like(self.patches)
-        patches[order.to(patches.device)] = self.patches
-        members = torch.empty_like(self.members)
-        members[order] = self.members
-        better = self.unmixed.continued(patches, members)
-        patches = torch.where(_possible(better).unsqueeze(1), better, patches)
-        return patches.clamp(0, 1), order
+        return self.standing(order.argsort()).continued(), order
+
+    def standing(self, there: Tensor) -> _Exact:
+        """At each place the patch `there` (N,)."""
+        patches, members = self.patches[there.to(self.patches.device)], self.members[there]
+        return replace(self, patches=patches, members=members)
+
+    def continued(self) -> _Exact:
+        """The patches in [0, 1], improved by what lies beside them."""
+        better = self.unmixed.continued(self.patches, self.members)
+        patches = torch.where(_possible(better).unsqueeze(1), better, self.patches)
+        return replace(self, patches=patches.clamp(0, 1))
 
 
 def _levelled(patches: Tensor, colours: Reals, view: AttackerView) -> Tensor:

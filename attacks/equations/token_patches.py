@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from attacks.equations import PATCH, PATCH_BIAS, QKV
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.patch_order import PatchOrder
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
 from attacks.equations.span import (
     Knowledge,
@@ -151,6 +152,7 @@ class StepTokens:
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
         self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
+        self.attention = PatchOrder.of(view, update, step)
         if model.unk_embed is not None and model.pos_embed is not None:
             table = model.pos_embed.detach()
             rows = patch_rows(model, table.view(1, *table.shape))[0]
@@ -371,6 +373,9 @@ class StepTokens:
         there = torch.empty_like(order)
         there[order] = torch.arange(self.count)
         there = there.to(patches.device)
+        if self.masked is None and self.attention is not None:
+            there = there[self.attention.found(patches[there])[0]]
+            order = there.argsort().to(order)
         moved = replace(found, token=token[there], hidden=hidden, order=order)
         return moved.with_patches(slice(None), patches[there], found.misfits[there])
 

@@ -1,0 +1,165 @@
+r"""Where the patches of a picture stand, as attention tells it where no table does.
+
+Networks with rotary positions or a relative bias embed a patch alike wherever it stands, and borders
+alone would tell their patches' order. But what attention adds up, o_t, depends on where all stand,
+and the gradient of the layer that it is handed to,
+
+    dL/dW_o = sum_t (dL/dr_t) o_t^T,
+
+has its rows in the span of the sums o_t of the right order. So of every order of known patches the
+network says, forward, what share of that gradient lies outside: about 1e-13 for the right one in
+float32, millions of times as much where two patches are exchanged. Exchanges that lessen it lead to
+the right order, from borders' guess in a few steps and often from none.
+
+A network that does not see the order leaves the share as it is; then borders have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.budget import spent
+from attacks.equations.layers import client_model
+from attacks.equations.patch_system import gradient
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.vit import input_of
+
+PROJ = "blocks.0.attn.proj"
+AT_ONCE = 32  # orders that the network sees together
+NOISE = 4.0  # times the share that gradients' noise is expected to leave outside that ends a search
+ROUNDED = 1e3
+"""Times the precision of the gradients, squared, that the right order leaves outside at most where
+they have no other noise."""
+RIDGE = 1e-12  # of the sums' mean square: sums of random weights are nearly the same
+PART = 6  # the share of patches that are moved where no exchange is better
+PATIENCE = 12  # times in a row that this may lead to no better order
+TRIALS = 15_000  # orders that are looked at, at most
+SEEN = 1.5  # times the least share of shifted pictures that another one has where order is seen
+
+
+@dataclass(frozen=True, eq=False)
+class PatchOrder:
+    """What the gradient behind block 0's attention says of the order of known patches."""
+
+    model: MJPVisionTransformer
+    rows: Tensor  # (T, D + 1), float64: the gradient's rows, turned, without its noise
+    enough: float  # the share that noise may leave outside of the right order's span
+
+    @classmethod
+    def of(cls, view: AttackerView, update: ClientUpdate, step: int) -> PatchOrder | None:
+        """By one step's gradient of the layer behind attention; None where there is none, or it
+        has too few columns."""
+        names = [f"{PROJ}.weight", f"{PROJ}.bias"]
+        if names[0] not in update.grads:
+            return None
+        sent = [gradient(view, update, name)[step] for name in names if name in update.grads]
+        sent = torch.cat([part.view(len(part), -1) for part in sent], 1)
+        tokens = view.model.tokens
+        if tokens >= min(sent.shape):
+            return None
+        s, vh = torch.linalg.svd(sent, full_matrices=False)[1:]
+        left = float(s[tokens:].square().mean()) * tokens * max(sent.shape[1] / len(sent), 1.0)
+        total = float(s.square().sum())
+        if not total:
+            return None
+        enough = max(NOISE * left / total, ROUNDED * torch.finfo(update.dtype).eps ** 2)
+        return cls(client_model(view, update), s[:tokens, None] * vh[:tokens], enough)
+
+    def outside(self, orders: Tensor) -> Tensor:
+        """What share of the gradient lies outside the span of the sums of pictures (m, N, p)."""
+        size = self.model.patch_size
+        like = self.model.like
+        x = torch.stack([to_images(one, size, 3) for one in orders]).to(like)
+        with torch.no_grad():
+            sums = input_of(self.model, self.model.get_submodule(PROJ), x).double()
+        if sums.shape[-1] < self.rows.shape[1]:
+            sums = torch.cat((sums, torch.ones_like(sums[..., :1])), 2)
+        inner = sums @ sums.mT
+        ridge = RIDGE * inner.diagonal(dim1=1, dim2=2).mean(1)
+        inner.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+        along = sums @ self.rows.mT
+        inside = (along * torch.linalg.solve(inner, along)).sum((1, 2))
+        return (1 - inside / self.rows.square().sum()).clamp_min(0)
+
+    def found(self, patches: Tensor) -> tuple[Tensor, bool]:
+        """Which of the normalised patches (N, p) stands at each place, (N,), and whether this is
+        the right order: it leaves outside what noise does, and others leave more."""
+        places = torch.arange(len(patches), device=patches.device)
+        search = _Search(self, patches, places, float(self.outside(patches[None])))
+        grid, sides = places.view(self.model.grid, -1), torch.arange(self.model.grid)
+        shifts = torch.cartesian_prod(sides, sides).tolist()
+        shifted = torch.stack([grid.roll(by, (0, 1)).flatten() for by in shifts])
+        if not self._sees(patches, shifted):
+            return places, False
+        search.tried(shifted)
+        generator = torch_generator("order of patches", len(patches))
+        search.exchange(generator)
+        search.move_some(generator)
+        return search.order, search.share <= self.enough
+
+    def _sees(self, patches: Tensor, orders: Tensor) -> bool:
+        """Whether the network sees the order of patches: orders (m, N) leave more outside than
+        noise does, and each another share."""
+        shares = torch.cat([self.outside(patches[some]) for some in orders.split(AT_ONCE)])
+        most, least = float(shares.max()), float(shares.min())
+        return most > SEEN * max(least, self.enough)
+
+
+@dataclass
+class _Search:
+    """The best order so far, and its share."""
+
+    said: PatchOrder
+    patches: Tensor  # (N, p)
+    order: Tensor  # (N,)
+    share: float
+    trials: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the order is not yet right, and there is time."""
+        return self.share > self.said.enough and self.trials < TRIALS and not spent()
+
+    def exchange(self, generator: torch.Generator) -> None:
+        """Exchange two patches as long as that lessens the share."""
+        pairs, better = torch.combinations(torch.arange(len(self.patches))), True
+        while better:
+            better = False
+            for some in pairs[torch.randperm(len(pairs), generator=generator)].split(AT_ONCE):
+                if not self.goes_on:
+                    return
+                trials = self.order.repeat(len(some), 1)
+                rows = torch.arange(len(some))[:, None]
+                trials[rows, some] = self.order[some.flip(1).to(self.order.device)]
+                better |= self.tried(trials)
+
+    def move_some(self, generator: torch.Generator) -> None:
+        """Leave an order in which no exchange is better: move some patches, exchange again, and
+        keep what is better."""
+        count, idle = len(self.patches), 0
+        while self.goes_on and idle < PATIENCE:
+            before = self.order, self.share
+            some = torch.randperm(count, generator=generator)[: max(3, count // PART)]
+            order = self.order.clone()
+            order[some] = order[some.roll(1)]
+            self.order, self.share = order, float(self.said.outside(self.patches[order][None]))
+            self.exchange(generator)
+            idle = 0 if self.share < before[1] else idle + 1
+            if idle:
+                self.order, self.share = before
+
+    def tried(self, trials: Tensor) -> bool:
+        """Whether one of other orders (m, N) is better; the best is taken."""
+        before = self.share
+        for some in trials.split(AT_ONCE):
+            shares = self.said.outside(self.patches[some])
+            self.trials += len(some)
+            if float(shares.min()) < self.share:
+                self.order, self.share = some[shares.argmin()], float(shares.min())
+        return self.share < before
