@@ -143,7 +143,7 @@ class Task:
             updates = self.client_updates(weights, clients, round)
             yield from zip(updates, map(self.examples, clients), strict=True)
             return
-        places = [place for number in clients for place in self._drawn(number, round)]
+        places = [place for number in clients for place in self.drawn(number, round)]
         trainer = FedSGDClient(self.with_weights(weights), client)
         mean = trainer.mean_gradient(self.inputs(places, client, round))
         yield ClientUpdate({name: g.unsqueeze(0) for name, g in mean.items()}), len(places)
@@ -161,12 +161,12 @@ class Task:
         together = max(IMAGES_TOGETHER // batch, 1)
         for start in range(0, len(clients), together):
             members = clients[start : start + together]
-            places = [place for client in members for place in self._drawn(client, round)]
+            places = [place for client in members for place in self.drawn(client, round)]
             inputs = self.steps(places, config.client, round)
             update = make_upload(model, inputs, config.client, round=round, seed=config.seed)
             yield from (update.part(slice(place, place + 1)) for place in range(len(members)))
 
-    def _drawn(self, client: int, round: int) -> list[int]:
+    def drawn(self, client: int, round: int) -> list[int]:
         """A client's images of a round; none occurs twice where the client has enough.
 
         With fresh partners a client goes through its images in epochs, batch by batch of an order

@@ -85,7 +85,7 @@ def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
         world.wait()
     except BaseException as error:
         _leave_the_others(world)
-        if _is_lost(error, world):
+        if is_lost(error, world):
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"Process {world.rank} of {world.size} waited for another one, which has ended or "
@@ -115,7 +115,7 @@ def _leave_the_others(world: World) -> None:
         leaving.join(LEAVE)
 
 
-def _is_lost(error: BaseException, world: World) -> bool:
+def is_lost(error: BaseException, world: World) -> bool:
     """Whether this is what a process gets that waits for one that has ended. Other errors of the
     libraries beneath, such as two processes on one GPU, are this process's own."""
     lost = any(sign in str(error) for sign in LOST)

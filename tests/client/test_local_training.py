@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +69,15 @@ def by_torch(client: int, batch: int, steps: int, make: Any) -> dict[str, Tensor
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
-    ("client", "make"),
-    [
-        ({"weight_decay": 0.05}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.05)),
-        (
-            {"momentum": 0.9, "weight_decay": 0.05},
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05),
-        ),
-        (
-            {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.05},
-            lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.05),
-        ),
-    ],
+    ("optimizer", "facts"),
+    [("sgd", {"lr": 0.1}), ("sgd", {"lr": 0.1, "momentum": 0.9}), ("adamw", {"lr": 0.01})],
 )
-def test_local_steps_are_those_of_torch(batch: int, client: dict[str, Any], make: Any) -> None:
-    update = uploaded(3, batch=batch, **client)
+def test_local_steps_are_those_of_torch(batch: int, optimizer: str, facts: Any) -> None:
+    facts = {**facts, "weight_decay": 0.05}
+    torchs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+    update = uploaded(3, batch=batch, optimizer=optimizer, **facts)
     for index in range(4 // batch):
-        for name, expected in by_torch(index, batch, 3, make).items():
+        for name, expected in by_torch(index, batch, 3, partial(torchs, **facts)).items():
             torch.testing.assert_close(update.grads[name][index], expected, rtol=1e-6, atol=1e-9)
     assert (update.steps, update.kind, update.batch) == (3, "weight_difference", batch)
 
@@ -158,45 +151,36 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         make_upload(MODEL, [one, wrong], client)
 
 
+# low-rank adapters --------------------------------------------------------------------------------
+
 LORA = "{rank: 3, targets: [qkv, proj], alpha: 6, spread: 0.2}"
 LAYERS = [f"blocks.{block}.attn.{layer}" for block in range(2) for layer in ("qkv", "proj")]
 FROZEN = "the client sends low-rank adapters (LoRA), and its own weights are frozen"
+TWO = ClientInput(some_images(2), some_labels(2), ("one", "two"))
 
 
-def two_images(count: int = 2) -> ClientInput:
-    ids = tuple(f"image {number}" for number in range(count))
-    return ClientInput(some_images(count), some_labels(count), ids)
-
-
-def adapted(line: str = LORA) -> tuple[LoadedModel, ClientConfig]:
-    client = ClientConfig(lora=line)
+def adapted(line: str = LORA, **changes: Any) -> tuple[LoadedModel, ClientConfig]:
+    client = ClientConfig(lora=line, **changes)
     assert client.adapters is not None
     return with_adapters(tiny_model(), client.adapters, seed=0), client
 
 
 def adapters_upload(line: str = LORA, **changes: Any) -> dict[str, Tensor]:
-    model, client = adapted(line)
-    client = ClientConfig(**{**vars(client), **changes})
-    steps = [two_images()] * client.steps
-    return dict(make_upload(model, steps, client).grads)
-
-
-def merged(model: LoadedModel) -> LoadedModel:
-    """The same network with W + 2 B A as its weights."""
-    plain, parameters = tiny_model(), dict(model.named_parameters())
-    with torch.no_grad():
-        for layer in LAYERS:
-            product = parameters[f"{layer}.lora_B.weight"] @ parameters[f"{layer}.lora_A.weight"]
-            plain.get_parameter(f"{layer}.weight").add_(2 * product)
-    return plain
+    model, client = adapted(line, **changes)
+    return dict(make_upload(model, [TWO] * client.steps, client).grads)
 
 
 def test_what_is_sent_is_what_the_whole_gradient_shows_through_the_adapter() -> None:
     """dL/dA = s B^T G and dL/dB = s G A^T, G the gradient of the weight as a plain client has
     it."""
     model, client = adapted()
-    sent = FedSGDClient(model, client).update(two_images()).grads
-    whole = FedSGDClient(merged(model)).update(two_images()).grads
+    sent, merged = FedSGDClient(model, client).update(TWO).grads, tiny_model()
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():  # the same network with W + 2 B A as its weights
+        for layer in LAYERS:
+            product = parameters[f"{layer}.lora_B.weight"] @ parameters[f"{layer}.lora_A.weight"]
+            merged.get_parameter(f"{layer}.weight").add_(2 * product)
+    whole = FedSGDClient(merged).update(TWO).grads
     for layer in LAYERS:
         first = model.get_parameter(f"{layer}.lora_A.weight")
         second = model.get_parameter(f"{layer}.lora_B.weight")

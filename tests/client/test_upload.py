@@ -25,6 +25,7 @@ from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
 
+DIFFERENCE: dict[str, Any] = {"upload": "weight_difference"}
 NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
 
 
@@ -46,27 +47,17 @@ def step_inputs(count: int) -> ClientInput:
 
 
 def test_cells_and_rows_say_what_the_client_did(images: Path, tmp_path: Path) -> None:
-    client = {
-        "plain_share": 0.25,
-        "positions": "sinusoidal",
-        "withhold": ["unk_embed"],
-        "upload": "weight_difference",
-        "weight_decay": 0.5,
-        "steps": 2,
-        "defenses": [{"gaussian_noise": 0.01}, "int8"],
-    }
-    attack(images, tmp_path, mjp("c", {"name": "grey"}, client=client))
+    client = DIFFERENCE | {"plain_share": 0.25, "positions": "sinusoidal", "steps": 2}
+    lists = {"withhold": ["unk_embed"], "defenses": [{"gaussian_noise": 0.01}, "int8"]}
+    attack(images, tmp_path, mjp("c", {"name": "grey"}, client=client | lists))
     (entry,) = cells(tmp_path)
     expected = client | {
         "withhold": "unk_embed, pos_embed",
         "defenses": "gaussian_noise 0.01 + int8",
-        "pseudo_gradient": "approximate",
-        "mask": "image",
-        "server_lr": 0.0,
-        "lr": 0.1,
+        **{"pseudo_gradient": "approximate", "mask": "image", "server_lr": 0.0, "lr": 0.1},
     }
-    assert {name: entry[name] for name in expected} == expected
     found = rows(tmp_path)
+    assert {name: entry[name] for name in expected} == expected
     assert {name: set(found[name]) for name in expected} == {k: {v} for k, v in expected.items()}
 
 
@@ -91,30 +82,28 @@ def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
 def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] | None) -> None:
     model = tiny_model(unknown_embedding=True)
     config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
-    whole = FedSGDClient(model).update(step_inputs(2), names=names).grads
-    less = FedSGDClient(model, config).update(step_inputs(2), names=names).grads
+    whole, less = (
+        FedSGDClient(model, client).update(step_inputs(2), names=names).grads
+        for client in (ClientConfig(), config)
+    )
     assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
     for name, gradient in less.items():
         torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-14)
 
 
 def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
-    model = tiny_model(unknown_embedding=True)
-    inputs = step_inputs(4)
+    model, inputs = tiny_model(unknown_embedding=True), step_inputs(4)
     clean = FedSGDClient(model).update(inputs, names=NAMES)
-    loud = noisy(clean, 0.5, inputs.image_ids, seed=0)
-    added = (loud.grads["pos_embed"] - clean.grads["pos_embed"]).flatten(1)
+    loud, again = (noisy(clean, 0.5, inputs.image_ids, seed=0).grads for _ in range(2))
     given = clean.grads["pos_embed"].flatten(1)
     rms = (given.square().sum(-1) / (given != 0).sum(-1)).sqrt()
-    assert (added.std(-1) / rms).tolist() == pytest.approx([0.5] * 4, rel=0.15)
-    assert not (loud.grads["pos_embed"] == 0).any()
-    assert all(loud.grads[n].equal(clean.grads[n]) for n in NAMES if n != "pos_embed")
-    assert loud.grads["pos_embed"].equal(
-        noisy(clean, 0.5, inputs.image_ids, seed=0).grads["pos_embed"]
-    )
+    added = (loud["pos_embed"].flatten(1) - given) / rms[:, None]
+    assert added.std(-1).tolist() == pytest.approx([0.5] * 4, rel=0.15)
+    assert not added[0].equal(added[1])
+    assert not (loud["pos_embed"] == 0).any()
+    assert all(loud[n].equal(clean.grads[n]) == (n != "pos_embed") for n in NAMES)
+    assert loud["pos_embed"].equal(again["pos_embed"])
     assert noisy(clean, 0.0, inputs.image_ids, seed=0) is clean
-    normal = (added / rms[:, None]).flatten()
-    assert not normal[: len(normal) // 4].equal(normal[len(normal) // 4 : len(normal) // 2])
 
 
 def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
@@ -204,11 +193,8 @@ def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Pa
         ({"server_lr": 1, "position_noise": 1}, "client.position_noise"),
         ({"steps": 2}, "client.steps"),
         ({"momentum": 0.9}, "client.momentum"),
-        (
-            {"upload": "weight_difference", "optimizer": "adamw", "momentum": 0.9},
-            "client.momentum",
-        ),
-        ({"upload": "weight_difference", "steps": 2, "server_lr": 0.1}, "client.steps"),
+        ({**DIFFERENCE, "optimizer": "adamw", "momentum": 0.9}, "client.momentum"),
+        ({**DIFFERENCE, "steps": 2, "server_lr": 0.1}, "client.steps"),
         ({"lora": {"rank": 2}, "position_noise": 0.1}, "client.position_noise"),
         ({"defenses": [{"dp_sdg": 0.5}]}, "dp_sgd"),
         ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd"),
@@ -230,34 +216,20 @@ def test_a_mistake_is_named(client: dict[str, Any], named: str) -> None:
 
 
 def test_a_field_enters_the_identity_where_it_is_not_at_its_default() -> None:
-    difference: dict[str, Any] = {"upload": "weight_difference"}
     changes: list[dict[str, Any]] = [
-        {},
-        {"plain_share": 0.5},
-        {"mask": "batch"},
-        {"augment": "flip"},
-        {"withhold": ["pos_embed"]},
-        {"positions": "sinusoidal"},
-        {"position_noise": 0.1},
-        {"server_lr": 0.1},
-        {"defenses": ["int8"]},
-        {"defenses": [{"top_k": 0.1}]},
-        {"defenses": [{"top_k": 0.1}, "int8"]},
-        difference,
-        {"lr": 0.2},
-        {"weight_decay": 0.1},
-        {**difference, "steps": 2},
-        {**difference, "optimizer": "adamw"},
-        {**difference, "momentum": 0.9},
+        *({}, DIFFERENCE, {"plain_share": 0.5}, {"mask": "batch"}, {"augment": "flip"}),
+        *({"withhold": ["pos_embed"]}, {"positions": "sinusoidal"}, {"position_noise": 0.1}),
+        *({"server_lr": 0.1}, {"lr": 0.2}, {"weight_decay": 0.1}, {"defenses": ["int8"]}),
+        *({"defenses": [{"top_k": 0.1}]}, {"defenses": [{"top_k": 0.1}, "int8"]}),
+        *(DIFFERENCE | one for one in ({"steps": 2}, {"optimizer": "adamw"}, {"momentum": 0.9})),
     ]
+    spelled = {"plain_share": 0, "mask": "image", "withhold": [], "server_lr": 0, "lr": 0.1}
+    spelled |= {"defenses": [], "steps": 1, "optimizer": "sgd", "momentum": 0}
     keys, ids = [], []
-    for change in changes:
-        experiment = load_experiment(mjp("c", {"name": "april"}, client=change))
+    for client in (*changes, spelled):
+        experiment = load_experiment(mjp("c", {"name": "april"}, client=client))
         (only,) = expand(experiment)
         keys.append(cell_key(only, experiment))
         ids.append(run_id(only, experiment, None, True))
     assert len(set(keys)) == len(set(ids)) == len(changes)
-    spelled = {"plain_share": 0, "mask": "image", "withhold": [], "server_lr": 0, "lr": 0.1}
-    spelled |= {"defenses": [], "steps": 1, "optimizer": "sgd", "momentum": 0}
-    experiment = load_experiment(mjp("c", {"name": "april"}, client=spelled))
-    assert cell_key(expand(experiment)[0], experiment) == keys[0]
+    assert keys[-1] == keys[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attacks import ATTACKS, find_attack
+from attacks import ATTACKS
 
 EXACT = 100.0
 TOLERANCE = 1.0  # dB
@@ -56,6 +56,12 @@ scores 11.9 dB."""
 LARGE_PATCHES = {"img_size": 40, "patch_size": 8, "embed_dim": 208, "depth": 1}
 """25 patches of 192 pixels, of which MJP masks six: enough pixels for the lattice."""
 MATCHING = {"steps": 100, "tv": 0.02, "decay": "cosine-decay", "step_size": 0.2}
+ONLY_UNMASKED: dict[str, Any] = {"plain": True, "nothing_under_mjp": True, "any_batch": True}
+EIGHT_BIT: dict[str, Any] = {
+    **{"mjp": EXACT, "plain": True, "any_batch": False, "eight_bit": True},
+    **{"model": LARGE_PATCHES, "images": 2},
+}
+OPTIMISED: dict[str, Any] = {"any_batch": True, "gamma": 0.5, "model": FOUR_PATCHES, "images": 1}
 
 LINES = (
     AttackTarget("april", ("pos_embed", QKV), {"engine": "batched"}, mjp=10.3, any_batch=False),
@@ -68,22 +74,8 @@ LINES = (
     ),
     AttackTarget("patch_gradient", ("pos_embed", PATCH), mjp=11.6, any_batch=True),
     AttackTarget("patch_prior", ("pos_embed", PATCH), STATIONARY, mjp=12.7, any_batch=True),
-    AttackTarget(
-        "plain_step",
-        ("pos_embed", PATCH),
-        {"uploads": 2},
-        plain=True,
-        nothing_under_mjp=True,
-        any_batch=True,
-    ),
-    AttackTarget(
-        "patch_jigsaw",
-        ("pos_embed", PATCH),
-        {"uploads": 2},
-        plain=True,
-        nothing_under_mjp=True,
-        any_batch=True,
-    ),
+    AttackTarget("plain_step", ("pos_embed", PATCH), {"uploads": 2}, **ONLY_UNMASKED),
+    AttackTarget("patch_jigsaw", ("pos_embed", PATCH), {"uploads": 2}, **ONLY_UNMASKED),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
     AttackTarget(
         "masked_span", ("pos_embed", PATCH, QKV, "unk_embed"), STATIONARY, mjp=15.0, any_batch=True
@@ -92,25 +84,15 @@ LINES = (
         "pixel_lattice",
         ("pos_embed", PATCH, QKV, "unk_embed"),
         STATIONARY,
-        mjp=EXACT,
-        plain=True,
         mjp_only=True,
-        any_batch=False,
-        eight_bit=True,
-        model=LARGE_PATCHES,
-        images=2,
+        **EIGHT_BIT,
     ),
     AttackTarget(
         "patch_lattice",
         (PATCH, "patch_embed.proj.bias"),
         STATIONARY,
-        mjp=EXACT,
-        plain=True,
         any_positions=True,
-        any_batch=False,
-        eight_bit=True,
-        model=LARGE_PATCHES,
-        images=2,
+        **EIGHT_BIT,
     ),
     AttackTarget(
         "token_peeling",
@@ -164,10 +146,7 @@ LINES = (
         unmasked=20.8,
         mjp=21.1,
         any_positions=True,
-        any_batch=True,
-        gamma=0.5,
-        model=FOUR_PATCHES,
-        images=1,
+        **OPTIMISED,
     ),
     AttackTarget(
         "april_optimization",
@@ -177,10 +156,7 @@ LINES = (
         shuffled=18.7,
         unmasked=24.1,
         mjp=24.5,
-        any_batch=True,
-        gamma=0.5,
-        model=FOUR_PATCHES,
-        images=1,
+        **OPTIMISED,
     ),
     AttackTarget(
         "gradvit",
@@ -194,29 +170,10 @@ LINES = (
         unmasked=17.3,
         mjp=17.2,
         any_positions=True,
-        any_batch=True,
-        gamma=0.5,
-        model=FOUR_PATCHES,
-        images=1,
+        **OPTIMISED,
     ),
 )
 
 
-def fault_of(target: AttackTarget) -> str:
-    """Why the attack of a target cannot be made; empty where it can."""
-    try:
-        find_attack(target.attack, target.options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def registered() -> list[AttackTarget]:
-    """The lines of registered attacks, and for those without one what holds by default."""
-    listed = [line for line in LINES if line.attack in ATTACKS]
-    named = {line.attack for line in listed}
-    return [*listed, *(AttackTarget(n, any_positions=None) for n in ATTACKS if n not in named)]
-
-
-TARGETS = [target for target in registered() if not fault_of(target)]
-"""Those that can be tested."""
+LISTED = {line.attack for line in LINES}
+TARGETS = (*LINES, *(AttackTarget(n, any_positions=None) for n in ATTACKS if n not in LISTED))

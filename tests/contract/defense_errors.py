@@ -7,7 +7,7 @@ safer than it is, because they trust an upload that they should weigh.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,25 +16,16 @@ from mjp_privacy.client.defenses.disturbance import Disturbed
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense
 from mjp_privacy.interfaces import Grads
 from tests.contract.defense_targets import ON_REAL_GRADIENTS
-from tests.contract.planted_uploads import PlantedUpload
+from tests.contract.planted_uploads import REAL_UPLOAD, PlantedUpload
 
 BOUND = 1.4
 """The error may be this many times the declared one. Of the defences here `sign` comes nearest,
 with 1.38 on the heavy-tailed upload, for it declares what normal entries would give; the others end
 at 1.13 or below. A declaration of half the size fails for each of them. On a trained ViT's gradient
 `defense_targets.ON_REAL_GRADIENTS` goes before it."""
-
 CHANCE = 4.0
 """Standard deviations by which the error of a tensor with few entries may exceed that by chance."""
-
 DRAWS = 32  # of a step's noise, whose mean is the gradient as it was clipped
-
-HOW_TO_DECLARE = (
-    "Attacks are told the declared size: with too small a one they trust the upload, and the "
-    "client looks safer than it is. Declare the standard deviation over the tensor's entries, from "
-    "the recipe and the sent tensors alone, in Disturbed.rounding if zero entries stay zero, else "
-    "in Disturbed.noise; name the parameter in Disturbed.unknown where neither tells it."
-)
 
 
 def deviation(error: Tensor) -> Tensor:
@@ -55,35 +46,27 @@ def allowance(entries: int, bound: float = BOUND) -> float:
     return bound * (1 + CHANCE / math.sqrt(2 * entries))
 
 
-def bound_of(name: str, upload: PlantedUpload) -> float:
-    """How many times what it declares the error of this defence may be on this upload."""
-    return ON_REAL_GRADIENTS.get(name, BOUND) if upload.real else BOUND
-
-
-# defences of a whole upload -----------------------------------------------------------------------
+def copied(sent: Grads) -> dict[str, Tensor]:
+    return {name: g.clone() for name, g in sent.items()}
 
 
 def complaints(defense: UploadDefense, upload: PlantedUpload) -> Iterator[str]:
     """A sentence for each tensor whose error is larger than declared."""
     altered = defense.apply(copied(upload.sent), upload.draws())
-    bound = bound_of(defense.name, upload)
+    bound = ON_REAL_GRADIENTS.get(defense.name, BOUND) if upload is REAL_UPLOAD else BOUND
     for name, before in upload.sent.items():
         errors, sizes = deviation(altered.sent[name] - before), declared(altered, name)
         unknown = altered.unknown.get(name, torch.zeros(len(errors), dtype=torch.bool))
-        where = f"{defense.name} on {name} of the {upload}"
-        for client in (~unknown).nonzero().flatten().tolist():
-            error, size = float(errors[client]), float(sizes[client])
-            if error > 0 and size == 0:
-                yield f"{where} changes it by {error:.3g} and declares no error."
-            elif error > size * allowance(before[0].numel(), bound):
+        allowed = allowance(before[0].numel(), bound)
+        for error, size in zip(errors[~unknown], sizes[~unknown], strict=True):
+            if error > size * allowed:
                 yield (
-                    f"{where} makes an error of {error:.3g} and declares {size:.3g}: expected at "
-                    f"least {error / bound:.3g}."
+                    f"{defense.name} on {name} of the {upload} makes an error of {error:.3g} and "
+                    f"declares {size:.3g}: expected at least {error / bound:.3g}. Declare the "
+                    "standard deviation over the tensor's entries, from the recipe and the sent "
+                    "tensors alone, in Disturbed.rounding if zero entries stay zero, else in "
+                    "Disturbed.noise; name it in Disturbed.unknown where neither tells it."
                 )
-
-
-def copied(sent: Grads) -> dict[str, Tensor]:
-    return {name: g.clone() for name, g in sent.items()}
 
 
 def upload_with_the_same_result(
@@ -109,9 +92,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().amax()) <= 8 * torch.finfo(one.dtype).eps * size
 
 
-# defences inside a step of training ---------------------------------------------------------------
-
-
 def step_complaints(defense: StepDefense, upload: PlantedUpload, batch: int) -> Iterator[str]:
     """A sentence for each way in which a step is changed by more than is declared.
 
@@ -119,31 +99,21 @@ def step_complaints(defense: StepDefense, upload: PlantedUpload, batch: int) -> 
     """
     sent = upload.sent
     examples = {n: torch.stack([g.roll(b, 0) for b in range(batch)], 1) for n, g in sent.items()}
-    size = defense.deviation(batch)
     steps = [defense.step_gradient(copied(examples), upload.draws(seed)) for seed in range(DRAWS)]
     flat = torch.stack([torch.cat([g.double().flatten(1) for g in s.values()], 1) for s in steps])
-    where = f"{defense.name} with {batch} example(s) a step on the {upload}"
+    allowed, rounding = allowance(flat[0].numel()), 1e-5 * float(flat.abs().amax())
     noise = float(flat.std(0).square().mean().sqrt())
-    if noise > size * allowance(flat[0].numel()) + _rounding(flat):
-        yield (
-            f"{where} adds noise of {noise:.3g} and its deviation({batch}) declares {size:.3g}. "
-            "Return the standard deviation of the noise on an entry of the step's gradient."
-        )
-    left = _beside_the_examples(flat.mean(0), examples)
-    if left > noise / math.sqrt(DRAWS) * allowance(flat[0].numel()) + _rounding(flat):
+    where = f"{defense.name} with {batch} example(s) a step on the {upload}"
+    if noise > (size := defense.deviation(batch)) * allowed + rounding:
+        yield f"{where} adds noise of {noise:.3g} and its deviation({batch}) declares {size:.3g}."
+    # what no combination of a step's examples explains
+    basis = torch.cat([g.double().flatten(2) for g in examples.values()], 2).mT  # (n, entries, B)
+    mean = flat.mean(0).unsqueeze(2)
+    factors = torch.linalg.lstsq(basis, mean, driver="gelsd").solution
+    left = float((mean - basis @ factors).square().mean().sqrt())
+    if left > noise / math.sqrt(DRAWS) * allowed + rounding:
         yield (
             f"{where} changes the gradient by {left:.3g} beside its noise. Expected the mean of "
             "the examples, each times a factor, for that is what attacks are told of; what else "
             "changes an upload is an UploadDefense, which declares its error."
         )
-
-
-def _rounding(flat: Tensor) -> float:
-    return 1e-5 * float(flat.abs().amax())
-
-
-def _beside_the_examples(mean: Tensor, examples: Mapping[str, Tensor]) -> float:
-    """Root mean square of what no combination of a step's examples explains."""
-    basis = torch.cat([g.double().flatten(2) for g in examples.values()], 2).mT  # (n, entries, B)
-    factors = torch.linalg.lstsq(basis, mean.unsqueeze(2), driver="gelsd").solution
-    return float((mean.unsqueeze(2) - basis @ factors).square().mean().sqrt())

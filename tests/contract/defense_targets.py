@@ -8,58 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from mjp_privacy.client.defenses.registry import DEFENSES, defense_class, defense_of
+from mjp_privacy.client.defenses.registry import DEFENSES, defense_class
 
-LINES = (
-    "gaussian_noise 0.1",
-    "gaussian_noise 2",
-    "dp_sgd 0.5",
-    "dp_sgd 0",
-    "dp_sgd 2 clip 0.1",
-    "top_k 0.1",
-    "top_k 0.5",
-    "prune 0.1",
-    "prune 0.5",
-    "float16",
-    "int8",
-    "sign",
-    "percentile_privacy 10",
-    "percentile_privacy 10 gamma 2",
-    "percentile_privacy 50 gamma 0.3",
+LISTED = (
+    *("gaussian_noise 0.1", "gaussian_noise 2", "dp_sgd 0.5", "dp_sgd 0", "dp_sgd 2 clip 0.1"),
+    *("top_k 0.1", "top_k 0.5", "prune 0.1", "prune 0.5", "float16", "int8", "sign"),
+    *("percentile_privacy 10", "percentile_privacy 10 gamma 2", "percentile_privacy 50 gamma 0.3"),
     "percentile_privacy 10 gamma 8",
 )
-
 ON_REAL_GRADIENTS = {"sign": 5.1}
 """Defences whose error on the trained ViT's gradient is more than `BOUND` times what they declare,
 and how many times it is: what they reach, not what would be right. `sign` declares what normal
 entries would give, and a trained network's tensors have longer tails. Its declaration stays, for
 published rows rest on it (results/defenses). No other defence belongs here."""
 
-ANY_VALUE = 0.5
-
-
-def registered() -> list[str]:
-    """The lines of registered defences, and for those without one what is tested by default."""
-    listed = [line for line in LINES if line.split()[0] in DEFENSES]
-    named = {line.split()[0] for line in listed}
-    return [*listed, *(default_line(name) for name in DEFENSES if name not in named)]
-
 
 def default_line(name: str) -> str:
     """The line of a defence for which none is listed: `yours`, or `yours 0.5`."""
-    try:
-        plugin = defense_class(name)
-    except Exception:  # `fault_of` says it
-        return name
+    plugin = defense_class(name)
     main = next((f for f in dataclasses.fields(plugin) if f.name == plugin.main), None)
     needs_value = main is not None and main.default is dataclasses.MISSING
-    return f"{name} {ANY_VALUE}" if needs_value else name
+    return f"{name} 0.5" if needs_value else name
 
 
-def fault_of(line: str) -> str:
-    """Why the defence of a line cannot be made; empty where it can."""
-    try:
-        defense_of(line)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+NAMED = {line.split()[0] for line in LISTED}
+LINES = (*LISTED, *(default_line(name) for name in DEFENSES if name not in NAMED))

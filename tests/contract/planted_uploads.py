@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,34 +29,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "head.bias": (10,),
 }
 MASKED_ROWS = slice(10, 28)
-
-REAL_MODEL, REAL_SIZE = "cifar_vit_mjp", 56
 REAL = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.3.mlp.fc1.weight", "head.bias")
-
-
-@dataclass(frozen=True, eq=False)  # hashable by identity
-class PlantedUpload:
-    """What three clients would send without a defence: (3, *shape) by parameter name."""
-
-    name: str
-    make: Callable[[], dict[str, Tensor]]
-    steps: int = 1  # local steps behind a weight difference
-    real: bool = False  # of a trained network
-
-    def __str__(self) -> str:
-        return self.name
-
-    @cached_property
-    def sent(self) -> dict[str, Tensor]:
-        """The tensors, made when a test first asks for them."""
-        return self.make()
-
-    def draws(self, seed: int = 0) -> Draws:
-        """The random numbers that a defence may use."""
-        ids = [f"image {place}" for place in range(CLIENTS)]
-        return Draws(seed, ids, round=2, purpose="contract", steps=self.steps)
-
-
 Drawing = Callable[[torch.Generator, tuple[int, ...]], Tensor]
 
 
@@ -75,59 +48,65 @@ def heavy_tailed(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
     return -first.clamp_min(1e-12).log() * torch.where(second < 0.5, -1.0, 1.0)
 
 
-def _upload(
-    name: str,
-    draw: Drawing = normal,
-    scale: float = 1.0,
-    dtype: torch.dtype = torch.float64,
-    *,
-    uneven: float = 0.0,
-    masked: bool = False,
-    steps: int = 1,
-) -> PlantedUpload:
-    """uneven: each tensor is e^uneven times larger or smaller than the one before, in turn."""
-    make = partial(_tensors, name, draw, scale, dtype, uneven, masked)
-    return PlantedUpload(name, make, steps)
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class PlantedUpload:
+    """What three clients would send without a defence: (3, *shape) by parameter name."""
+
+    name: str
+    draw: Drawing | None = normal  # None: gradients of a trained network
+    scale: float = 1.0
+    dtype: torch.dtype = torch.float64
+    uneven: float = 0.0
+    """Each tensor is e^uneven times larger or smaller than the one before, in turn."""
+    masked: bool = False
+    steps: int = 1  # local steps behind a weight difference
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def sent(self) -> dict[str, Tensor]:
+        """The tensors, made when a test first asks for them."""
+        if self.draw is None:
+            return gradients_of_a_trained_vit()
+        generator, sent = torch_generator("planted upload", self.name), {}
+        for place, (parameter, shape) in enumerate(SHAPES.items()):
+            factor = self.scale * torch.tensor(self.uneven * (place % 3 - 1)).exp()
+            sent[parameter] = (factor * self.draw(generator, (CLIENTS, *shape))).to(self.dtype)
+        if self.masked:
+            sent["pos_embed"][:, :, MASKED_ROWS] = 0
+        return sent
+
+    def draws(self, seed: int = 0) -> Draws:
+        """The random numbers that a defence may use."""
+        ids = [f"image {place}" for place in range(CLIENTS)]
+        return Draws(seed, ids, round=2, purpose="contract", steps=self.steps)
 
 
-def _tensors(
-    name: str, draw: Drawing, scale: float, dtype: torch.dtype, uneven: float, masked: bool
-) -> dict[str, Tensor]:
-    generator = torch_generator("planted upload", name)
-    sent = {}
-    for place, (parameter, shape) in enumerate(SHAPES.items()):
-        factor = scale * torch.tensor(uneven * (place % 3 - 1)).exp()
-        sent[parameter] = (factor * draw(generator, (CLIENTS, *shape))).to(dtype)
-    if masked:
-        sent["pos_embed"][:, :, MASKED_ROWS] = 0
-    return sent
-
-
-def _real_tensors() -> dict[str, Tensor]:
-    """Gradients of a packaged MJP model on three photographs, of which MJP masked 18 patches."""
-    loaded = load_images("embedded", size=REAL_SIZE, limit=CLIENTS)
+def gradients_of_a_trained_vit() -> dict[str, Tensor]:
+    """Of a packaged MJP model on three photographs, of which MJP masked 18 patches."""
     mask = torch.zeros(CLIENTS, 64, dtype=torch.bool)
     mask[:, MASKED_ROWS] = True
     names = [f"image {place}" for place in range(CLIENTS)]
-    images = torch.stack([image for image, *_ in loaded])
+    images = torch.stack([image for image, *_ in load_images("embedded", size=56, limit=CLIENTS)])
     inputs = ClientInput(images, torch.tensor([1, 4, 7]), names, mask)
-    return dict(make_upload(load_model(REAL_MODEL), [inputs], ClientConfig(), names=REAL).grads)
+    model = load_model("cifar_vit_mjp")
+    return dict(make_upload(model, [inputs], ClientConfig(), names=REAL).grads)
 
 
-@cache
-def planted_uploads() -> tuple[PlantedUpload, ...]:
-    """Every kind of upload that the contract asks about."""
-    return (
-        _upload("normal gradient"),
-        _upload("float32 gradient", dtype=torch.float32),
-        _upload("small gradient", scale=1e-3),
-        _upload("large gradient", scale=30.0),
-        _upload("gradient of even sizes", uniform),
-        _upload("heavy-tailed gradient", heavy_tailed),
-        _upload("gradient whose tensors differ in scale", uneven=1.5),
-        _upload("gradient with masked rows", masked=True),
-        _upload("gradient that is zero", scale=0.0),
-        _upload("weight difference of five steps", scale=0.05, dtype=torch.float32, steps=5),
-        _upload("heavy-tailed weight difference", heavy_tailed, scale=0.02, steps=3),
-        PlantedUpload("gradient of a trained ViT", _real_tensors, real=True),
-    )
+REAL_UPLOAD = PlantedUpload("gradient of a trained ViT", draw=None)
+PLANTED = (
+    PlantedUpload("normal gradient"),
+    PlantedUpload("float32 gradient", dtype=torch.float32),
+    PlantedUpload("small gradient", scale=1e-3),
+    PlantedUpload("large gradient", scale=30.0),
+    PlantedUpload("gradient of even sizes", uniform),
+    PlantedUpload("heavy-tailed gradient", heavy_tailed),
+    PlantedUpload("gradient whose tensors differ in scale", uneven=1.5),
+    PlantedUpload("gradient with masked rows", masked=True),
+    PlantedUpload("gradient that is zero", scale=0.0),
+    PlantedUpload("weight difference of five steps", scale=0.05, dtype=torch.float32, steps=5),
+    PlantedUpload("heavy-tailed weight difference", heavy_tailed, scale=0.02, steps=3),
+    REAL_UPLOAD,
+)
+"""Every kind of upload that the contract asks about."""

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
 from mjp_privacy.client.defenses.registry import (
@@ -22,140 +25,60 @@ from mjp_privacy.client.defenses.registry import (
     text_of,
 )
 from mjp_privacy.interfaces import Grads
-from tests.contract import defense_errors, defense_targets
 from tests.contract.defense_errors import (
-    HOW_TO_DECLARE,
     complaints,
     copied,
     declared,
     deviation,
     step_complaints,
+    upload_with_the_same_result,
 )
-from tests.contract.planted_uploads import CLIENTS, PlantedUpload, planted_uploads
-from tests.contract.registered import files_of, unregistered
+from tests.contract.defense_targets import LINES, NAMED, ON_REAL_GRADIENTS
+from tests.contract.planted_uploads import CLIENTS, PLANTED, REAL_UPLOAD, PlantedUpload
+from tests.contract.registered import unregistered
 
-ROOM = "mjp_privacy.client.defenses"
-LINES = [line for line in defense_targets.registered() if not defense_targets.fault_of(line)]
 WHOLE = [line for line in LINES if isinstance(defense_of(line), UploadDefense)]
 STEPS = [line for line in LINES if isinstance(defense_of(line), StepDefense)]
-
-SHOWN = 3  # sentences of a failure
-
 each_line = pytest.mark.parametrize("line", LINES)
 each_whole = pytest.mark.parametrize("line", WHOLE)
-each_upload = pytest.mark.parametrize("upload", planted_uploads(), ids=str)
+each_upload = pytest.mark.parametrize("upload", PLANTED, ids=str)
 
 
-def applied(line: str, upload: PlantedUpload, seed: int = 0) -> Disturbed:
+def applied(line: str, upload: PlantedUpload) -> Disturbed:
     defense = defense_of(line)
     assert isinstance(defense, UploadDefense)
-    return defense.apply(copied(upload.sent), upload.draws(seed))
-
-
-# the steps of adding one --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", defense_targets.registered())
-def test_a_registered_defense_can_be_made(line: str) -> None:
-    if fault := defense_targets.fault_of(line):
-        listed = line in defense_targets.LINES
-        pytest.fail(
-            f"{fault} (It is registered in mjp_privacy/client/defenses/registry.py, and "
-            f"tests/contract/defense_targets.py {'has' if listed else 'has no line for it but'} "
-            f"{line!r}; a line there says with which options it is tested.)",
-            pytrace=False,
-        )
-
-
-@pytest.mark.parametrize("line", defense_targets.LINES)
-def test_a_line_is_of_a_registered_defense(line: str) -> None:
-    if line.split()[0] not in DEFENSES:
-        pytest.fail(
-            f"tests/contract/defense_targets.py has the line {line!r}, but no defence of this name "
-            "is registered. Register it in mjp_privacy/client/defenses/registry.py, or take the "
-            "line out.",
-            pytrace=False,
-        )
-
-
-@pytest.mark.parametrize("file", [file for file in files_of(ROOM) if file != "registry"])
-def test_a_defense_in_a_file_is_registered(file: str) -> None:
-    for members in (("apply", "main"), ("step_gradient", "main")):
-        for place in unregistered(ROOM, file, DEFENSES.values(), members):
-            line = f'_defense("{file}", "{place.removeprefix(ROOM + ".")}")'
-            pytest.fail(
-                f"{place} is registered nowhere. Add `{line}` to "
-                "mjp_privacy/client/defenses/registry.py.",
-                pytrace=False,
-            )
+    return defense.apply(copied(upload.sent), upload.draws())
 
 
 # what it is ---------------------------------------------------------------------------------------
 
 
+def test_lines_are_of_registered_defenses_and_none_is_forgotten() -> None:
+    assert set(DEFENSES) >= NAMED
+    room, members = "mjp_privacy.client.defenses", (("apply", "main"), ("step_gradient", "main"))
+    assert not unregistered(room, DEFENSES.values(), members), "register it in registry.py"
+
+
 @each_line
-def test_it_is_a_frozen_dataclass_with_a_line_for_people(line: str) -> None:
-    plugin = defense_class(line.split()[0])
+def test_it_is_a_frozen_dataclass_that_comes_back_from_its_one_line(line: str) -> None:
+    plugin, defense = defense_class(line.split()[0]), defense_of(line)
     assert plugin.__dataclass_params__.frozen, f"{plugin}: expected @dataclass(frozen=True)"
     generated = f"{plugin.__name__}("  # how the docstring begins that dataclass writes itself
-    assert not (plugin.__doc__ or generated).startswith(generated), (
-        f"{plugin}: expected a docstring; `mjp list defenses` shows its first line"
-    )
-
-
-@each_line
-def test_its_options_come_back_from_its_one_line(line: str) -> None:
-    defense = defense_of(line)
+    assert not (plugin.__doc__ or generated).startswith(generated), f"{plugin}: needs a docstring"
     assert defense_of(text_of(defense)) == defense
-    options = {f.name: getattr(defense, f.name) for f in dataclasses.fields(defense)}
+    options = {f.name: getattr(defense, f.name) for f in dataclasses.fields(plugin)}
     assert canonical({defense.name: options}) == text_of(defense)
 
 
-# what it declares ---------------------------------------------------------------------------------
+# what it sends ------------------------------------------------------------------------------------
 
 
 @each_whole
 @each_upload
-def test_it_declares_the_error_that_it_makes(line: str, upload: PlantedUpload) -> None:
-    defense = defense_of(line)
-    assert isinstance(defense, UploadDefense)
-    if sentences := list(complaints(defense, upload)):
-        pytest.fail("\n".join([*sentences[:SHOWN], HOW_TO_DECLARE]), pytrace=False)
-
-
-@pytest.mark.parametrize("name", defense_targets.ON_REAL_GRADIENTS)
-def test_a_wider_bound_on_real_gradients_is_what_the_defence_reaches(name: str) -> None:
-    (upload,) = (upload for upload in planted_uploads() if upload.real)
-    altered = applied(name, upload)
-    made = {n: deviation(altered.sent[n] - before) for n, before in upload.sent.items()}
-    times = max(float((error / declared(altered, n)).max()) for n, error in made.items())
-    bound = defense_targets.ON_REAL_GRADIENTS[name]
-    assert 0.97 * bound < times <= bound, f"{name}: {times:.2f}"
-
-
-@each_whole
-@each_upload
-def test_it_declares_only_what_recipe_and_upload_tell(line: str, upload: PlantedUpload) -> None:
-    """Another upload from which the same tensors are sent has the same declared error."""
-    altered, defense = applied(line, upload), defense_of(line)
-    assert isinstance(defense, UploadDefense)
-    again = defense_errors.upload_with_the_same_result(defense, upload, altered)
-    if again is None:
-        pytest.skip("no other upload was found from which it sends the same tensors")
-    for name in upload.sent:
-        one, other = declared(altered, name), declared(again, name)
-        assert torch.allclose(one, other, rtol=1e-3), (
-            f"{line}: from two uploads it sends the same {name}, and declares {one.tolist()} for "
-            f"the one and {other.tolist()} for the other. Compute the size from the sent tensors "
-            "and the options alone: attacks are told it, and must learn nothing else from it."
-        )
-
-
-@each_whole
-@each_upload
-def test_it_keeps_names_shapes_and_precision(line: str, upload: PlantedUpload) -> None:
-    given = copied(upload.sent)
-    defense = defense_of(line)
+def test_it_keeps_names_shapes_precision_and_zeros(line: str, upload: PlantedUpload) -> None:
+    """Where zero entries do not stay zero, attacks look for masked rows in vain: such an error
+    belongs into Disturbed.noise."""
+    given, defense = copied(upload.sent), defense_of(line)
     assert isinstance(defense, UploadDefense)
     altered = defense.apply(given, upload.draws())
     assert list(altered.sent) == list(upload.sent)
@@ -164,6 +87,7 @@ def test_it_keeps_names_shapes_and_precision(line: str, upload: PlantedUpload) -
         after = altered.sent[name]
         assert (after.shape, after.dtype) == (before.shape, before.dtype), name
         assert after.isfinite().all(), name
+        assert name in altered.noise or (after[before == 0] == 0).all(), name
     for sizes in (altered.noise, altered.rounding):
         assert sizes.keys() <= upload.sent.keys()
         for name, size in sizes.items():
@@ -171,46 +95,53 @@ def test_it_keeps_names_shapes_and_precision(line: str, upload: PlantedUpload) -
             assert (size.isfinite() & (size >= 0)).all(), name
 
 
-@each_whole
-@each_upload
-def test_zero_entries_stay_zero_if_it_declares_rounding_alone(
-    line: str, upload: PlantedUpload
-) -> None:
-    altered = applied(line, upload)
-    for name, before in upload.sent.items():
-        if name not in altered.noise:
-            assert (altered.sent[name][before == 0] == 0).all(), (
-                f"{line}: zero entries of {name} do not stay zero, so attacks look for masked rows "
-                "in vain. Declare its error in Disturbed.noise."
-            )
-
-
 @each_line
 def test_its_draws_are_its_only_chance_and_steps_are_independent(line: str) -> None:
-    upload = planted_uploads()[0]
-    state = torch.get_rng_state()
-    whole = _sent(line, upload.sent, upload.draws())
-    again = _sent(line, upload.sent, upload.draws())
+    upload = PLANTED[0]
+    draws, state = upload.draws(), torch.get_rng_state()
+    whole, again = (everything(line, upload.sent, draws) for _ in range(2))
     assert all(again[name].equal(tensor) for name, tensor in whole.items())
     assert torch.get_rng_state().equal(state), f"{line} draws from torch's global generator"
-    draws = upload.draws()
     second = replace(draws, first_ids=draws.first_ids[1:2])
-    alone = _sent(line, {name: g[1:2] for name, g in upload.sent.items()}, second)
+    alone = everything(line, {name: g[1:2] for name, g in upload.sent.items()}, second)
     for name, tensor in whole.items():
-        torch.testing.assert_close(
-            alone[name],
-            tensor[1:2],
-            msg=f"{line}: {name} of one client depends on the other clients of the block",
-        )
+        torch.testing.assert_close(alone[name], tensor[1:2], msg=f"{line}, {name}: other clients")
 
 
-def _sent(line: str, grads: Grads, draws: Draws) -> dict[str, torch.Tensor]:
+def everything(line: str, grads: Grads, draws: Draws) -> dict[str, Tensor]:
     """What is sent, and what is declared, by name; a step's examples are one for each client."""
     defense = defense_of(line)
     if isinstance(defense, StepDefense):
         return defense.step_gradient({n: g.unsqueeze(1) for n, g in grads.items()}, draws)
     altered = defense.apply(copied(grads), draws)
     return altered.sent | {f"size of {name}": declared(altered, name) for name in grads}
+
+
+# what it declares ---------------------------------------------------------------------------------
+
+
+@each_whole
+@each_upload
+def test_it_declares_the_error_that_it_makes(line: str, upload: PlantedUpload) -> None:
+    """And only what recipe and upload tell: another upload from which the same tensors are sent has
+    the same declared error, for attacks are told it and must learn nothing else from it."""
+    defense = defense_of(line)
+    assert isinstance(defense, UploadDefense)
+    if sentences := list(complaints(defense, upload)):
+        pytest.fail("\n".join(sentences[:3]), pytrace=False)
+    altered = applied(line, upload)
+    again = upload_with_the_same_result(defense, upload, altered)
+    for name in upload.sent if again is not None else ():
+        assert torch.allclose(declared(altered, name), declared(again, name), rtol=1e-3), name
+
+
+@pytest.mark.parametrize("name", ON_REAL_GRADIENTS)
+def test_a_wider_bound_on_real_gradients_is_what_the_defence_reaches(name: str) -> None:
+    altered = applied(name, REAL_UPLOAD)
+    made = {n: deviation(altered.sent[n] - before) for n, before in REAL_UPLOAD.sent.items()}
+    times = max(float((error / declared(altered, n)).max()) for n, error in made.items())
+    bound = ON_REAL_GRADIENTS[name]
+    assert 0.97 * bound < times <= bound, f"{name}: {times:.2f}"
 
 
 @pytest.mark.parametrize("line", STEPS)
@@ -223,3 +154,88 @@ def test_a_step_is_a_mean_of_examples_and_the_declared_noise(
     assert isinstance(defense, StepDefense)
     if sentences := list(step_complaints(defense, upload, batch)):
         pytest.fail("\n".join(sentences), pytrace=False)
+
+
+# the contract itself, tried on defences that break it ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class Careless:
+    """Another defence, of whose error it declares only a share."""
+
+    defense: Any
+    share: float
+    name: ClassVar[str] = "careless"
+    main: ClassVar[str | None] = None
+
+    def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        altered = self.defense.apply(sent, draws)
+        less = [
+            {name: self.share * size for name, size in sizes.items()}
+            for sizes in (altered.noise, altered.rounding)
+        ]
+        unknown = altered.unknown if self.share else {}
+        return Disturbed(altered.sent, *less, unknown)
+
+
+@dataclass(frozen=True)
+class CarelessStep:
+    """The same of a step, which takes the larger half of each example alone where `trims`."""
+
+    defense: Any
+    share: float = 0.0
+    trims: bool = False
+    name: ClassVar[str] = "careless step"
+    main: ClassVar[str | None] = None
+
+    def step_gradient(self, examples: Grads, draws: Draws) -> dict[str, Tensor]:
+        if self.trims:
+            return {n: torch.where(g.abs() < 0.5, 0.0, g).mean(1) for n, g in examples.items()}
+        return self.defense.step_gradient(examples, draws)  # type: ignore[no-any-return]
+
+    def deviation(self, batch: int) -> float:
+        return self.share * float(self.defense.deviation(batch))
+
+
+def every_complaint(line: str, share: float) -> Iterator[str]:
+    for upload in PLANTED:
+        if line in STEPS:
+            yield from step_complaints(CarelessStep(defense_of(line), share), upload, 1)
+        else:
+            yield from complaints(Careless(defense_of(line), share), upload)
+
+
+@each_whole
+def test_silence_is_found(line: str) -> None:
+    assert any(every_complaint(line, 0.0))
+
+
+@pytest.mark.nightly
+@each_line
+def test_half_of_the_error_is_too_little(line: str) -> None:
+    """The bound is as tight as it can be: of no defence may half of what it declares pass."""
+    if not any(every_complaint(line, 1e-9)):
+        pytest.skip("it adds no noise, or says of every tensor that its error is not known")
+    assert any(every_complaint(line, 0.5)), f"{line} declares far more than the error it makes"
+
+
+def test_a_size_from_the_private_gradient_is_found() -> None:
+    class Peeking:
+        name: ClassVar[str] = "peeking"
+        main: ClassVar[str | None] = None
+
+        def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+            altered = defense_of("gaussian_noise 0.3").apply(sent, draws)  # type: ignore[union-attr]
+            return replace(altered, noise={n: deviation(g) for n, g in sent.items()})
+
+    altered = Peeking().apply(copied(PLANTED[0].sent), PLANTED[0].draws())
+    again = upload_with_the_same_result(Peeking(), PLANTED[0], altered)
+    assert again is not None
+    one, other = declared(altered, "pos_embed"), declared(again, "pos_embed")
+    assert not torch.allclose(one, other, rtol=0.05)
+
+
+def test_a_step_that_does_more_than_scale_its_examples_is_found() -> None:
+    careless = CarelessStep(defense_of("dp_sgd 0"), trims=True)
+    (sentence,) = step_complaints(careless, PLANTED[0], 2)
+    assert "UploadDefense" in sentence

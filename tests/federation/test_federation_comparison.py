@@ -16,9 +16,10 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.comparison import defence_text, leakage_table, wilson, worst_case
+from mjp_privacy.federation.comparison import defence_text, leakage_table, worst_case
 from mjp_privacy.federation.config import load_federation, plain
-from mjp_privacy.report.lines import image_frame
+from mjp_privacy.metrics.statistics import wilson
+from mjp_privacy.report.lines import Line, image_frame
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
 
@@ -38,11 +39,16 @@ def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("federations")
     data = str(images(root / "data"))
     for name, changes in (("plain", {}), ("mjp", {"model": MJP, "gamma": 0.5})):
-        config = content(name=name, attacks=ATTACKS, **changes)
-        write_json(root / f"{name}.yaml", config)  # JSON is YAML
-        argv = [str(root / f"{name}.yaml"), "--data", data, "--val", data]
+        write_json(root / f"{name}.yaml", content(name=name, attacks=ATTACKS, **changes))
+        argv = [str(root / f"{name}.yaml"), "--data", data, "--val", data]  # JSON is YAML
         assert main(["federate", *argv, "--out", str(root / name), "--device", "cpu"]) == 0
     return [root / "plain", root / "mjp"]
+
+
+@pytest.fixture(scope="module")
+def lines(federations: list[Path]) -> dict[str, Line]:
+    """The plain federation's lines by attack."""
+    return {line.attack: line for line in load_runs([federations[0] / "attack"]).lines}
 
 
 def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> None:
@@ -63,15 +69,6 @@ def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> No
     assert (plain.floor < 15).all()
 
 
-def test_an_image_that_no_attack_reaches_counts_as_grey(federations: list[Path]) -> None:
-    lines = [
-        line for line in load_runs([federations[0] / "attack"]).lines if line.attack in ("grey",)
-    ]
-    found = worst_case(lines, "1 upload")
-    assert found["psnr"] == pytest.approx(found["floor"])
-    assert (found["unreached"], found["success"]) == (2, 0.0)
-
-
 def test_compare_writes_table_and_pictures(
     federations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,9 +77,9 @@ def test_compare_writes_table_and_pictures(
     text = (tmp_path / "table.md").read_text()
     table = pd.read_csv(tmp_path / "comparison.csv")
     for run, label in zip(federations, ("plain", "mjp"), strict=True):
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        measured = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         own = table[table.label == label]
-        assert set(own.top1) == {lines[-1]["val_top1"]}
+        assert set(own.top1) == {measured[-1]["val_top1"]}
         assert f"| {label} |" in text
     assert "MJP γ=0.5" in text
     assert (tmp_path / "tradeoff.png").stat().st_size > 0
@@ -102,10 +99,10 @@ def test_folders_that_are_no_federation_are_refused(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (777, 2000), (2000, 2000)])
-def test_the_interval_of_accuracy_is_wilsons(right: int, n: int) -> None:
-    expected = binomtest(right, n).proportion_ci(method="wilson")
-    assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
+def test_the_interval_of_accuracy_is_wilsons() -> None:
+    for right, n in ((0, 10), (3, 10), (777, 2000), (2000, 2000)):
+        expected = binomtest(right, n).proportion_ci(method="wilson")
+        assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
     assert np.isnan(wilson(0.5, 0)).all()
 
 
@@ -117,10 +114,28 @@ def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
     assert defence_text(written) == "MJP γ=0.27; withhold pos_embed; dp_sgd 1; top_k 0.1"
 
 
-def test_an_attack_that_was_not_finished_is_refused(
-    federations: list[Path], tmp_path: Path
+def test_what_is_missing_or_worse_than_grey_counts_as_grey(lines: dict[str, Line]) -> None:
+    """An image that no attack reaches, or a score below grey; failures are counted."""
+    found = worst_case([lines["grey"]], "1 upload")
+    assert found["psnr"] == pytest.approx(found["floor"])
+    assert (found["unreached"], found["success"]) == (2, 0.0)
+    attack = lines["patch_gradient"]
+    rows = attack.store.read(attack.run_id)
+    rows["psnr.standard"], rows["status"] = [3.0, 50.0], ["ok", "failed"]
+    changed = dataclasses.replace(attack, stored=image_frame(rows))
+    found = worst_case([changed, lines["grey"]], "1 upload")
+    assert found["psnr"] == pytest.approx(found["floor"])
+    assert (found["failed"], found["unreached"]) == (1, 1)
+
+
+def test_an_unfinished_attack_and_one_without_a_floor_are_refused(
+    federations: list[Path], lines: dict[str, Line], tmp_path: Path
 ) -> None:
     """What is missing would look like privacy."""
+    attack = lines["patch_gradient"]
+    rows = attack.store.read(attack.run_id).drop(columns="grey_psnr.diagnostic")
+    with pytest.raises(UserError, match="grey"):
+        worst_case([dataclasses.replace(attack, stored=image_frame(rows))], "1 upload")
     run = tmp_path / "run"
     shutil.copytree(federations[0], run)
     cells = RunStore(run / "attack").read_cells()
@@ -128,28 +143,6 @@ def test_an_attack_that_was_not_finished_is_refused(
     shutil.rmtree(run / "attack" / "rows" / gone["run_id"])
     with pytest.raises(UserError, match="0 of 2"):
         leakage_table([run])
-
-
-def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
-    federations: list[Path],
-) -> None:
-    lines = load_runs([federations[0] / "attack"]).lines
-    attack = next(line for line in lines if line.attack == "patch_gradient")
-    grey = next(line for line in lines if line.attack == "grey")
-    rows = attack.store.read(attack.run_id)
-    rows["psnr.standard"], rows["status"] = [3.0, 50.0], ["ok", "failed"]
-    changed = dataclasses.replace(attack, stored=image_frame(rows))
-    found = worst_case([changed, grey], "1 upload")
-    assert found["psnr"] == pytest.approx(found["floor"])
-    assert (found["failed"], found["unreached"]) == (1, 1)
-
-
-def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None:
-    lines = load_runs([federations[0] / "attack"]).lines
-    attack = next(line for line in lines if line.attack == "patch_gradient")
-    rows = attack.store.read(attack.run_id).drop(columns="grey_psnr.diagnostic")
-    with pytest.raises(UserError, match="grey"):
-        worst_case([dataclasses.replace(attack, stored=image_frame(rows))], "1 upload")
 
 
 @pytest.mark.nightly

@@ -20,7 +20,7 @@ from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.ladder_rows import simple_line
+from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import as_many, image_rows, intact, write_rows
 
 COUNT = 12
@@ -283,15 +283,9 @@ def card_of(folder: Path) -> Card:
     return build_card(clients_of(load_runs([folder]).lines))
 
 
-def card_of_lines(
-    folder: Path, *cells: tuple[dict[str, Any], Sequence[float | str], Mapping[str, float]]
-) -> Card:
+def card_of_lines(folder: Path, *lines: tuple[Any, ...]) -> Card:
     """The card of a run of these lines: cell, PSNR or status by image, diagnostics of all."""
-    store = RunStore(folder)
-    store.write_cells([entry for entry, _, _ in cells])
-    for entry, psnr, diagnostics in cells:
-        simple_line(store, entry, psnr, **diagnostics)
-    return card_of(folder)
+    return card_of(run_of(folder, *lines))
 
 
 def keys(flagged: CardFigure | CardRow | None) -> str:

@@ -69,16 +69,34 @@ def ladder_rows(
     return image_rows(entry, image_id(index), score, **known)
 
 
+def run_of(folder: Path, *lines: tuple[Any, ...], photographs: int | None = None) -> Path:
+    """A run of these lines, each a cell, PSNR or status by image, and diagnostics of all images.
+
+    photographs: from which the images are cut in turn; None: each is one of its own
+    """
+    store = RunStore(folder)
+    store.write_cells([entry for entry, *_ in lines])
+    for entry, psnr, *diagnostics in lines:
+        simple_line(store, entry, psnr, photographs, **dict(*diagnostics))
+    return folder
+
+
 def simple_line(
-    store: RunStore, entry: Mapping[str, Any], psnr: Sequence[float | str], **diagnostics: float
+    store: RunStore,
+    entry: Mapping[str, Any],
+    psnr: Sequence[float | str],
+    photographs: int | None = None,
+    **diagnostics: float,
 ) -> None:
     """Rows of one line: PSNR or a status by image, and diagnostics equal for all of them."""
     rows: list[dict[str, Any]] = []
     for i, value in enumerate(psnr):
         if isinstance(value, str):
-            rows += image_rows(entry, image_id(i), 0.0, status=value, reason="so it is")
+            made = image_rows(entry, image_id(i), 0.0, status=value, reason="so it is")
         else:
-            rows += image_rows(entry, image_id(i), value, diagnostics=diagnostics)
+            made = image_rows(entry, image_id(i), value, diagnostics=diagnostics)
+        group = {} if photographs is None else {"group": f"photograph {i % photographs}"}
+        rows += [row | group for row in made]
     write_rows(store, entry, rows)
 
 
@@ -108,12 +126,3 @@ def lines_of(folder: Path) -> list[Line]:
 def derived_of(folder: Path) -> dict[str, DerivedLine]:
     derived = derived_lines(clients_of(lines_of(folder)))
     return {line.attack: line for line in derived}
-
-
-def ladder_of(folder: Path, *entries: tuple[dict[str, Any], list[float | str]]) -> Path:
-    """A run of these lines; a word in place of a PSNR is the status of an image without one."""
-    store = RunStore(folder)
-    store.write_cells([entry for entry, _ in entries])
-    for entry, psnr in entries:
-        simple_line(store, entry, psnr)
-    return folder

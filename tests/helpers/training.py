@@ -17,12 +17,10 @@ from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.journal import whole_lines
+from mjp_privacy.training.journal import Journal, whole_lines
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.trainer import Trainer
 
 CLASSES, SIDE = 3, 28
 FILES = {
@@ -106,54 +104,31 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process dies before this step, as with kill -9: nothing is saved on the way out."""
-    original = Trainer._train_step
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[int]:
+    """The process dies before this step, as with kill -9: nothing is saved on the way out. The
+    numbers of the steps that were trained since."""
+    original, steps = Learner.train_step, list[int]()
 
-    def dying(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
-        if self.step == step:
+    def dying(self: Learner, at: int, *batch: torch.Tensor) -> torch.Tensor:
+        if at == step:
             raise KeyboardInterrupt
-        return original(self, *batch)
+        steps.append(at)
+        return original(self, at, *batch)
 
-    monkeypatch.setattr(Trainer, "_train_step", dying)
-
-
-def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which each step that is trained from now on adds its number."""
-    steps: list[int] = []
-    original = Trainer._train_step
-
-    def counted(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
-        steps.append(self.step)
-        return original(self, *batch)
-
-    monkeypatch.setattr(Trainer, "_train_step", counted)
+    monkeypatch.setattr(Learner, "train_step", dying)
     return steps
-
-
-def fail_in_validation(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Validation of this number, counted from 1, fails as at a damaged picture."""
-    original, calls = Learner.validated, []
-
-    def failing(self: Learner, batches: Batches) -> dict[str, float]:
-        calls.append(batches)
-        if len(calls) == number:
-            raise UserError("a damaged picture")
-        return original(self, batches)
-
-    monkeypatch.setattr(Learner, "validated", failing)
 
 
 def die_after_line(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """The process dies when the line of this step has been written."""
-    original = Trainer._note
+    original = Journal.write
 
-    def dying(self: Trainer, line: dict[str, Any]) -> None:
+    def dying(self: Journal, line: dict[str, Any]) -> None:
         original(self, line)
         if line["step"] == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "_note", dying)
+    monkeypatch.setattr(Journal, "write", dying)
 
 
 SECONDS = 120

@@ -10,21 +10,23 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients import Client, attacked_ones, client_titles, clients_of
-from mjp_privacy.report.runs import load_runs
-from tests.helpers.ladder_rows import simple_line
+from mjp_privacy.report.clients import Client
+from mjp_privacy.report.contents import read_contents
+from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import add_pictures, cell, image_id, intact
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 
 
 def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[Client]:
-    store = RunStore(folder)
-    store.write_cells(list(cells))
-    for entry in cells:
-        psnr: list[float | str] = ["failed" if entry["run_id"] == "failed" else 20.0]
-        simple_line(store, entry, psnr, **diagnostics)
-    return attacked_ones(clients_of(load_runs([folder]).lines))
+    """Those with an attack, of a run of these cells."""
+    lines = ((entry, ["failed" if entry["run_id"] == "failed" else 20.0]) for entry in cells)
+    run_of(folder, *((*line, diagnostics) for line in lines))
+    return [client for client in read_contents([folder]).clients if client.attacks]
+
+
+def matching(client: Client) -> list[str]:
+    return [line.attack for line in client.matching]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,7 @@ def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[
         ({}, "plain", False, False),
         ({"dal": True}, "plain, DAL in the loss", False, False),
         ({"batch": 4}, "plain", False, False),
+        ({"a fact of another version": ["a", {"b": 1}]}, "plain", False, False),
         ({"steps": 3}, "plain, steps 3", False, False),
         (MASKED, "MJP γ .27", True, False),
         ({"gamma": 1.0}, "MJP γ 1", True, False),
@@ -53,59 +56,42 @@ def test_names(
 
 
 @pytest.mark.parametrize(
-    ("attack", "zero_rows", "masks"),
+    ("attacks", "facts", "zero_rows", "name"),
     [
-        ("patch_gradient", 0.0, False),  # shuffles alone
-        ("patch_gradient", 50.0, True),
-        ("masked_span", 0.0, True),  # an attack that knows masks found them
+        (["patch_gradient"], MASKED, 0.0, "shuffled γ .27"),
+        (["patch_gradient"], MASKED, 50.0, "MJP γ .27"),
+        (["patch_gradient"], {}, 50.0, "plain"),  # zero rows without shuffling are no mask
+        (["masked_span"], MASKED, 0.0, "MJP γ .27"),  # an attack that knows masks found them
+        # gradient matching runs with and without masks, so that its success shows neither
+        (["inverting_gradients"], MASKED, None, "γ .27"),
+        (["april_optimization"], MASKED, None, "γ .27"),
+        (["inverting_gradients", "masked_span"], MASKED, None, "MJP γ .27"),
     ],
 )
 def test_a_client_masks_where_the_upload_or_an_attack_says_so(
-    tmp_path: Path, attack: str, zero_rows: float, masks: bool
+    tmp_path: Path,
+    attacks: list[str],
+    facts: dict[str, Any],
+    zero_rows: float | None,
+    name: str,
 ) -> None:
-    (client,) = clients(tmp_path, intact(attack, **MASKED), zero_rows=zero_rows)
-    assert client.masks is masks
-    assert client.name == ("MJP γ .27" if masks else "shuffled γ .27")
-
-
-@pytest.mark.parametrize("attack", ["inverting_gradients", "april_optimization"])
-def test_gradient_matching_tells_no_kind_of_shuffling(tmp_path: Path, attack: str) -> None:
-    """It runs with and without masks, so that its success shows neither."""
-    (client,) = clients(tmp_path / "alone", intact(attack, **MASKED))
-    assert (client.name, client.masks) == ("γ .27", False)
-    cells = [intact(name, **MASKED) for name in (attack, "masked_span")]
-    (client,) = clients(tmp_path / "beside", *cells)
-    assert client.name == "MJP γ .27"
-
-
-def picture_alone(folder: Path, psnr: float | str, *, stored: bool) -> Client:
-    store = RunStore(folder)
-    entry = intact("masked_span", **MASKED)
-    store.write_cells([entry])
-    simple_line(store, entry, [psnr])
-    if stored:
-        add_pictures(store, "masked_span", {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)])
-    (client,) = attacked_ones(clients_of(load_runs([folder]).lines))
-    return client
+    diagnostics = {} if zero_rows is None else {"zero_rows": zero_rows}
+    (client,) = clients(tmp_path, *(intact(a, **facts) for a in attacks), **diagnostics)
+    assert (client.name, client.masks) == (name, name.startswith("MJP"))
 
 
 @pytest.mark.parametrize("psnr", [math.nan, "failed", "unscored"])
+@pytest.mark.parametrize("stored", [True, False])
 def test_a_stored_picture_is_a_reconstruction_and_no_number_is_none(
-    tmp_path: Path, psnr: float | str
+    tmp_path: Path, psnr: float | str, stored: bool
 ) -> None:
-    stored = picture_alone(tmp_path / "stored", psnr, stored=True)
-    assert (stored.name, matching(stored)) == ("MJP γ .27", ["masked_span"])
-    nothing = picture_alone(tmp_path / "nothing", psnr, stored=False)
-    assert (nothing.name, matching(nothing)) == ("γ .27", [])
-
-
-def test_zero_rows_without_shuffling_are_no_mask(tmp_path: Path) -> None:
-    (client,) = clients(tmp_path, intact("patch_gradient"), zero_rows=50.0)
-    assert not client.masks
-
-
-def matching(client: Client) -> list[str]:
-    return [line.attack for line in client.matching]
+    run_of(tmp_path, (intact("masked_span", **MASKED), [psnr]))
+    if stored:
+        pictures = {"images": torch.rand(1, 3, 8, 8)}
+        add_pictures(RunStore(tmp_path), "masked_span", pictures, [image_id(0)])
+    (client,) = read_contents([tmp_path]).clients
+    expected = ("MJP γ .27", ["masked_span"]) if stored else ("γ .27", [])
+    assert (client.name, matching(client)) == expected
 
 
 def test_a_match_meets_the_trained_model_and_made_a_picture(tmp_path: Path) -> None:
@@ -120,47 +106,50 @@ def test_a_match_meets_the_trained_model_and_made_a_picture(tmp_path: Path) -> N
     assert matching(client) == ["patch_gradient", "masked_span"]
 
 
-def test_a_match_for_a_masking_client_knows_masks(tmp_path: Path) -> None:
+def test_a_match_for_a_masking_client_knows_masks_by_its_name_whatever_its_label(
+    tmp_path: Path,
+) -> None:
     names = ("april_unk_aware", "patch_gradient", "patch_prior", "masked_span", "unheard of")
     cells = [intact(name, **MASKED) for name in names]
+    cells.append(intact("x", attack="masked", attack_name="patch_gradient", **MASKED))
+    cells.append(intact("y", attack="plain", attack_name="masked_span", **MASKED))
     (client,) = clients(tmp_path, *cells, zero_rows=3.0)
-    assert matching(client) == ["april_unk_aware", "masked_span"]
+    assert matching(client) == ["april_unk_aware", "masked_span", "plain"]
 
 
-def test_an_attack_is_known_by_its_name_whatever_its_label(tmp_path: Path) -> None:
-    (client,) = clients(
-        tmp_path,
-        intact("x", attack="masked_span", attack_name="patch_gradient", **MASKED),
-        intact("y", attack="patch_gradient", attack_name="masked_span", **MASKED),
-        zero_rows=3.0,
-    )
-    assert matching(client) == ["patch_gradient"]
-
-
-def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
-    found = clients(
-        tmp_path,
-        intact("one"),
-        intact("two", model="ViT-S", dtype="float64"),
-        intact("three", seed=4),
-        intact("four", round=3),
-    )
-    assert client_titles(found) == [
-        "DeiT-S, no defence used · seed 0",
-        "ViT-S, no defence used · float64 · seed 0",
-        "DeiT-S, no defence used · seed 4",
-        "DeiT-S, no defence used · seed 0 · round 3",
-    ]
-    assert client_titles(found[:1]) == ["plain"]
-
-
-def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
-    """Such as of two checkpoints under one label."""
-    entries = (intact("one"), intact("grey", role="floor"), intact("two", checkpoint_sha="cd" * 32))
-    found = clients(tmp_path, *entries, intact("three", **MASKED))
-    assert client_titles(found) == [
-        *("plain · line 1", "plain · line 3", "γ .27"),
-    ]
+@pytest.mark.parametrize(
+    ("cells", "titles"),
+    [
+        ([intact("one")], ["plain"]),
+        (
+            [
+                intact("one"),
+                intact("two", model="ViT-S", dtype="float64"),
+                intact("three", seed=4),
+                intact("four", round=3),
+            ],
+            [
+                "DeiT-S, no defence used · seed 0",
+                "ViT-S, no defence used · float64 · seed 0",
+                "DeiT-S, no defence used · seed 4",
+                "DeiT-S, no defence used · seed 0 · round 3",
+            ],
+        ),
+        (  # equal ones, as of two checkpoints under one label, are told apart by their first line
+            [
+                intact("one"),
+                intact("grey", role="floor"),
+                intact("two", checkpoint_sha="cd" * 32),
+                intact("three", **MASKED),
+            ],
+            ["plain · line 1", "plain · line 3", "γ .27"],
+        ),
+    ],
+)
+def test_titles_say_what_differs_and_no_more(
+    tmp_path: Path, cells: list[dict[str, Any]], titles: list[str]
+) -> None:
+    assert [client.title for client in clients(tmp_path, *cells)] == titles
 
 
 @pytest.mark.parametrize(

@@ -1,83 +1,50 @@
-"""Which parts a report has: what is shown, what is folded, what clients are called."""
+"""The files of a report: which there are, equal bytes, what is left out of a large one, the
+commands that make it again, and where it may not be written."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from rich.console import Console
+from safetensors.torch import save_file
 
+from mjp_privacy import load_model
+from mjp_privacy.cli import main
 from mjp_privacy.core import progress
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.store import RunStore, write_pieces
 from mjp_privacy.report import write as data_files
-from mjp_privacy.report.clients import attacked_ones
-from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.page import page as data
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.page import page as page_data
+from mjp_privacy.report.pictures import COLUMNS
+from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.ladder_rows import ladder_run, simple_line
-from tests.helpers.report_rows import (
-    cell,
-    intact,
-)
+from tests.helpers.ladder_rows import ladder_run, run_of
+from tests.helpers.report_rows import HOSTILE, cell, small_run
+from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 
 
-def run_of(folder: Path, *dtypes: str) -> Contents:
-    store = RunStore(folder)
-    cells = [intact(dtype, attack="patch_gradient", dtype=dtype) for dtype in dtypes]
-    store.write_cells(cells)
-    for entry in cells:
-        simple_line(store, entry, [20.0, 30.0])
-    return read_contents([folder])
-
-
-def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
-    contents = run_of(tmp_path, "float32", "float64")
-    shown, all_ = contents.main(folded=False), contents.main(folded=True)
-    assert [row[0] for row in shown.rows] == ["1"]
-    assert "1 lines in float64 are left out" in shown.caption.replace("1 line in", "1 lines in")
-    assert [row[0] for row in all_.rows] == ["1", "2"]
-    assert "left out" not in all_.caption
-
-
-def test_a_run_without_attacks_has_contents_all_the_same(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entry = cell("grey", attack="grey", role="floor")
-    store.write_cells([entry])
-    simple_line(store, entry, [11.0])
-    contents = read_contents([tmp_path])
-    assert contents.strip is None
-    assert attacked_ones(contents.clients) == []
-    assert contents.comparisons == []
-    assert len(contents.main(folded=False).rows) == 1
-
-
-# the files of a report, read by parsers, and the console ------------------------------------------
-
-TEXTS = (
-    *("table5.md", "table5.tex", "table5.csv"),
-    "index.html",
-    "table.md",
-    "table.tex",
-    "table.csv",
-    "samples.csv",
-)
-
-
-def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
+def test_every_file_is_there_and_failures_are_counted(
+    written: tuple[Path, ReportSummary], run: Path
+) -> None:
     out, summary = written
     assert {path.relative_to(out).as_posix() for path in summary.files} == {
-        *TEXTS,
-        *("figures/strip.png", "pictures/index.csv"),
+        *("index.html", "samples.csv", "figures/strip.png", "pictures/index.csv"),
+        *(f"table{number}.{kind}" for number in ("", "5") for kind in ("md", "tex", "csv")),
         *(f"figures/{name}.svg" for name in ("lpips", "spread", "success")),
     }
     assert summary.files[0] == out / "index.html"
     assert all(path.stat().st_size for path in summary.files)
     assert not list(out.rglob("*.tmp"))
-
-
-def test_summary_counts_failures(written: tuple[Path, ReportSummary], run: Path) -> None:
-    summary = written[1]
     assert (summary.lines, summary.failed_lines, summary.failed_images) == (8, 1, 6)
     assert summary.any_failed
     assert not write_report([run], run / "report").any_failed
@@ -85,8 +52,7 @@ def test_summary_counts_failures(written: tuple[Path, ReportSummary], run: Path)
 
 def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
     """Also from another folder, and with the images of a line in another order."""
-    out = written[0]
-    moved = tmp_path / "moved" / "run"
+    out, moved = written[0], tmp_path / "moved" / "run"
     shutil.copytree(out.parent / "run", moved)
     store = RunStore(moved)
     rows = store.read("plain").drop(columns="has_picture")
@@ -97,9 +63,6 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
     write_report([moved], tmp_path / "out")
     for name in ("table.md", "table.tex", "table.csv", "index.html"):
         assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes(), name
-    store.write("plain", 0, rows, kept, about)
-    write_report([moved], tmp_path / "out")
-    assert (tmp_path / "out/samples.csv").read_bytes() == (out / "samples.csv").read_bytes()
 
 
 def test_progress_is_shown_on_a_terminal_alone(
@@ -112,38 +75,291 @@ def test_progress_is_shown_on_a_terminal_alone(
     write_report([run], tmp_path / "shown", pictures="none")
     out, shown = capsys.readouterr()
     assert not out
-    assert "page" in shown
     assert "left" in shown
 
 
-# what a report of very many rows leaves out, and where it says so ---------------------------------
-
-
-def test_of_many_rows_a_text_says_where_they_are(
+def test_of_many_rows_a_text_says_where_they_are_and_the_page_has_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ladder_run(tmp_path / "run")
     out = tmp_path / "out"
-    write_report([tmp_path / "run"], out)
-    assert (out / "samples.csv").is_file()
+    out.mkdir()
+    (out / "samples.csv").touch()  # that of an earlier report is removed
     monkeypatch.setattr(data_files, "MOST_ROWS", 10)
+    monkeypatch.setattr(page_data, "MOST_COMPARED", 1)
     write_report([tmp_path / "run"], out)
-    assert not (out / "samples.csv").exists()  # that of the earlier report is removed
+    assert not (out / "samples.csv").exists()
     text = (out / "samples.txt").read_text()
     assert "read_parquet('run/rows/**/*.parquet'" in text
     assert str(tmp_path) not in text
-    assert "samples.txt" in (out / "index.html").read_text()
+    page = (out / "index.html").read_text()
+    assert "samples.txt" in page
+    assert "on 2 of them" in page
 
 
-def test_a_page_compares_line_by_line_on_some_of_many_images(
+def test_a_run_without_attacks_has_a_report_all_the_same(tmp_path: Path) -> None:
+    contents = read_contents(
+        [run_of(tmp_path, (cell("grey", attack="grey", role="floor"), [11.0]))]
+    )
+    assert contents.strip is None
+    assert contents.comparisons == []
+    assert len(contents.main(folded=False).rows) == 1
+
+
+# the same again -----------------------------------------------------------------------------------
+
+
+def mjp(command: str, **stands_for: Path) -> None:
+    words = shlex.split(command)
+    assert words[0] == "mjp"
+    for name, path in stands_for.items():
+        words = [word.replace(name, str(path)) for word in words]
+    assert main(words[1:]) == 0
+
+
+def told(*runs: Path) -> tuple[list[str], dict[str, str]]:
+    """The commands that make these runs again, and where their numbers come from."""
+    lines, configs = load_runs(runs).lines, run_configs(runs)
+    return commands(configs, lines).splitlines(), dict(provenance(configs, lines))
+
+
+def test_the_commands_make_the_same_rows_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder_run(tmp_path / "run")
-    contents = read_contents([tmp_path / "run"])
-    assert data.page_images(contents) == contents.image_ids
-    monkeypatch.setattr(data, "MOST_COMPARED", 1)
-    first, *_, last = contents.image_ids
-    assert data.page_images(contents) == [first, last]
-    write_report([tmp_path / "run"], tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
-    assert "on 2 of them" in page
+    """The page also tells the hashes of the config, of the images and of the weights."""
+    images, run = photographs(tmp_path / "images", 3), tmp_path / "run"
+    save_file(load_model(**TINY).state_dict(), tmp_path / "w.safetensors")
+    model = TINY | {"checkpoint": str(tmp_path / "w.safetensors")}
+    content = one_cell(models={"my ViT": model}, grid=[{"models": ["my ViT"], "settings": ["a"]}])
+    content |= {"attacks": [{"name": "patch_gradient"}, {"name": "grey"}], "seed": 7}
+    attack(images, run, content, limit=2)
+    write_report([run], tmp_path / "report")
+    monkeypatch.chdir(tmp_path / "report")
+    (first, second), facts = told(run)
+    assert first == (
+        "mjp attack config.yaml --out again/run --images IMAGES --limit 2 --weights 'my ViT'=FILE"
+    )
+    mjp(f"{first} --device cpu", IMAGES=images, FILE=tmp_path / "w.safetensors")
+    same_rows(run, Path("again/run"))
+    mjp(second)
+    one, two = (pd.read_csv(path) for path in ("table.csv", "again/report/table.csv"))
+    pd.testing.assert_frame_equal(one, two)
+    text = Path("config.yaml").read_bytes()
+    assert yaml.safe_load(text) == run_configs([run])[0].fields
+    assert facts["config, sha256"] == hashlib.sha256(text).hexdigest()
+    rows = pd.concat([RunStore(run).read(run_id) for run_id in RunStore(run).stored_cells()])
+    names = zip(rows["image_id"], rows["sha256"], rows["pixel_sha256"], strict=True)
+    listed = "".join(sorted({f"{image} {file} {pixels}\n" for image, file, pixels in names}))
+    assert hashlib.sha256(listed.encode()).hexdigest() in facts.values()
+    weights = hashlib.sha256((tmp_path / "w.safetensors").read_bytes()).hexdigest()
+    assert weights in facts["weights of my ViT"]
+
+
+EVIL = "x; echo 'gone' $(id) `id`"
+
+
+@pytest.mark.parametrize(
+    ("config", "facts", "expected"),
+    [
+        ({"images": "embedded"}, {"planned_images": 20}, ["--limit", "20"]),
+        ({"images": "my/own"}, {}, ["--images", "IMAGES"]),
+        ({"name": "x"}, {"round": 3}, ["--uploads", "UPLOADS"]),
+        (
+            {"images": "embedded", "models": {"a b": {"checkpoint": "x.pth"}, "c": {"model": "y"}}},
+            *({}, ["--weights", "a b=FILE"]),
+        ),
+        (  # a label that is a command of a shell is text, also on the page
+            {"images": "embedded", "models": {n: {"checkpoint": "x.pth"} for n in (EVIL, HOSTILE)}},
+            *({}, ["--weights", f"{EVIL}=FILE", f"{HOSTILE}=FILE"]),
+        ),
+    ],
+)
+def test_what_is_your_own_is_in_capitals_and_no_name_leaves_its_word(
+    tmp_path: Path, config: Any, facts: dict[str, Any], expected: list[str]
+) -> None:
+    run = small_run(tmp_path / EVIL, **facts)
+    made = yaml.safe_dump({"experiment": config, "made_with": {}}, sort_keys=False)
+    (run / "experiment.yaml").write_text(made)
+    (first, second), _ = told(run)
+    begin = ["mjp", "attack", "config.yaml", "--out", f"again/{EVIL}"]
+    assert shlex.split(first) == [*begin, *expected]
+    assert shlex.split(second) == ["mjp", "report", f"again/{EVIL}", "--out", "again/report"]
+    write_report([run], tmp_path / "out")
+    assert HOSTILE not in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+
+
+def test_several_runs_and_experiments_have_a_config_and_a_command_each(tmp_path: Path) -> None:
+    """ladder.yaml and ladder_finetuned.yaml share a folder: both are needed to make it again."""
+    images, runs = photographs(tmp_path / "images", 1), [tmp_path / "one", tmp_path / "two"]
+    for run, name, seen in (
+        *((runs[0], "first", "grey"), (runs[0], "second", "patch_gradient")),
+        (runs[1], "third", "grey"),
+    ):
+        attack(images, run, one_cell(name=name, attacks=[{"name": seen}]), add=True)
+    lines, facts = told(*runs)
+    assert [line.split(" --images")[0] for line in lines] == [
+        *(f"mjp attack config_{n}.yaml --out again/{run}" for n, run in enumerate(["one"] * 2, 1)),
+        *("mjp attack config_3.yaml --out again/two", lines[-1]),
+    ]
+    assert ["--add" in line for line in lines] == [False, True, False, False]
+    assert lines[-1] == "mjp report again/one again/two --out again/report"
+    write_report(runs, tmp_path / "out")
+    names = [yaml.safe_load((tmp_path / f"out/config_{n}.yaml").read_text())["name"] for n in "123"]
+    assert names == ["first", "second", "third"]
+    assert {f"one: {name}: config, sha256" for name in names[:2]} < set(facts)
+
+
+@pytest.mark.parametrize("text", [None, "", "[1, 2", "- a\n", "experiment: [1]\n", "\x00"])
+def test_a_run_whose_config_cannot_be_read_has_a_report(tmp_path: Path, text: str | None) -> None:
+    run = small_run(tmp_path / "run")
+    if text is not None:
+        (run / "experiment.yaml").write_text(text)
+    lines, facts = told(run)
+    assert lines == ["mjp report again/run --out again/report"]
+    assert "config" in facts
+
+
+# what is no run, and no place for a report --------------------------------------------------------
+
+Make = Callable[[Path], object]
+
+
+def file(name: str, text: str = "") -> Make:
+    """A file in the folder that is given as a run."""
+
+    def make(run: Path) -> None:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+
+    return make
+
+
+def several_runs(run: Path) -> None:
+    for number in range(7):
+        small_run(run / str(number))
+
+
+def pipe(run: Path) -> None:
+    run.mkdir()
+    os.mkfifo(run / f"cells.0001.{'0' * 16}.parquet")
+
+
+def without_its_attack(run: Path) -> None:
+    entry = cell("x")
+    del entry["attack"]
+    RunStore(run).write_cells([entry])
+
+
+def broken_rows(run: Path) -> None:
+    (file,) = RunStore(small_run(run)).files("small")
+    file.path.write_bytes(b"PAR1 no more")
+
+
+def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Make:
+    """Rows that another version might have written."""
+
+    def make(run: Path) -> None:
+        store = RunStore(small_run(run))
+        store.write("small", 0, change(store.read("small")))
+
+    return make
+
+
+def an_image_twice(run: Path) -> None:
+    store = RunStore(small_run(run))
+    table = pq.read_table(store.files("small")[0].path)
+    write_pieces(store.folder("small"), "00000", table.schema, [table, table.slice(0, 1)])
+
+
+def an_unknown_paper_row(run: Path) -> None:
+    small_run(run, paper_row={"model": "DeiT-S+MPJ", "setting": "a"})
+
+
+NO_RUNS: dict[str, tuple[Make, str]] = {
+    "missing": (lambda run: None, "run"),
+    "empty": (Path.mkdir, "empty"),
+    "a file": (Path.touch, "is a file"),
+    "a pipe": (os.mkfifo, "is a file"),
+    "other files": (file("a.png"), "other files"),
+    "a federation": (lambda run: small_run(run / "attack"), "run/attack"),
+    "a training": (file("metrics.jsonl"), "training"),
+    "a report": (file("index.html"), "report"),
+    "several runs": (several_runs, "run/4 … (7 in all)"),
+    "an earlier version": (file("cells.json", '{"cells": []}'), "convert_run"),
+    "a pipe for cells": (pipe, "is not a run folder"),
+    "no cells": (lambda run: RunStore(run).write_cells([]), "empty run"),
+    "no rows": (lambda run: RunStore(run).write_cells([cell("x"), cell("y")]), "2 cell(s)"),
+    "no attack": (without_its_attack, "without attack"),
+    "broken rows": (broken_rows, "rows/small/00000."),
+    "no status": (rewritten(lambda rows: rows.drop(columns="status")), "no column status"),
+    "an unknown status": (rewritten(lambda rows: rows.assign(status="fine")), "fine"),
+    "an image twice": (an_image_twice, "rows/small/"),
+    "an unknown row of the paper": (an_unknown_paper_row, "DeiT-S+MJP a"),
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command ends."""
+    assert main(["report", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+@pytest.mark.parametrize("kind", NO_RUNS)
+def test_what_is_no_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, named = NO_RUNS[kind]
+    make(tmp_path / "run")
+    assert named in refused([str(tmp_path / "run"), "--out", str(tmp_path / "out")], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    runs = [str(small_run(tmp_path / "run")), str(tmp_path / "other/../run")]
+    assert "run" in refused([*runs, "--out", str(tmp_path / "out")], capsys)
+    assert "--out" in refused(runs, capsys)
+
+
+@pytest.mark.parametrize(
+    ("out", "named"),
+    [
+        *(("run", "run"), ("run/rows/report", "rows"), ("run/experiments", "experiments")),
+        *(("file", "file"), ("file/below", "file"), ("link", "link"), ("folders", "index.html")),
+        ("x" * 300, "xxx"),
+    ],
+)
+def test_where_no_report_can_be(
+    out: str, named: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folders" / "index.html").mkdir(parents=True)
+    assert named in refused([str(run), "--out", str(tmp_path / out)], capsys)
+
+
+def test_a_report_lies_in_its_run_or_around_it(run: Path, tmp_path: Path) -> None:
+    for arguments, page in (([], run / "report"), (["--out", str(tmp_path)], tmp_path)):
+        assert main(["report", str(run), *arguments]) == 0
+        assert (page / "index.html").is_file()
+
+
+DAMAGED = {
+    "nothing": "",
+    "zero byte": "\0",
+    "half a line": ",".join(COLUMNS) + "\nplain,april,1,a,plain/april/a.png,1,1,\nplain,ap",
+    "open quote": ",".join(COLUMNS) + '\n"plain',
+    "column twice": ",".join((*COLUMNS, "file")) + "\n",
+    "of no report": "file,what\nplain/april/a.png,mine\n",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_list_of_pictures_is_written_anew(kind: str, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    picture = out / "pictures" / "plain" / "april" / "a.png"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    (out / "pictures" / "index.csv").write_text(DAMAGED[kind])
+    assert main(["report", str(run), "--out", str(out), "--pictures", "all"]) == 0
+    assert picture.exists() == (kind != "half a line")

@@ -20,8 +20,8 @@ from mjp_privacy.cli import main
 from mjp_privacy.report.tables.text import latex_text, markdown_text
 from tests.helpers import runs
 from tests.helpers.runs import attack, one_cell, photographs
-from tests.report.charts.test_charts import ELEMENTS
 from tests.report.page.test_page import Reader
+from tests.report.test_charts import ELEMENTS
 
 MODEL = r"=[m](https://m.example)<b>`|$\frac{1}^^M_~*＼input{x}"
 IMAGES = [

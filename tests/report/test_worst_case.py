@@ -1,38 +1,53 @@
-"""Worst case and attacker's choice of a made-up ladder: by hand, image by image."""
+"""Worst case and attacker's choice, by hand and image by image; and uploads without their truth."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients import clients_of, derived_lines
-from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine
-from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run
-from tests.helpers.report_rows import build_table, image_id, image_rows, intact, write_rows
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
+from tests.helpers.federations import MJP, run
+from tests.helpers.ladder_rows import derived_of, ladder_run, lines_of, run_of
+from tests.helpers.report_rows import (
+    add_pictures,
+    build_table,
+    cell,
+    image_id,
+    image_rows,
+    intact,
+    row,
+    write_rows,
+)
+from tests.helpers.uploads import load_uploads
 
 ONE, ANY = "1 upload", "any number of uploads"
 
 
-@pytest.fixture
-def ladder(tmp_path: Path) -> dict[str, DerivedLine]:
-    ladder_run(tmp_path / "run")
-    return derived_of(tmp_path / "run")
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DerivedLine]:
+    folder = tmp_path_factory.mktemp("ladder")
+    ladder_run(folder)
+    return derived_of(folder)
 
 
 def outcome(line: DerivedLine, image: str) -> tuple[str, str]:
     """Status and reason of one image's PSNR."""
-    row = line.frame.loc[image]
-    return row["status"], row["reason"]
+    return tuple(line.frame.loc[image, ["status", "reason"]])
 
 
-def by_image(line: DerivedLine, metric: str, variant: str = "standard") -> list[float]:
-    scores = line.scored(metric, variant)
-    return [scores[image_id(i)] for i in range(len(scores))]
+def psnr_of(line: DerivedLine) -> list[float]:
+    return list(line.scored("psnr", "standard"))
 
 
 # by hand ------------------------------------------------------------------------------------------
@@ -42,13 +57,13 @@ def test_an_attack_on_an_altered_client_is_no_candidate(tmp_path: Path) -> None:
     ladder_run(tmp_path / "run", altered="april")
     worst = derived_of(tmp_path / "run")[f"worst_case, {ONE}"]
     assert worst.counts == {"patch_gradient": 1, "masked_span": 1}
-    assert by_image(worst, "psnr") == [20.0, 25.0]
+    assert psnr_of(worst) == [20.0, 25.0]
 
 
 def test_attackers_choice_needs_no_truth(ladder: dict[str, DerivedLine]) -> None:
     """It takes patch_gradient's 15 dB where masked_span has 25, for its residual is less."""
     choice = ladder[f"attackers_choice, {ONE}"]
-    assert by_image(choice, "psnr") == [20.0, 15.0, 30.0]
+    assert psnr_of(choice) == [20.0, 15.0, 30.0]
     assert choice.counts == {"april": 1, "patch_gradient": 2, "masked_span": 0}
 
 
@@ -58,10 +73,7 @@ def test_an_image_without_a_candidate_is_a_row_with_the_reason(
     for line in ladder.values():
         status, reason = outcome(line, image_id(3))
         assert status == "failed"
-        assert reason == (
-            "april failed: april says so; patch_gradient unsupported: patch_gradient says so; "
-            "masked_span failed: masked_span says so"
-        )
+        assert all(f"{member.attack} says so" in reason for member in line.members)
         frame = build_table([], "standard", [line]).frame.iloc[0]
         assert (frame["n"], frame["n_failed"], frame["lpips_n"]) == (3, 1, 3)
 
@@ -69,6 +81,7 @@ def test_an_image_without_a_candidate_is_a_row_with_the_reason(
 def test_what_is_of_the_image_stays_and_what_is_of_the_attack_goes(
     ladder: dict[str, DerivedLine],
 ) -> None:
+    """Controls are never chosen: one has 99 dB everywhere, one 11 on the image nobody has."""
     worst = ladder[f"worst_case, {ONE}"]
     assert list(worst.scored("grey_psnr", "diagnostic")) == [11.0] * 3
     assert list(worst.scored("ceiling_psnr", "diagnostic")) == [40.0] * 3
@@ -76,90 +89,80 @@ def test_what_is_of_the_image_stays_and_what_is_of_the_attack_goes(
     assert worst.scored("cond_a", "diagnostic").empty
     assert list(worst.scored("top1", "intact")) == [0.0, 1.0, 0.0]
     assert worst.scored("top1", "altered").empty
-    frame = build_table([], "standard", [worst]).frame.iloc[0]
-    assert math.isnan(frame["ceiling_distance"])  # it does not bound what was chosen
-
-
-def test_controls_are_never_chosen(ladder: dict[str, DerivedLine]) -> None:
-    """The ceiling control has 99 dB everywhere, the grey floor 11 dB on the image nobody has."""
-    for line in ladder.values():
-        assert {member.role for member in line.members} == {"attack"}
-        assert line.scored("psnr", "standard").max() == 30.0
+    assert math.isnan(build_table([], "standard", [worst]).frame.iloc[0]["ceiling_distance"])
+    assert {member.role for member in worst.members} == {"attack"}
+    assert max(psnr_of(worst)) == 30.0
 
 
 def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
-    entries = [intact("x"), intact("y")]
-    ladder_of(tmp_path, (entries[0], [math.nan, math.nan, 7.0]), (entries[1], [9.0, math.nan, 8.0]))
+    x, y = intact("x"), intact("y")
+    run_of(tmp_path, (x, [math.nan, math.nan, 7.0]), (y, [9.0, math.nan, 8.0]))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
-    assert list(worst.scored("psnr", "standard")) == [9.0, 8.0]
+    assert psnr_of(worst) == [9.0, 8.0]
     assert outcome(worst, image_id(1))[1].startswith("x failed: ")
 
 
-# groups -------------------------------------------------------------------------------------------
+# what competes ------------------------------------------------------------------------------------
 
 
 def test_one_attack_is_nothing_to_choose_from(tmp_path: Path) -> None:
     """Another attack on another dtype, one without rows and controls make no ladder."""
-    entries = [
-        intact("x"),
-        intact("x64", dtype="float64", attack="y"),
-        intact("grey", role="floor"),
-    ]
-    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
-    store = RunStore(tmp_path)
-    store.write_cells([*entries, intact("none", status="unsupported", reason="D < N")])
+    other = intact("x64", dtype="float64", attack="y")
+    none = intact("none", status="unsupported", reason="D < N")
+    lines = [(intact("x"), [9.0]), (other, [9.0]), (intact("grey", role="floor"), [9.0])]
+    run_of(tmp_path, *lines, (none, []))
     assert derived_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"gamma": 0.5},
-        {"setting": "b"},
-        {"seed": 1},
-        {"checkpoint_sha": "cd" * 32},
-        {"dal": True},
-        {"augment": "flip"},
-        {"withhold": ["pos_embed"]},
-        {"position_noise": 0.1},
-        {"a fact of tomorrow": "x"},
+        *({"gamma": 0.5}, {"setting": "b"}, {"seed": 1}, {"checkpoint_sha": "cd" * 32}),
+        *({"dal": True}, {"augment": "flip"}, {"withhold": ["pos_embed"]}),
+        *({"position_noise": 0.1}, {"a fact of tomorrow": "x"}),
     ],
 )
 def test_two_targets_are_never_one_group(tmp_path: Path, change: dict[str, Any]) -> None:
-    entries = [intact("x"), intact("y", **change)]
-    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
+    run_of(tmp_path, (intact("x"), [10.0]), (intact("y", **change), [10.0]))
     assert derived_of(tmp_path) == {}
 
 
-def test_uploads_are_counted(tmp_path: Path) -> None:
+def test_uploads_are_counted_and_without_residuals_there_is_no_choice(tmp_path: Path) -> None:
     """Who may use one upload is not compared with who has three."""
-    entries = [
-        intact("x"),
-        intact("y", uploads=1),
-        intact("r", uploads=3),
-    ]
-    ladder_of(
-        tmp_path, (entries[0], [10.0, 30.0]), (entries[1], [20.0, 12.0]), (entries[2], [25.0] * 2)
+    lines = (
+        ({"uploads": 1}, [10.0, 30.0]),
+        ({"uploads": 1}, [20.0, 12.0]),
+        ({"uploads": 3}, [25.0] * 2),
     )
+    run_of(tmp_path, *((intact(n, **of), psnr) for n, (of, psnr) in zip("xyr", lines, strict=True)))
     derived = derived_of(tmp_path)
     assert list(derived) == [f"worst_case, {ONE}", f"worst_case, {ANY}"]
     once, several = derived.values()
-    assert list(once.scored("psnr", "standard")) == [20.0, 30.0]
-    assert list(several.scored("psnr", "standard")) == [25.0, 30.0]
+    assert (psnr_of(once), psnr_of(several)) == ([20.0, 30.0], [25.0, 30.0])
     assert (once.uploads, several.uploads) == (1, 3)
     assert several.counts == {"x": 1, "y": 0, "r": 1}
 
 
+def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_path: Path) -> None:
+    """Though one on several uploads does."""
+    masked: dict[str, Any] = {"setting": "c", "gamma": 0.27}
+    rounds = intact("r", attack_name="multi_round", uploads=6, **masked)
+    run_of(
+        tmp_path,
+        (intact("patch_gradient", **masked), [9.0, 8.0], {"zero_rows": 50.0}),
+        (rounds, [30.0, 40.0]),
+    )
+    assert list(derived_of(tmp_path)) == [f"worst_case, {ANY}"]
+    (row,) = read_contents([tmp_path]).card.rows
+    assert row.one_upload is None
+    assert row.any_uploads is not None
+    assert row.any_uploads.mean == 35.0
+
+
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    folders = [
-        ladder_of(tmp_path / name, (intact("x", attack=name), [10.0])) for name in ("one", "two")
-    ]
-    assert derived_lines(clients_of(load_runs(folders).lines)) == []
-
-
-def test_a_run_without_residuals_has_no_choice_by_them(tmp_path: Path) -> None:
-    ladder_run(tmp_path, residuals=False)
-    assert list(derived_of(tmp_path)) == [f"worst_case, {ONE}"]
+    names = ("one", "two")
+    folders = [run_of(tmp_path / name, (intact("x", attack=name), [10.0])) for name in names]
+    assert read_contents(folders).derived == []
 
 
 def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
@@ -170,8 +173,119 @@ def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) ->
         rows = image_rows(entry, image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
         write_rows(store, entry, [*rows, *image_rows(entry, image_id(1), 40.0)])
     choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
-    assert outcome(choice, image_id(1)) == ("unsupported", NO_RESIDUAL)
+    assert outcome(choice, image_id(1))[0] == "unsupported"
     assert choice.counts == {"x": 1, "y": 0}
 
 
-# what a report shows of its reductions ------------------------------------------------------------
+# uploads without their private images -------------------------------------------------------------
+
+ATTACKS: dict[str, Any] = {
+    "name": "attacks",
+    "attacks": [
+        *({"name": name} for name in ("grey", "patch_gradient", "mask_locator")),
+        {"name": "masked_span", "options": {"prior": "stationary"}},
+    ],
+}
+
+
+def test_uploads_without_truth_have_the_pictures_and_residuals_of_those_with_it(
+    tmp_path: Path,
+) -> None:
+    """The residual is that of the stored picture, computed again with autograd from the files."""
+    uploads = run(tmp_path, model=MJP, gamma=0.5) / "uploads"
+    shutil.copytree(uploads, tmp_path / "blind", ignore=shutil.ignore_patterns("truth"))
+    for folder, out in ((uploads, "seen_run"), (tmp_path / "blind", "blind_run")):
+        attack_uploads(load_experiment(ATTACKS), folder, tmp_path / out, device="cpu")
+    blind, seen = (
+        {line.attack: line for line in lines_of(tmp_path / f"{name}_run")}
+        for name in ("blind", "seen")
+    )
+    for name in ("patch_gradient", "masked_span"):
+        assert (has_truth(blind[name]), has_truth(seen[name])) == (False, True)
+        residuals = {
+            x: x.scored("gradient_residual", "diagnostic") for x in (blind[name], seen[name])
+        }
+        for upload in load_uploads(uploads):
+            image, truth = f"{upload.name}/0", upload.truth()
+            if image not in picture_ids(blind[name]):
+                continue
+            assert truth is not None
+            one, other = (
+                blind[name].reconstruction(image),
+                seen[name].reconstruction(truth.image_ids[0]),
+            )
+            assert one is not None
+            assert other is not None
+            assert {"images"} <= set(one) <= {"images", "named_mask"}
+            assert torch.allclose(one["images"], other["images"], atol=1e-5)
+            known = residuals[blind[name]][image], residuals[seen[name]][truth.image_ids[0]]
+            assert known[0] == pytest.approx(known[1], rel=1e-3)
+            if name == "masked_span":
+                assert known[0] == pytest.approx(residual(upload, one["images"]), rel=1e-3)
+    derived = {line.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
+    choice = derived["attackers_choice"]
+    assert not has_truth(choice)
+    assert picture_ids(choice) == sorted(choice.chosen.index)
+    assert len(picture_ids(choice)) == 2
+    assert all(choice.reconstruction(image) is not None for image in picture_ids(choice))
+    assert picture_ids(derived["worst_case"]) == []
+
+
+def residual(upload: Any, image: torch.Tensor) -> float:
+    model, sent = upload.model(), upload.tensors()
+    mask = sent["pos_embed"][0, 1:].abs().amax(-1)[None] == 0
+    logits = model(model.normalize(image[None]), mask=mask)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(upload.header.labels))
+    (gradient,) = torch.autograd.grad(loss, model.get_parameter("patch_embed.proj.weight"))
+    given = sent["patch_embed.proj.weight"]
+    return float((gradient - given).norm() / given.norm())
+
+
+def planted(folder: Path, attacks: Mapping[str, Mapping[str, float | None]], **changes: Any) -> Any:
+    """The rows of the table of residuals; residuals by attack and image, None: a picture alone."""
+    store = RunStore(folder)
+    cells = [cell(name, **{"victim": "intact"} | changes.get(name, {})) for name in attacks]
+    for entry in cells:
+        entry["attack"] = entry["run_id"]
+    store.write_cells(cells)
+    for entry, (name, residuals) in zip(cells, attacks.items(), strict=True):
+        rows = []
+        for image, value in residuals.items():
+            rows += image_rows(entry, image, 0.0, status="unscored", reason="no images")
+            if value is not None:
+                rows.append(row(entry, image, "gradient_residual", "diagnostic") | {"value": value})
+        write_rows(store, entry, rows)
+        if residuals:
+            add_pictures(store, name, {"images": torch.rand(len(residuals), 3, 8, 8)}, [*residuals])
+    *_, table = read_contents([folder]).comparisons
+    return table.rows
+
+
+def test_the_table_of_residuals(tmp_path: Path) -> None:
+    """The smallest one is chosen, of equal ones the first; attacks on an altered client only where
+    no other made a picture."""
+    values: dict[str, float | None] = {f"{i}": 0.1 * i**2 for i in range(7)}
+    low, median, high = np.percentile([*values.values()], (25, 50, 75))
+    attacks: dict[str, dict[str, float | None]] = {
+        "patch_gradient": values,
+        "masked_span": {"0": 9.0, "1": 0.0, "2": 0.4},
+        "token_span": {"0": None},
+        "april": {"0": 0.0, "only april": 0.1},
+        "empty": {},
+    }
+    assert planted(tmp_path, attacks, april={"victim": "april_block"}) == (
+        ("plain", "patch_gradient", "7", f"{median:.4f} [{low:.4f}, {high:.4f}]", "6"),
+        ("plain", "masked_span", "3", "0.4000 [0.2000, 4.7000]", "1"),
+        ("plain", "token_span", "1", "unknown: no labels or no gradient", "0"),
+        ("plain", "april", "2", "0.0500 [0.0250, 0.0750]", "1"),
+    )
+
+
+def test_a_line_that_says_nothing_is_not_taken_for_one_without_truth(tmp_path: Path) -> None:
+    """Refused and failed attacks, and one that makes no picture."""
+    locator = cell("unscored", attack="mask_locator")
+    run_of(tmp_path, (cell("refused"), ["unsupported"]), (locator, ["unscored"]), (cell("x"), []))
+    for line in lines_of(tmp_path):
+        assert has_truth(line)
+        assert picture_ids(line) == []
+    assert len(read_contents([tmp_path]).comparisons) == 1

@@ -6,6 +6,7 @@ Two minutes in all, most of it in which processes start and ask each other for n
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,18 +20,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers import federations
 from tests.helpers.federations import federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import run as flower_programs
-from mjp_privacy.federation.flower.run import HOME, NAME, SuperLink, run_flower
+from mjp_privacy.federation.flower.run import HOME, NAME, SuperLink, run_flower, superlink
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import ServerState, Task
 from tests.helpers.uploads import load_uploads
@@ -120,43 +117,6 @@ def only_loopback() -> Iterator[None]:
     assert seen <= LOOPBACK
 
 
-# attack --------------------------------------------------------------------------------------
-
-
-def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
-    """FedSGD with batch 1: what the strategy wrote down, attacked as `run_attack.py --uploads`
-    does, without the private images and with those of the probes."""
-    plain = federations.config(
-        rounds=1,
-        client={"batch": 1},
-        record={"rounds": [0], "images": 2, "probes": [{}]},
-    )
-    data = federations.images(tmp_path / "data")
-    out = tmp_path / "run"
-    run_flower(plain, data, out, "flower", record="all")
-    attacks = {"name": "attacks", "attacks": [{"name": "patch_gradient"}]}
-    for folder in ("received", "uploads"):
-        summary = attack_uploads(load_experiment(attacks), out / folder, out / f"of_{folder}")
-        assert summary.failures == ()
-    task = Task.from_config(plain, data)
-    store = RunStore(out / "of_received")
-    found = {}
-    for cell in store.read_cells():
-        for client in task.participants(0):
-            kept = store.pictures(cell["run_id"], f"r00000_c{client:04d}/0")
-            if kept is not None:
-                found[client] = kept["images"]
-    assert sorted(found) == task.participants(0)
-    for client, image in found.items():
-        (place,) = task._drawn(client, 0)
-        assert (image - task.images[place] / 255).abs().max() < 1e-4
-    (cell,) = RunStore(out / "of_uploads").read_cells()
-    rows = RunStore(out / "of_uploads").read_rows(cell["run_id"])
-    scores = rows[(rows.metric == "psnr") & (rows.variant == "standard")]
-    assert len(scores) == 2
-    assert (scores.value > 60).all()
-
-
 # parity -------------------------------------------------------------------------------------
 
 
@@ -208,19 +168,15 @@ def train(message, context):
 '''
 
 
-MESSAGE = r"finished:failed. Round 1: no client sent an upload \(0: no memory; 1: no memory\)"
-
-
 def test_a_client_that_raises_is_left_out_and_a_round_without_any_stops_the_run(
     data: Path, config: FederationConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In a simulation. What was received stays, and the run can go on, here in one process."""
     out = tmp_path / "run"
     own_client(out, FAILING)
-    with pytest.raises(UserError, match=MESSAGE):
+    with pytest.raises(UserError, match=r"Round 1: .*0: no memory; 1: no memory"):
         run_flower(config, data, out, "flower", val=data, client="failing:client_app")
-    said = capfd.readouterr().err
-    assert "round 0: client 1 sent no upload (no memory); going on with 1 of 2" in said
+    assert re.search(r"round 0: client 1 .*no memory", capfd.readouterr().err)
     assert [line["arrived"] for line in rounds(out)] == [[0], []]
     received = load_uploads(out / "received")
     assert [entry.name for entry in received] == ["r00000_c0000"]
@@ -255,7 +211,6 @@ def test_a_supernode_that_is_killed_in_a_round(
     config: FederationConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Flower notices within a minute, and the round is made with the others; all that came is in
     files."""
@@ -274,7 +229,6 @@ def test_a_supernode_that_is_killed_in_a_round(
     assert nodes[1].returncode == -signal.SIGKILL
     assert [line["arrived"] for line in rounds(out)] == [[0, 1], [0]]
     assert rounds(out)[1]["missing"]["1"].startswith("Error: Node Unavailable")
-    assert "round 1: client 1 sent no upload (Error: Node Unavail" in capfd.readouterr().err
     assert len(load_uploads(out / "received")) == 3
     assert_close(load_file(model), after(config, data, [(0, 1), (0,)]))
 
@@ -309,21 +263,12 @@ def test_the_programs_end_with_whoever_started_them(tmp_path: Path) -> None:
     process.stdout.close()  # the fixture looks whether something is left
 
 
-def test_a_superlink_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_programs, "_free_port", lambda: 99999)
-    with (
-        pytest.raises(UserError, match=r"Flower's SuperLink did not start: .*superlink.log ends"),
-        flower_programs.superlink(tmp_path / "home"),
-    ):
-        pass
-
-
-def test_an_app_that_cannot_be_submitted(tmp_path: Path) -> None:
-    with (
-        flower_programs.superlink(tmp_path / "home") as link,
-        pytest.raises(UserError, match=r"flwr run failed. .*run.log ends with"),
-    ):
+def test_programs_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with superlink(tmp_path / "home") as link, pytest.raises(UserError, match=r"run\.log"):
         link.run(tmp_path / "nothing", {})
+    monkeypatch.setattr(flower_programs, "free_port", lambda: 99999)
+    with pytest.raises(UserError, match=r"superlink\.log"), superlink(tmp_path / "other"):
+        pass
 
 
 # helpers ------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What a training keeps is verified before it is used: its checkpoint, its journal, its weights."""
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Callable
@@ -57,7 +59,6 @@ def other_weights(path: Path) -> None:
 LOST: list[Change] = [
     lambda path: path.unlink(),
     lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    lambda path: path.write_bytes(b""),
     lambda path: flipped(path, 0.5),
     lambda path: flipped(path, 0.05),
     other_weights,
@@ -93,50 +94,34 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Change:
     return edit
 
 
-def first(state: dict[str, Any]) -> dict[str, Any]:
-    moments: dict[str, Any] = state["optimizer"]["state"][0]
-    return moments
+def moments(state: dict[str, Any]) -> dict[str, Any]:
+    first: dict[str, Any] = state["optimizer"]["state"][0]
+    return first
 
 
 NAN = float("nan")
-LINE = {
-    **{"step": 12, "epoch": 2.0, "loss": 1.0, "cross_entropy": 1.0, "dal": 0.0},
-    **{"accuracy": 0.5, "gradient_norm": 1.0, "lr": 0.1},
-    "timing": {"images_per_s": 1.0, "seconds_per_step": 1.0, "waiting": 0.0},
-}
 WRONG: list[tuple[Change, str]] = [
     (lambda path: path.write_bytes(path.read_bytes()[:3000]), ""),
     (lambda path: flipped(path, 0.5), ""),
     (lambda path: torch.save([1], path), ""),
     (lambda path: torch.save({}, path), "config"),
-    (edited(lambda s: s.update(dict.fromkeys(s))), "config"),
     (edited(lambda s: s.update(config="{")), ""),
-    (edited(lambda s: s.update(config="5")), "config"),
     (edited(lambda s: s.update(step=True)), "step"),
-    (edited(lambda s: s.update(step=13)), "step 13"),
-    (edited(lambda s: s.update(made_with=[{}])), "made_with"),
-    (edited(lambda s: s.pop("val_top1")), "val_top1"),
+    (edited(lambda s: s.update(step=13)), "13"),
     (edited(lambda s: s.update(val_top1=NAN)), "val_top1"),
-    (edited(lambda s: s.update(unvalidated=[1])), "unvalidated"),
-    (edited(lambda s: s.update(unvalidated={"step": 12})), "unvalidated"),
-    (edited(lambda s: s.update(unvalidated={**LINE, "step": 6})), "unvalidated"),
-    (edited(lambda s: s.update(unvalidated={**LINE, "lr": NAN})), "unvalidated"),
-    (edited(lambda s: s.update(model={})), "model"),
-    (edited(lambda s: s["model"].update(x=torch.zeros(1))), "(x)"),
+    (edited(lambda s: s.update(unvalidated={"step": 6})), "unvalidated"),
     (edited(lambda s: s["model"].update(cls_token=1)), "cls_token"),
     (edited(lambda s: s["model"].update(cls_token=torch.zeros(1))), "cls_token"),
     (edited(lambda s: s["model"]["cls_token"].fill_(NAN)), "cls_token"),
-    (edited(lambda s: s["optimizer"]["param_groups"].pop()), "optimizer"),
-    (edited(lambda s: s["optimizer"]["param_groups"][0].update(eps=7.0)), "eps"),
-    (edited(lambda s: s["optimizer"]["param_groups"][0].update(params=[])), "optimizer"),
-    (edited(lambda s: first(s).update(exp_avg=torch.zeros(1))), "parameter 0"),
-    (edited(lambda s: first(s)["exp_avg"].fill_(NAN)), "parameter 0"),
-    (edited(lambda s: s["optimizer"]["state"].update(x={})), "parameter x"),
+    (edited(lambda s: s["model"].clear()), ""),
+    (edited(lambda s: s["optimizer"].clear()), ""),
+    (edited(lambda s: moments(s).update(exp_avg=torch.zeros(1))), "optimizer"),
+    (edited(lambda s: moments(s)["exp_avg"].fill_(NAN)), "optimizer"),
 ]
 
 
 @pytest.mark.parametrize(("change", "named"), WRONG)
-def test_a_checkpoint_that_is_wrong_is_one_sentence(
+def test_a_checkpoint_that_is_wrong_is_named(
     data: Path, run: Path, change: Change, named: str
 ) -> None:
     change(run / "checkpoint.pt")
@@ -166,45 +151,27 @@ def test_a_bit_anywhere_in_a_checkpoint_is_found_or_has_no_part(data: Path, run:
     assert refused > 20
 
 
+# the journal --------------------------------------------------------------------------------------
+
 NOISE = b'\xff\xfe\n[1]\n5\n{}\n{"step": true}\n{"step": -1}\n' + b"[" * 5000 + b"\n"
 
 
 def test_damaged_lines_of_the_journal_are_left_out_and_said(
-    data: Path, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = curve(run)
-    path = run / "metrics.jsonl"
-    path.write_bytes(NOISE + path.read_bytes() + b'{"step": 1')
-    assert curve(run) == lines
-    again(run, data)
-    assert "metrics.jsonl: 7 damaged line(s) are left out" in capsys.readouterr().err
-    assert curve(run) == lines
-    assert b"\xff" not in path.read_bytes()
-
-
-def test_curves_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "metrics.jsonl").write_text("")
-    for runs in ([], [str(tmp_path / "begun")]):
-        assert main(["curves", *runs, "--out", str(tmp_path / "out")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_flipped_bit_of_the_journal_is_in_no_curve(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, lines = run / "metrics.jsonl", curve(run)
+    """A flipped bit, what is no line, an unfinished last one: in no curve."""
+    lines, path = curve(run), run / "metrics.jsonl"
     content = path.read_bytes()
     at = content.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
-    flipped_digit = bytes([content[at] ^ 1])
-    path.write_bytes(content[:at] + flipped_digit + content[at + 1 :])
+    changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    path.write_bytes(NOISE + changed + b'{"step": 1')
     assert curve(run) == lines[1:]
     assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 0
-    said = f"{path}: 1 damaged line(s) are left out of the curves"
-    assert capsys.readouterr().err.count(said) == 1
+    assert "metrics.jsonl: 8 " in capsys.readouterr().err
     again(run, data)
-    assert "metrics.jsonl: 1 damaged line(s) are left out" in capsys.readouterr().err
+    assert "metrics.jsonl: 8 " in capsys.readouterr().err
+    assert curve(run) == lines[1:]
+    assert b"\xff" not in path.read_bytes()
 
 
 def test_a_journal_of_an_earlier_version_is_read(data: Path, run: Path) -> None:
@@ -219,17 +186,18 @@ def test_a_journal_of_an_earlier_version_is_read(data: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        NOISE,
-        b"5\n",
+        *(None, b"", NOISE, b'{"step": 1, "epoch": 1}\n'),
         b'{"step": 1, "epoch": NaN, "cross_entropy": 1}\n',
-        b'{"step": 1, "epoch": 1}\n',
     ],
 )
-def test_curves_of_a_journal_that_is_none(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+def test_curves_of_nothing_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
-    (run / "metrics.jsonl").write_bytes(content)
-    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 2
+    if content is not None:
+        (run / "metrics.jsonl").write_bytes(content)
+    runs = [str(run)] if content is not None else []
+    assert main(["curves", *runs, "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
-    assert "metrics.jsonl" in printed
+    assert "metrics.jsonl" in printed or content is None
     assert printed.count("\n") == 1
+    assert not (tmp_path / "out" / "curves.png").exists()

@@ -1,4 +1,4 @@
-"""What these tests share: a federation's uploads that nobody changes, and a step of one's own."""
+"""What these tests share: a federation's uploads that nobody changes, and steps of one's own."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def model() -> LoadedModel:
 def gradients(model: LoadedModel) -> dict[str, Tensor]:
     """Of its step on the first planted picture, of class 3."""
     return gradient_of(model, planted_images(1), torch.tensor([3]))
+
+
+@pytest.fixture(scope="module")
+def halved() -> tuple[LoadedModel, dict[str, Tensor]]:
+    """The model in float32, and its gradient of that step under autocast."""
+    single = planted_model().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        return single, gradient_of(single, planted_images(1).float(), torch.tensor([3]))

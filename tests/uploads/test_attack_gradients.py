@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from attacks import ATTACKS
@@ -18,14 +17,13 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.leak import Leak
-from mjp_privacy.uploads.memory import half_precision_error
+from mjp_privacy.uploads.memory import half_precision_error, own_uploads
 from tests.helpers.models import planted_model, tiny_model
 from tests.helpers.planted import gradient_of, planted_images
 
 Gradients = dict[str, Tensor]
 STATIONARY = {"prior": "stationary"}
-PATCHES = 64
-LABEL = torch.tensor([3])
+PATCHES, LABEL = 64, torch.tensor([3])
 
 
 def off(picture: Tensor) -> float:
@@ -50,8 +48,9 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
 
 
 def test_scores_where_images_are_given(model: LoadedModel, gradients: Gradients) -> None:
-    own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "labels": 3}
-    leak = attack_gradients(model, gradients, **own, attacks=["patch_gradient"])
+    """Also of a weight difference, which is a gradient times the rate."""
+    own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "attacks": "patch_gradient"}
+    leak = attack_gradients(model, gradients, labels=3, **own)
     assert leak.scores is not None
     row = leak.scores.iloc[0]
     assert {"attack", "image", "mse", "psnr", "ssim", "fft2d", "lpips", "exact"} == set(row.index)
@@ -61,6 +60,10 @@ def test_scores_where_images_are_given(model: LoadedModel, gradients: Gradients)
     assert leak.floor is not None
     assert 5 < leak.floor < 25
     assert all(text in leak.verdict for text in ("1 of 1", f"{leak.floor:.1f}"))
+    difference = {name: -0.1 * g for name, g in gradients.items()}
+    of_weights = attack_gradients(model, difference, kind="weight_difference", lr=0.1, **own).best
+    assert of_weights.exact == 1
+    assert of_weights.residual < 1e-6
 
 
 def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gradients) -> None:
@@ -79,23 +82,12 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
     assert "token_span" not in attack_gradients(model, unsolved, labels=3).skipped
 
 
-def test_a_weight_difference_is_a_gradient_times_the_rate(
-    model: LoadedModel, gradients: Gradients
-) -> None:
-    difference = {name: -0.1 * g for name, g in gradients.items()}
-    sent: dict[str, Any] = {"kind": "weight_difference", "lr": 0.1}
-    leak = attack_gradients(model, difference, **sent, attacks="patch_gradient")
-    assert off(leak.best.image) < 1e-6
-    assert leak.best.residual < 1e-6
-
-
 def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
     images, labels = planted_images(2), torch.tensor([3, 5])
     each = [gradient_of(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)]
     both = {name: torch.stack([g[name] for g in each]) for name in each[0]}
     leak = attack_gradients(model, both, attacks="patch_gradient", images=images, batch=1)
-    assert leak.scores is not None
-    assert leak.scores["psnr"].min() > 100
+    assert leak.best.exact == 2
     assert leak.labels is not None
     assert leak.labels.tolist() == [3, 5]
 
@@ -119,26 +111,21 @@ def masked_uploads(model: LoadedModel, rounds: int) -> list[Gradients]:
 
 
 def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
+    """An attack without a picture of every image is not the best: plain_step has none of the image
+    that was masked in both uploads."""
     model = planted_model(unknown_embedding=True)
-    chosen = {"masked_span": STATIONARY, "multi_round": STATIONARY}
+    chosen: dict[str, Any] = {"masked_span": STATIONARY, "multi_round": STATIONARY}
     uploads = masked_uploads(model, 8)
     leak = attack_gradients(model, uploads, attacks=chosen, images=planted_images(1))
-    assert leak.scores is not None
-    psnr = leak.scores.set_index("attack")["psnr"]
-    assert psnr["multi_round"] > 60 > psnr["masked_span"]
+    assert leak["multi_round"].psnr > 60 > leak["masked_span"].psnr
     assert leak.best.attack == "multi_round"
     mask = leak["masked_span"].mask
     assert mask is not None
     assert int(mask.sum()) == 16
-
-
-def test_an_attack_without_a_picture_of_every_image_is_not_the_best() -> None:
-    """plain_step has no picture of the image that was masked in both uploads."""
-    model = planted_model(unknown_embedding=True)
     plain = [gradient_of(model, planted_images(2)[1:], LABEL)] * 2
     both = [
         {n: torch.stack([g, other.get(n, torch.zeros_like(g))]) for n, g in one.items()}
-        for one, other in zip(masked_uploads(model, 2), plain, strict=True)
+        for one, other in zip(uploads[:2], plain, strict=True)
     ]
     chosen = {"plain_step": {}, "masked_span": STATIONARY}
     leak = attack_gradients(model, both, attacks=chosen, images=planted_images(2))
@@ -210,10 +197,26 @@ def test_half_precision_is_declared_where_it_is_weighed(
     assert len(attack_gradients(model, rounded, attacks=chosen).results) == 2
 
 
+def test_autocast_is_read_off_the_gradient_and_makes_attacks_stronger(
+    halved: tuple[LoadedModel, Gradients],
+) -> None:
+    """Or it is named, where the gradient does not tell."""
+    model, sent = halved
+    slightly_other = {**sent, "pos_embed": sent["pos_embed"] * 1.0017}
+    untold = {name: g for name, g in sent.items() if name != "pos_embed"}
+    named = {"autocast": "bf16"}
+    for given, facts, kind in ((sent, {}, "bf16"), (untold, {}, "none"), (untold, named, "bf16")):
+        assert own_uploads(model, given, facts).view().updates[0].autocast == kind
+    known, unknown = (
+        attack_gradients(model, g, images=planted_images(1).float(), attacks="patch_gradient").best
+        for g in (sent, slightly_other)
+    )
+    assert known.psnr > unknown.psnr + 1
+
+
 # batches ------------------------------------------------------------------------------------------
 
-SIDE, LARGER = 8, 32
-SHARED = {"img_size": LARGER, "patch_size": 8, "embed_dim": 80, "depth": 1, "num_heads": 4}
+SHARED = {"img_size": 32, "patch_size": 8, "embed_dim": 80, "depth": 1, "num_heads": 4}
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +226,7 @@ def wide() -> LoadedModel:
 
 
 def step(model: LoadedModel, *numbers: int) -> Gradients:
-    chosen = list(numbers)
-    return gradient_of(model, planted_images(6, LARGER)[chosen], torch.tensor(chosen))
+    return gradient_of(model, planted_images(6)[list(numbers)], torch.tensor(numbers))
 
 
 @pytest.fixture(scope="module")
@@ -232,17 +234,17 @@ def two_uploads(wide: LoadedModel) -> tuple[Leak, Leak]:
     """Two batches that share the picture 2; without and with the originals."""
     sent = [step(wide, 0, 1, 2), step(wide, 3, 4, 2)]
     chosen = {"shared_picture": STATIONARY, "patch_gradient": {}}
-    leaks = [
+    without, beside = (
         attack_gradients(wide, sent, batch=3, attacks=chosen, images=originals)
-        for originals in (None, planted_images(6, LARGER))
-    ]
-    return leaks[0], leaks[1]
+        for originals in (None, planted_images(6))
+    )
+    return without, beside
 
 
 def test_pictures_of_a_batch_are_certain_and_labels_are_no_doubt() -> None:
     """`layer_span` finds both; the labels are given in another order than that of the pictures."""
-    model = planted_model(img_size=SIDE, depth=3)
-    sent = gradient_of(model, planted_images(2, SIDE), torch.tensor([3, 5]))
+    model = planted_model(img_size=8, depth=3)
+    sent = gradient_of(model, planted_images(2, 8), torch.tensor([3, 5]))
     chosen = {"patch_gradient": {}, "layer_span": STATIONARY}
     leak = attack_gradients(model, sent, labels=[5, 3], attacks=chosen)
     assert leak.best.attack == "layer_span"
@@ -260,33 +262,27 @@ def test_where_nothing_is_verified_the_best_is_made_for_batches(wide: LoadedMode
     leak = attack_gradients(wide, step(wide, 0, 1), batch=2, attacks=chosen)
     assert [made.attack for made in leak.ranked] == ["batch_span", "patch_gradient"]
     assert leak.best.verified == 0
-
-
-def titles(figure: Figure) -> list[str]:
-    return [axes.get_title() for axes in figure.axes]
+    assert "no evidence of safety" in leak.verdict
 
 
 def test_attacks_with_different_numbers_of_pictures_are_drawn(
     two_uploads: tuple[Leak, Leak], tmp_path: Path
 ) -> None:
+    """Beside an original stands the picture that was scored; without originals those that are
+    certain come first."""
     figure = two_uploads[0].show(tmp_path / "leak.png")
     assert (tmp_path / "leak.png").stat().st_size > 5000
-    first, second, *_ = (title for title in titles(figure) if "shared_picture" in title)
-    assert "certain" in first  # certain ones first, wherever their places are
+    titles = [axes.get_title() for axes in figure.axes]
+    first, second, *_ = (title for title in titles if "shared_picture" in title)
+    assert "certain" in first
     assert "certain" in second
-    assert sum("patch_gradient" in title for title in titles(figure)) == 3
+    assert sum("patch_gradient" in title for title in titles) == 3
     assert "4 of 6 pictures of shared_picture" in figure.get_suptitle()
-
-
-def test_beside_an_original_stands_the_picture_that_was_scored(
-    two_uploads: tuple[Leak, Leak],
-) -> None:
     figure = two_uploads[1].show()
-    assert ["certain" in title for title in titles(figure)[1::3]] == [False, False, True, False]
-    original, drawn = (figure.axes[2 * 3 + at].images[0].get_array() for at in (0, 1))
-    assert drawn is not None  # of picture 2, in the best attack's column
-    assert original is not None
-    assert abs(torch.as_tensor(drawn) - torch.as_tensor(original)).max() < 1e-3
+    titles = [axes.get_title() for axes in figure.axes]
+    assert ["certain" in title for title in titles[1::3]] == [False, False, True, False]
+    original, drawn = (torch.as_tensor(figure.axes[6 + at].images[0].get_array()) for at in (0, 1))
+    assert (drawn - original).abs().max() < 1e-3  # of picture 2, in the best attack's column
 
 
 def test_what_cannot_be_drawn_is_refused(

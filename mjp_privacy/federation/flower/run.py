@@ -179,7 +179,7 @@ class SuperLink:
         logs = [self.home / f"supernode{node}.log" for node in range(number)]
         for node, log in enumerate(logs):
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
-            command += ["--port", str(_free_port())]
+            command += ["--port", str(free_port())]
             command += ["--node-config", f"partition-id={node} num-partitions={number}"]
             self.nodes.append(_start(command, log, self.environment))
         for node, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
@@ -232,7 +232,7 @@ def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
     `with superlink(home) as link: link.start_nodes(2); link.run(app, {})`
     """
     home.mkdir(parents=True, exist_ok=True)
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     lines = ("[superlink]", f'default = "{LINK}"', f"[superlink.{LINK}]")
     connection = "\n".join((*lines, f'address = "{address}"', "insecure = true", ""))
     (home / "config.toml").write_text(connection, encoding="utf-8")
@@ -338,7 +338,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

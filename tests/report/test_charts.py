@@ -1,0 +1,344 @@
+"""Charts: XML with its hover texts, strangers' words as text, equal bytes again, and what is drawn
+where; accuracy against leakage with its families, strengths and Pareto front."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+
+from mjp_privacy.core.drawing import COLOURS
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.charts.chart import LIGHTER, VARIABLES, Chart, standalone
+from mjp_privacy.report.charts.curves import uploads_charts
+from mjp_privacy.report.charts.distributions import curve_of, distribution_charts
+from mjp_privacy.report.charts.tradeoff import (
+    TradeoffPoint,
+    draw_tradeoff,
+    family_and_strength,
+    pareto_front,
+    points_from_comparison,
+    strength_lines,
+    tradeoff_chart,
+)
+from mjp_privacy.report.lines import Line
+from tests.helpers.ladder_rows import derived_of, ladder_run, lines_of, run_of
+from tests.helpers.report_rows import HOSTILE, cell
+
+SVG = "{http://www.w3.org/2000/svg}"
+WILD = HOSTILE + "</svg><script>alert(1)</script>]]>-->$\\frac{1}$ \x00\x1b\u202e\ud800\ufffe"
+ELEMENTS = {"svg", "title", "desc", "style", "g", "defs", "path", "use", "text", "clipPath", "rect"}
+
+
+def titles(svg: str) -> set[str]:
+    """The hover texts, without the chart's own title."""
+    return {title.text or "" for title in [*ElementTree.fromstring(svg).iter(f"{SVG}title")][1:]}
+
+
+def texts(svg: str) -> set[str]:
+    return {"".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+
+
+def line_of(folder: Path, psnr: list[float | str], **more: Any) -> Line:
+    (line,) = lines_of(run_of(folder, (cell("one"), psnr), **more))
+    return line
+
+
+def uploads_table(rows: list[tuple[float, int, float]], **changes: object) -> pd.DataFrame:
+    """Points of one panel: (γ, uploads, PSNR)."""
+    known: dict[str, object] = {
+        **{"model": "ViT", "setting": "c", "dtype": "float32", "attack": "multi_round"},
+        **{"options": "", "differs": "", "n": 20, "panel": 1, "grey_mean": 12.0},
+    }
+    records = []
+    for gamma, uploads, psnr in rows:
+        record = known | {"gamma": gamma, "uploads": uploads}
+        for name in ("psnr_median", "psnr_mean"):
+            record |= {name: psnr, f"{name}_lo": psnr - 1, f"{name}_hi": psnr + 1}
+        records.append(record | changes)
+    return pd.DataFrame(records)
+
+
+def point(accuracy: float, leakage: float, **changes: object) -> TradeoffPoint:
+    made = TradeoffPoint(
+        f"{accuracy:g}/{leakage:g}",
+        *("noise", math.nan, accuracy, accuracy - 1, accuracy + 1),
+        *(leakage, leakage - 1, leakage + 1, 20),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def made(folder: Path, word: str) -> list[Chart]:
+    """One chart of every kind, each with this word wherever a stranger's can stand."""
+    line = line_of(folder, [10.0, 40.0, math.inf, "failed"])
+    table = uploads_table([(0.1, 1, 20.0), (0.1, 2, 30.0)], model=word, options=word)
+    families = enumerate(("none", "MJP", "noise"))
+    points = [
+        point(50, 9 + i, label=word + kind, family=kind, strength=1.0) for i, kind in families
+    ]
+    drawn = [*distribution_charts([(word, line)]), *uploads_charts(table)]
+    return [*drawn, tradeoff_chart(points, floor=8.0)]
+
+
+def test_words_of_strangers_are_text_in_every_chart(tmp_path: Path) -> None:
+    for found in made(tmp_path, WILD):
+        root = ElementTree.fromstring(found.svg)
+        assert {element.tag.removeprefix(SVG) for element in root.iter()} <= ELEMENTS
+        assert not [n for e in root.iter() for n in e.attrib if n.lower().startswith("on")]
+        assert any("<script>" in text for text in root.itertext())
+        assert root.findtext(f"{SVG}title")
+        assert root.findtext(f"{SVG}desc")
+
+
+def test_equal_rows_are_equal_bytes_on_a_page_and_colours_in_a_file(tmp_path: Path) -> None:
+    charts = made(tmp_path / "a", "name")
+    assert charts == made(tmp_path / "b", "name")
+    for found in charts:
+        assert "var(--ink, #1f2933)" in found.svg
+        file = standalone(found.svg)
+        ElementTree.fromstring(file)
+        assert "var(" not in file
+        known = {*COLOURS, *VARIABLES, *LIGHTER, *LIGHTER.values()}
+        assert set(re.findall(r"#[0-9a-f]{6}\b", file)) <= known
+
+
+# over uploads -------------------------------------------------------------------------------------
+
+POINTS = [(0.1, 2, 20.0), (0.1, 8, 30.0), (0.3, 2, 10.0)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"psnr_median_lo": math.nan, "psnr_mean_hi": math.nan},
+        {"grey_mean": math.nan},
+        {"psnr_mean": math.inf, "psnr_mean_hi": math.inf},
+        {"uploads": 6},
+    ],
+)
+def test_a_chart_over_uploads_has_every_point_and_curve(changes: dict[str, Any]) -> None:
+    (found,) = uploads_charts(uploads_table(POINTS, **changes))
+    assert not re.search(r"\b(nan|inf)\b", found.svg)
+    known = {f"γ {g:g}, uploads {changes.get('uploads', n)}: {psnr}, n=20" for g, n, psnr in POINTS}
+    assert known <= titles(found.svg)
+    assert {"γ 0.1 (n=20)", "γ 0.3 (n=20)", "uploads of the same picture"} <= texts(found.svg)
+    assert ("12.0 dB" in found.caption) == ("grey_mean" not in changes)
+
+
+def test_nothing_to_show_is_no_chart(tmp_path: Path) -> None:
+    assert uploads_charts(pd.DataFrame()) == ()
+    assert distribution_charts([]) == ()
+    assert distribution_charts([("a", line_of(tmp_path, ["unscored"]))]) == ()
+
+
+# shares over thresholds ---------------------------------------------------------------------------
+
+
+def at(curve: Any, place: float) -> float:
+    """The share of the step that holds at a place."""
+    return float(curve.share[np.searchsorted(curve.thresholds, place, side="right") - 1]) / 100
+
+
+def test_success_is_the_share_that_reaches_each_threshold(tmp_path: Path) -> None:
+    scores: list[float | str] = [12.0, 20.0, 30.0, 45.0, math.inf, "failed", "unsupported"]
+    curve = curve_of(line_of(tmp_path, [*scores, "unscored"]), "psnr", 0.0, PSNR_CAP)
+    assert curve.of == 7
+    known = {0: 5, 12: 5, 12.001: 4, 20: 4, 20.001: 3, 30: 3, 44: 2, 45.001: 1, 100: 1}
+    for place, count in known.items():
+        assert at(curve, place) == pytest.approx(count / 7), place
+
+
+def test_the_share_of_lpips_grows_and_of_ssim_falls_as_more_is_asked(tmp_path: Path) -> None:
+    line = line_of(tmp_path, [20.0, 40.0, 60.0, "failed"])  # LPIPS .1, .01, .001
+    curve = curve_of(line, "lpips", 0.0, 1.0, smaller=True)
+    steps = {0.0: 0, 0.0011: 0.25, 0.0099: 0.25, 0.011: 0.5, 0.099: 0.5, 0.101: 0.75, 5.0: 0.75}
+    for place, share in steps.items():
+        assert at(curve, place) == share, place
+    line = line_of(tmp_path / "ssim", [10.0, 20.0, "failed"])  # SSIM .9, .99
+    curve = curve_of(line, "ssim", 0.0, 1.0)
+    assert [at(curve, x) for x in (0.0, 0.9, 0.95, 1.0)] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0])
+
+
+def test_crops_of_a_photograph_are_not_counted_as_independent(tmp_path: Path) -> None:
+    line = line_of(tmp_path, [40.0, 40.0, 10.0, 10.0] * 5, photographs=4)
+    curve = curve_of(line, "psnr", 0.0, PSNR_CAP)
+    assert (curve.of, curve.photographs) == (20, 4)
+    half = int(np.flatnonzero(curve.share == 50)[0])
+    alone = binomtest(10, 20).proportion_ci(method="wilson")
+    assert curve.high[half] - curve.low[half] > 130 * (alone.high - alone.low)
+    assert "crops of one photograph" in distribution_charts([("a", line)])[0].caption
+
+
+def test_a_step_is_drawn_where_it_belongs(tmp_path: Path) -> None:
+    """Half of the images fall out at 20 dB: the curve goes from 100 % to 50 % right there."""
+    svg = distribution_charts([("a", line_of(tmp_path, [20.0, math.inf]))])[0].svg
+    place = r'<text [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>'
+    (twenty,) = [float(x) for x, _ in re.findall(place + "20</text>", svg)]
+    bottom, top = (float(re.findall(place + f"{share} %</text>", svg)[0][1]) for share in (0, 100))
+    outline = re.search(r'<path d="M ([^"]+)"[^>]*stroke-width: 1.8', svg)
+    assert outline is not None
+    corners = [tuple(map(float, corner.split())) for corner in outline.group(1).split(" L ")]
+    ((start, end),) = [(a, b) for a, b in pairwise(corners) if b[1] > a[1] + 1]
+    assert (start[0], end[0]) == pytest.approx((twenty, twenty), abs=0.2)
+    assert end[1] - start[1] == pytest.approx((bottom - top) / 2, abs=0.2)
+
+
+def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
+    ladder_run(tmp_path)
+    attacks = [line for line in lines_of(tmp_path) if line.role == "attack"]
+    every = [*attacks, *derived_of(tmp_path).values()]
+    named = [(f"line {line.number} of a <long> name" + 80 * "x", line) for line in every]
+    for chart in distribution_charts(named):
+        for name, line in named:
+            assert any(title.startswith(name) for title in titles(chart.svg))
+            assert any(text.startswith(f"line {line.number} of") for text in texts(chart.svg))
+    assert "11.0 dB" in distribution_charts(named)[0].caption
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        *(["failed", "unsupported"], [15.0], [math.inf, math.inf, "failed"], [math.nan, 20.0]),
+        *([-3.0, 0.0, 5.0], [20.0] * 5),
+    ],
+)
+def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str]) -> None:
+    for found in distribution_charts([("a", line_of(tmp_path, scores))]):
+        ElementTree.fromstring(found.svg)
+        assert not re.search(r"\b(nan|inf)\b", found.svg)
+
+
+# accuracy against leakage -------------------------------------------------------------------------
+
+COMPARISON = pd.read_csv(Path(__file__).parents[2] / "results/defenses/comparison.csv")
+
+
+@pytest.mark.parametrize(
+    ("defence", "family", "strength"),
+    [
+        ("none", "none", math.nan),
+        ("MJP γ=0.27; dal", "MJP", 0.27),
+        ("MJP γ=0.27; dal; plain_share 0.5", "MJP", math.nan),
+        ("gaussian_noise 1e-05", "noise", 1e-5),
+        ("dp_sgd 0.5 clip 2", "DP-SGD", 0.5),
+        ("top_k 0.1", "sparsification", -0.1),
+        ("float16", "quantisation", 1 / 16),
+        ("sign", "quantisation", 1.0),
+        ("withhold pos_embed", "withheld", math.nan),
+        ("positions sinusoidal", "withheld", math.nan),
+        ("MJP γ=0.27; dal; dp_sgd 0.01", "pairs with MJP", math.nan),
+        ("dp_sgd 1; top_k 0.1", "other", math.nan),
+        ("something new 3", "other", math.nan),
+    ],
+)
+def test_family_and_strength_of_a_defence(defence: str, family: str, strength: float) -> None:
+    assert family_and_strength(defence) == (family, pytest.approx(strength, nan_ok=True))
+
+
+@pytest.mark.parametrize("scope", ["1 upload", "any number of uploads"])
+def test_points_are_the_rows_of_the_table_and_each_has_its_name(scope: str) -> None:
+    points = points_from_comparison(COMPARISON, scope)
+    rows = COMPARISON[COMPARISON["scope"] == scope]
+    kept = [(p.label, p.leakage, p.accuracy) for p in points]
+    assert kept == [*rows[["label", "psnr", "top1"]].itertuples(index=False, name=None)]
+    assert [p.label for p in points if p.unattacked] == ["no patch gradient"]
+    found = tradeoff_chart(points, floor=12.5)
+    assert {p.words for p in points} | {"Pareto front"} <= titles(found.svg)
+    assert {f"{n}  {p.label}" for n, p in enumerate(points, 1)} <= texts(found.svg)
+    assert {p.family for p in points} <= texts(found.svg)
+    assert "12.5 dB" in found.caption
+    assert "no patch gradient" in found.caption
+
+
+def test_only_defences_differ_between_points_and_another_table_is_refused() -> None:
+    table = COMPARISON.copy()
+    table.loc[table["label"] == "none", "batch"] = 4
+    table.loc[table["label"] == "int8", "steps"] = 5
+    labels = {p.label for p in points_from_comparison(table, "1 upload")}
+    assert {"none", "int8"}.isdisjoint(labels)
+    assert len(labels) == 19
+    with pytest.raises(UserError, match="psnr"):
+        points_from_comparison(pd.DataFrame({"label": ["a"]}), "1 upload")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_front_is_what_nobody_beats(seed: int) -> None:
+    """Against the definition, pair by pair."""
+    values = np.random.default_rng(seed).integers(0, 8, (25, 2)).astype(float)
+    points = [point(a, b) for a, b in values]
+    best = {
+        (p.leakage, p.accuracy)
+        for p in points
+        if not any(
+            (q.accuracy >= p.accuracy and q.leakage <= p.leakage)
+            and (q.accuracy > p.accuracy or q.leakage < p.leakage)
+            for q in points
+        )
+    }
+    front = [(p.leakage, p.accuracy) for p in pareto_front(points)]
+    assert set(front) == best
+    assert front == sorted(front)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_front"),
+    [
+        ({}, True),
+        ({"n": 11, "not_scored": 9}, True),
+        ({"n": 2, "not_scored": 18}, False),
+        ({"n": 20, "not_reached": 12}, False),
+    ],
+)
+def test_a_client_whose_pictures_mostly_have_no_score_is_not_on_the_front(
+    changes: dict[str, int], on_front: bool
+) -> None:
+    private = point(90.0, 8.0, **changes)
+    assert (private in pareto_front([private, point(80.0, 30.0)])) == on_front
+
+
+def test_lines_follow_the_strength() -> None:
+    points = [point(50, 12, strength=1.0), point(60, 15, strength=0.1), point(40, 12)]
+    points += [point(70, 20, strength=0.5), point(1, 1, family="MJP", strength=0.2)]
+    (line,) = strength_lines(points)
+    assert [p.strength for p in line] == [0.1, 0.5, 1.0]
+
+
+def test_a_point_stands_where_its_figures_are() -> None:
+    """Leakage grows to the right, accuracy upwards; 12 to 20 dB have as much room as all beyond."""
+    svg = tradeoff_chart([point(50, 12), point(60, 20), point(70, 100)]).svg
+    uses = r"<title>{}[^<]*</title>.*?<use [^>]*x=\"([\d.]+)\" y=\"([\d.]+)\""
+    places = [re.findall(uses.format(name), svg, re.S)[0] for name in ("50/12", "60/20", "70/100")]
+    (x, y), (x2, y2), (x3, y3) = [(float(across), float(down)) for across, down in places]
+    assert x2 - x == pytest.approx((x3 - x2) * 8.0 / 9.8, rel=0.01)
+    assert y - y2 == pytest.approx(y2 - y3, abs=0.2)
+    assert y2 < y
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [point(math.nan, 12), point(50, math.nan), point(50, math.inf)],
+        [point(50, 12, accuracy_low=math.nan, leakage_high=math.nan)],
+        [point(50, 100.0, leakage_high=100.0)] * 3,
+        [point(0, 0.5, leakage_low=-3.0, family="<b>")],
+    ],
+)
+def test_odd_points_do_not_break_the_drawing(points: list[TradeoffPoint], tmp_path: Path) -> None:
+    found = tradeoff_chart(points)
+    assert not re.search(r"\b(nan|inf)\b", found.svg)
+    lacking = sum(not p.drawable for p in points)
+    assert (f"{lacking} without accuracy" in found.caption) == (lacking > 0)
+    draw_tradeoff({"all": points}, tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 0

@@ -1,0 +1,385 @@
+"""Pictures as files, on the page and in the strip: what they hold, their names, their choice."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mjp_privacy.cli import main
+from mjp_privacy.core.text import formula_free
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import pictures as picture_files
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.page import gallery
+from mjp_privacy.report.page.gallery import (
+    GAP,
+    HEAD,
+    LARGEST_SIDE,
+    SIDE,
+    SMALL_SIDE,
+    data_uri,
+    fill_gallery,
+    images_in_order,
+    write_strip,
+)
+from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
+from tests.helpers import runs
+from tests.helpers.ladder_rows import lines_of, run_of
+from tests.helpers.report_rows import (
+    add_pictures,
+    cell,
+    image_id,
+    image_rows,
+    intact,
+    only_line,
+    photograph,
+    small_run,
+    write_rows,
+)
+from tests.helpers.report_rows import write_pictures as store_pictures
+
+HOSTILE = ["../../etc/passwd", "/abs", "..", ".", "", "CON", "nul.txt", "a\\..\\b", "-rf", ".hid"]
+HOSTILE += ["猫", "犬", "é", "e\N{COMBINING ACUTE ACCENT}", "A", "a", "x" * 500, "x" * 501, "a\0b"]
+HOSTILE += [
+    "original",
+    "fed",
+    "index.csv",
+    "=1+1",
+    "line\nbreak",
+    "\ud800",
+    "<script>",
+    "a b",
+    "a_b",
+]
+
+
+def pictured(folder: Path, cells: list[dict[str, Any]], images: Mapping[str, float]) -> list[Line]:
+    """A run in which every cell has these images, with their PSNR."""
+    store = RunStore(folder)
+    store.write_cells(cells)
+    for entry in cells:
+        rows = [row for name, value in images.items() for row in image_rows(entry, name, value)]
+        write_rows(store, entry, rows)
+        store_pictures(store, entry, images)
+    return lines_of(folder)
+
+
+def named(lines: list[Line], name: str = "plain") -> dict[int, str]:
+    return {line.number: name for line in lines}
+
+
+def index(folder: Path) -> list[dict[str, str]]:
+    with (folder / "index.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def files(folder: Path) -> set[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix() for path in paths}
+
+
+# what they hold -----------------------------------------------------------------------------------
+
+
+def test_mjp_score_gives_the_scores_of_the_run(tmp_path: Path) -> None:
+    """APRIL on plain and shuffled images; in (c) `fed` gives other figures than the original."""
+    grid = [{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}]
+    config = runs.tiny(models={"MJP": runs.MJP}, grid=grid)
+    runs.attack(runs.photographs(tmp_path / "images", 4), tmp_path / "run", config)
+    for line in lines_of(tmp_path / "run"):
+        setting = line.cell.setting
+        out, right = tmp_path / setting, "fed" if setting == "b" else "original"
+        write_pictures([line], [], out, client_names=named([line]), all_images=True)
+        found = scores(out / "plain" / right, out / "plain" / "april", tmp_path / "scores.csv")
+        by_file = {Path(row["file"]).name: row for row in index(out) if row["line"]}
+        assert len(found) == 4 * 5
+        for (file, metric), value in found.items():
+            expected = line.scored(metric, "paper")[by_file[file]["image_id"]]
+            assert value == pytest.approx(expected, abs=1e-6), (file, metric)
+            assert by_file[file]["reference"] == f"plain/{right}/{file}"
+        if setting == "c":
+            other = scores(out / "plain/fed", out / "plain/april", tmp_path / "scores.csv")
+            assert other != found
+
+
+def scores(reference: Path, reconstruction: Path, out: Path) -> dict[tuple[str, str], float]:
+    """What `mjp score` says in the paper's variant, by file and metric."""
+    argv = ["score", "--reference", str(reference), "--reconstruction", str(reconstruction)]
+    assert main([*argv, "--out", str(out), "--device", "cpu"]) == 0
+    with out.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] == "paper"]
+    return {(row["image"], row["metric"]): float(row["value"]) for row in rows}
+
+
+def test_bytes_are_rounded_half_to_even_and_missing_is_grey() -> None:
+    values = [0.0, 0.5 / 255, 1.5 / 255, 1.0, 2.0, -1.0, math.nan, math.inf]
+    shown = pixels(torch.tensor(values, dtype=torch.float64).reshape(1, 2, 4))
+    assert shown.shape == (2, 4, 3)
+    assert shown[..., 0].ravel().tolist() == [0, 0, 2, 255, 255, 0, 128, 255]
+    assert np.array_equal(shown[..., 0], shown[..., 2])
+
+
+def test_only_the_images_asked_for_are_written(tmp_path: Path) -> None:
+    lines = pictured(tmp_path / "run", [cell("x")], {"a": 20.0, "b": 21.0, "c": 22.0})
+    out, names = tmp_path / "out", named(lines)
+    written = write_pictures(lines, ["b", "not there"], out, client_names=names)
+    assert files(out) == {path.relative_to(out).as_posix() for path in written}
+    assert files(out) == {
+        *("plain/april/b.png", "plain/original/b.png", "plain/fed/b.png", "index.csv")
+    }
+    assert [(row["attack"], row["line"], row["psnr"]) for row in index(out)] == [
+        *(("original", "", ""), ("fed", "", ""), ("april", "1", "21.0"))
+    ]
+    write_pictures(lines, [], out, client_names=names, all_images=True)
+    assert len(files(out)) == 10
+
+
+def test_lines_without_pictures_or_truth(tmp_path: Path) -> None:
+    run_of(tmp_path / "run", (cell("none"), ["unscored"]), (cell("x", attack="span"), ["unscored"]))
+    add_pictures(RunStore(tmp_path / "run"), "x", {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)])
+    lines, out = lines_of(tmp_path / "run"), tmp_path / "out"
+    assert write_pictures(lines[:1], [image_id(0)], out, client_names=named(lines)) == []
+    assert not out.exists()
+    write_pictures(lines, [image_id(0)], out, client_names=named(lines))
+    (row,) = index(out)
+    assert files(out) == {row["file"], "index.csv"}
+    assert (row["psnr"], row["psnr_paper"], row["reference"]) == ("", "", "")
+
+
+# what they are called -----------------------------------------------------------------------------
+
+
+def is_safe(name: str) -> bool:
+    kept = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-")
+    devices = {"CON", "PRN", "AUX", "NUL", *(f"{p}{i}" for p in ("COM", "LPT") for i in range(10))}
+    return (
+        0 < len(name) <= LONGEST + 4
+        and set(name) <= kept
+        and name[0] not in ".-"
+        and name[-1] != "."
+        and ".." not in name
+        and name.split(".")[0].upper() not in devices
+    )
+
+
+def test_names_are_unique_stable_and_told_by_their_text() -> None:
+    names = UniqueNames(taken=("Original",))
+    given = [names.of(text) for text in HOSTILE]
+    assert len({name.casefold() for name in (*given, "original")}) == len(HOSTILE) + 1
+    assert all(is_safe(name) for name in given)
+    assert [names.of(text) for text in HOSTILE] == given
+    assert UniqueNames().of("MJP γ .27 / ViT") == "MJP_gamma_.27_ViT"
+    first, second = (UniqueNames(taken=taken).of("a_b") for taken in ((), ("a_b",)))
+    assert len({first, second, UniqueNames(taken=(first, second)).of("a_b")}) == 3
+
+
+def test_hostile_labels_and_ids_stay_inside(tmp_path: Path) -> None:
+    """Every image of every line has a file of its own, and nothing lies outside the folder."""
+    texts = [text for text in HOSTILE if text not in ("", "\ud800", "a\0b")]  # not for Parquet
+    cells = [cell(f"id{i}", attack=text, model=text) for i, text in enumerate(texts[:9])]
+    cells += [cell("same", attack="original", model="A"), cell("again", attack="Fed", model="A")]
+    lines = pictured(tmp_path / "run", cells, dict.fromkeys(texts, 20.0))
+    names = {line.number: line.cell.model.label for line in lines}
+    out = tmp_path / "deep" / "down" / "pictures"
+    written = write_pictures(lines, texts, out, client_names=names)
+    assert len({str(path).casefold() for path in written}) == len(written)
+    assert all(is_safe(part) for path in written for part in path.relative_to(out).parts)
+    rows = [row for row in index(out) if row["line"]]
+    assert len({(row["line"], row["file"]) for row in rows}) == len(lines) * len(texts)
+    assert {row["image_id"] for row in rows} == set(map(formula_free, texts))
+    assert {p for p in (tmp_path / "deep").rglob("*") if p.is_file()} == set(written)
+
+
+def test_two_clients_of_one_name_do_not_share_their_originals(tmp_path: Path) -> None:
+    """Other models take other crops, so the same image is not the same picture."""
+    lines = pictured(tmp_path / "run", [cell("x"), cell("y", model="ViT-S", size=32)], {"a": 20.0})
+    write_pictures(lines, ["a"], tmp_path / "out", client_names=named(lines))
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"plain", "plain-line002", "index.csv"}
+
+
+# pictures of an earlier report --------------------------------------------------------------------
+
+
+def test_stale_pictures_go_and_all_else_stays(tmp_path: Path) -> None:
+    lines = pictured(tmp_path / "run", [cell("x"), cell("y", attack="span")], {"a": 9.0, "b": 9.5})
+    out = tmp_path / "out"
+    write_pictures(lines, ["a", "b"], out, client_names=named(lines, "old"))
+    (out / "old" / "april" / "mine.png").write_bytes(b"mine")
+    (out / "notes.png").write_bytes(b"mine")
+    write_pictures(lines[:1], ["b"], out, client_names=named(lines, "new"))
+    assert files(out) == {
+        *("new/april/b.png", "new/original/b.png", "new/fed/b.png", "index.csv"),
+        *("old/april/mine.png", "notes.png"),
+    }
+    assert not (out / "old" / "span").exists()
+    assert write_pictures([], [], out, client_names={}) == []
+    assert files(out) == {"old/april/mine.png", "notes.png"}
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *("../victim.png", "../../victim.png", "a/../../victim.png", "/tmp/x/victim.png"),
+        *("link/april/victim.png", "a/april/..", "a/b/c/victim.png", "a/april/notes.txt"),
+        *("a\\..\\victim.png", "a/april/\0.png", f"a/b/{'x' * 5000}.png", "", ".git/x/y.png"),
+    ],
+)
+def test_an_index_that_names_other_files_removes_none(tmp_path: Path, listed: str) -> None:
+    out = tmp_path / "top" / "out"
+    beside = ("victim.png", "top/victim.png", "else/april/victim.png")
+    inside = ("a/b/c/victim.png", "a/april/notes.txt", "victim.png", ".git/x/y.png")
+    kept = [*(tmp_path / name for name in beside), *(out / name for name in inside)]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"keep")
+    (out / "link").symlink_to(tmp_path / "else")
+    with (out / "index.csv").open("w", newline="") as file:
+        rows = csv.DictWriter(file, COLUMNS, restval="")
+        rows.writeheader()
+        rows.writerow({"file": listed})
+    write_pictures([], [], out, client_names={})
+    assert all(path.read_bytes() == b"keep" for path in kept)
+
+
+def test_a_killed_report_leaves_no_picture_unlisted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {image_id(i): 20.0 for i in range(3)}
+    lines = pictured(tmp_path / "run", [cell("x")], names)
+    out, rounded = tmp_path / "out", picture_files.pixels
+    calls: list[int] = []
+
+    def killed(image: torch.Tensor) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return rounded(image)
+
+    monkeypatch.setattr(picture_files, "pixels", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_pictures(lines, list(names), out, client_names=named(lines))
+    assert len(files(out)) == 6
+    monkeypatch.undo()
+    write_pictures([], [], out, client_names={})
+    assert files(out) == set()
+
+
+# on the page --------------------------------------------------------------------------------------
+
+
+def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
+    """21 images: 10 %, 50 % and 90 % first, then the ends, then the rest; without scores the first
+    by name."""
+    psnr = (*(float(7 * i % 21) for i in range(20)), 20.5)
+    line = only_line(small_run(tmp_path, psnr))
+    by_score = [image_id(i) for i in np.argsort(psnr, kind="stable")]
+    order = list(images_in_order(set(line.images), line))
+    assert order[:3] == [(by_score[place], True) for place in (2, 10, 18)]
+    assert order[3:5] == [(by_score[0], False), (by_score[20], False)]
+    assert sorted(order) == sorted({*order})
+    assert {name for name, _ in order} == set(by_score)
+    by_name = [(image_id(i), i < 3) for i in range(5)]
+    assert list(images_in_order({name for name, _ in by_name}, None)) == by_name
+
+
+ATTACKS = {
+    "april": [9.0, 8.0, 7.0],
+    "masked_span": [30.0, 12.0, 20.0],
+    "pixel_lattice": [20.0, 25.0, 15.0],
+    "rounds": [28.0, 40.0, 50.0],
+}
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """April, two attacks on one upload, one on several; all with pictures."""
+    folder, shared = tmp_path_factory.mktemp("strip"), {"setting": "c", "gamma": 0.27}
+    cells = {name: intact(name, **shared) for name in ATTACKS}
+    cells["april"] = cell("april", **shared)
+    cells["rounds"] |= {"attack_name": "multi_round", "uploads": 6}
+    run_of(folder, *((entry, ATTACKS[name], {"zero_rows": 50.0}) for name, entry in cells.items()))
+    for name, entry in cells.items():
+        stored = {image_id(i): psnr for i, psnr in enumerate(ATTACKS[name])}
+        store_pictures(RunStore(folder), entry, stored)
+    return folder
+
+
+def decoded(uri: str) -> tuple[str, np.ndarray]:
+    head, _, data = uri.partition(",")
+    with Image.open(io.BytesIO(base64.b64decode(data))) as opened:
+        return head, np.asarray(opened.convert("RGB"))
+
+
+def test_every_line_shows_the_same_images(ladder: Path) -> None:
+    contents = read_contents([ladder])
+    assert {shown.image_id for shown in contents.gallery.shown} == {image_id(i) for i in range(3)}
+    for shown in contents.gallery.shown:
+        assert set(shown.lines) == {line.number for line in contents.every_line}
+        for line in contents.every_line:
+            stored = line.reconstruction(shown.image_id)
+            assert stored is not None
+            _, drawn = decoded(contents.gallery.pictures[shown.lines[line.number]])
+            np.testing.assert_array_equal(drawn, pixels(stored["images"]))
+    (first,) = (shown for shown in contents.gallery.shown if shown.image_id == image_id(1))
+    assert first.lines[contents.derived[0].number] == first.lines[3]  # the same picture, kept once
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "images"),
+    [("MOST_IMAGES", 2, 2), ("MOST_PICTURES", 5, 1), ("MOST_BYTES", 1, 1)],
+)
+def test_a_full_page_takes_no_more(
+    ladder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, images: int
+) -> None:
+    lines = lines_of(ladder)
+    monkeypatch.setattr(gallery, bound, value)
+    assert len(fill_gallery(lines, lines[0]).shown) == images
+
+
+def test_small_pictures_lose_nothing() -> None:
+    made = np.random.default_rng(0).integers(0, 256, (3, SMALL_SIDE, SMALL_SIDE))
+    head, found = decoded(data_uri(torch.from_numpy(made / 255).float()))
+    assert head == "data:image/png;base64"
+    np.testing.assert_array_equal(found, made.transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize(("side", "shown"), [(SMALL_SIDE + 1, SMALL_SIDE + 1), (384, LARGEST_SIDE)])
+def test_large_pictures_are_compressed_and_stay_alike(side: int, shown: int) -> None:
+    image = photograph(3, side)
+    head, found = decoded(data_uri(image))
+    assert head == "data:image/webp;base64"
+    assert found.shape == (shown, shown, 3)
+    expected = torch.nn.functional.avg_pool2d(image, side // shown).permute(1, 2, 0).numpy()
+    assert np.abs(found / 255 - expected).mean() < 0.02
+
+
+def test_tiles_of_the_strip_are_the_stored_pictures(ladder: Path, tmp_path: Path) -> None:
+    """Original, what was fed, april, the best of each image: not one attack's in every row."""
+    strip, ids = read_contents([ladder]).strip, [image_id(1), image_id(0)]
+    assert strip is not None
+    assert write_strip(strip, ids, tmp_path / "figures/strip.png")
+    with Image.open(tmp_path / "figures/strip.png") as opened:
+        sheet = np.asarray(opened.convert("RGB"))
+    assert sheet.shape == (2 * (SIDE + HEAD), 5 * (SIDE + GAP) - GAP, 3)
+    store = RunStore(ladder)
+    best = [("pixel_lattice", "rounds"), ("masked_span", "masked_span")]
+    for row, (image, attacks) in enumerate(zip(ids, best, strict=True)):
+        first, *others = (store.pictures(name, image) or {} for name in ("april", *attacks))
+        made = [first["plain"], first["input"], first["images"], *(of["images"] for of in others)]
+        top = row * (SIDE + HEAD) + HEAD
+        for column, tensor in enumerate(made):
+            left, size = column * (SIDE + GAP), SIDE // tensor.shape[-1]
+            drawn = sheet[top : top + SIDE, left : left + SIDE]
+            np.testing.assert_array_equal(drawn, pixels(tensor).repeat(size, 0).repeat(size, 1))
+        assert sheet[top - HEAD : top].min() < 128  # something is written over every row

@@ -1,0 +1,572 @@
+"""The tables of a report: figures by hand and by SciPy, and which columns and rows they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.published import TABLE5
+from mjp_privacy.report.tables.text import DASH, TextTable
+from mjp_privacy.report.write import ReportSummary, write_report
+from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
+from tests.helpers.ladder_rows import curve_run, run_of
+from tests.helpers.report_rows import (
+    cell,
+    frame,
+    image_id,
+    image_rows,
+    intact,
+    notes_of,
+    psnr_values,
+    small_run,
+    write_rows,
+)
+
+MJP: dict[str, Any] = {"setting": "c", "gamma": 0.27}
+
+
+def by_header(table: TextTable) -> list[dict[str, str]]:
+    """A mapping by header for every row."""
+    assert len(table.align) == len(table.header) == len(set(table.header))
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def titled(folder: Path, title: str) -> TextTable | None:
+    """The table of a report whose title begins so."""
+    contents = read_contents([folder])
+    tables = [*contents.comparisons, *contents.evidence, *contents.details]
+    return next((table for table in tables if table.title.startswith(title)), None)
+
+
+# every line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "comparable"),
+    [
+        ({}, True),
+        ({"architecture": "vit d384 l12 h6 p16@224"}, True),
+        ({"data_is_papers": False}, False),
+        ({"size": 192}, False),
+        ({"architecture": "vit d192 l12 h3 p16@224"}, False),
+        ({"architecture": None}, False),
+        ({"role": "floor", "attack": "grey"}, False),
+        ({"paper_row": None}, False),
+    ],
+)
+def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
+    tmp_path: Path, facts: dict[str, Any], comparable: bool
+) -> None:
+    named = {"paper_row": {"model": "DeiT-S", "setting": "a"}, "data_is_papers": True}
+    store, entry = RunStore(tmp_path), cell("x", **(named | facts))
+    store.write_cells([entry])
+    write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
+    row = read_contents([tmp_path]).paper.frame.iloc[0]
+    beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
+    assert len(beside) == 12
+    assert row["paper_row"] == ("(1) DeiT-S a" if comparable else None)
+    if comparable:
+        assert (row["acc_paper"], row["mse_paper"]) == (79.8, 0.035)
+        assert row["acc_difference"] == pytest.approx(100 - 79.8)
+        assert row["mse_difference"] == pytest.approx(1.01 * 10**-2 - 0.035)
+    else:
+        assert row[beside].isna().all()
+
+
+def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -> None:
+    bounded = ("april", "april_unk_aware", "oracle_inverse")
+    names = (*bounded, "patch_gradient", "masked_span", "unheard of")
+    cells = [cell(name, attack=f"a label of {name}", attack_name=name) for name in names]
+    cells[2]["role"] = "ceiling"
+    run_of(tmp_path, *((entry, [15.0], {"ceiling_psnr": 24.0}) for entry in cells))
+    table = read_contents([tmp_path]).standard.frame.set_index("run_id").loc[list(names)]
+    for name, row in table.iterrows():
+        found = row[["ceiling_mean", "ceiling_n", "ceiling_distance"]].tolist()
+        expected = [24.0, 1, 9.0] if name in bounded else [math.nan, 0, math.nan]
+        assert found == pytest.approx(expected, nan_ok=True), name
+
+
+def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> None:
+    table = frame(written[0], "paper")
+    assert list(table["line"]) == list(range(1, 9))
+    known = {
+        "unsupported": {"status": "unsupported", "reason": "needs N + 1 <= D"},
+        "interrupted": {"status": "failed", "n": 0},
+        "unscored": {"n": 0, "n_unscored": 5, "acc_n": 0},
+        "all-failed": {"n": 0, "n_failed": 4, "reason": "the gradient is not finite"},
+        "single": {"n": 1, "psnr_n": 1},
+    }
+    for run_id, facts in known.items():
+        assert table.loc[run_id, list(facts)].to_dict() == facts
+    assert math.isnan(table.loc["single", "psnr_lo"])
+    markdown = (written[0] / "table.md").read_text()
+    for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "lstsq did not converge", "no truth"):
+        assert said in markdown
+
+
+def test_runs_are_concatenated_and_those_of_one_name_told_apart(tmp_path: Path) -> None:
+    first, second = small_run(tmp_path / "one/x"), small_run(tmp_path / "two/x", dtype="float64")
+    write_report([second, first], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    assert table["run"].tolist() == [str(second), str(first)] * 2
+    assert table["line"].tolist() == [1, 2] * 2
+    assert "| # | Run | Model |" in (tmp_path / "out/table.md").read_text()
+    samples = pd.read_csv(tmp_path / "out/samples.csv")
+    assert set(samples["run"]) == {str(first), str(second)}
+
+
+def main_of(folder: Path) -> list[dict[str, str]]:
+    return by_header(read_contents([folder]).main(folded=True))
+
+
+def test_facts_of_the_client_share_a_column(tmp_path: Path) -> None:
+    other = cell("y", plain_share=0.5, augment="crop", server_lr=0.01)
+    first, second = main_of(run_of(tmp_path, (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
+    assert first["client"] == DASH
+    assert second["client"] == "plain share 0.5, augment crop, server lr 0.01"
+    assert "augment" not in first
+
+
+def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
+    """A reduction says how many uploads its attacks may use, and has no options of its own; nor
+    have controls facts of attacks: their 0 uploads make no column, and stand in none."""
+    curve_run(tmp_path / "curve", (0.27,))
+    rows = main_of(tmp_path / "curve")
+    assert [row["uploads"] for row in rows] == ["1", "1", "2", "4", "1", "≤ 4"]
+    assert rows[3]["options"] == "uploads=4"
+    assert [row["options"] for row in rows[4:]] == [DASH, DASH]
+    assert [row["attack's name"] for row in rows] == [DASH, *["multi_round"] * 3, DASH, DASH]
+    grey = intact("grey", role="floor", uploads=0, engine="none")
+    rows = main_of(run_of(tmp_path / "one", (intact("x"), [9.0]), (grey, [9.0])))
+    assert not {"uploads", "engine", "role"} & rows[0].keys()
+    entries = (intact("x"), intact("r", uploads=3), grey)
+    rows = main_of(run_of(tmp_path / "two", *((entry, [9.0]) for entry in entries)))
+    assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
+
+
+def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
+    cells = [intact(dtype, attack="x", dtype=dtype) for dtype in ("float32", "float64")]
+    run_of(tmp_path, *((entry, [20.0, 30.0]) for entry in cells))
+    shown, every = (read_contents([tmp_path]).main(folded=folded) for folded in (False, True))
+    assert [row[0] for row in shown.rows] == ["1"]
+    assert "1 line" in shown.caption
+    assert [row[0] for row in every.rows] == ["1", "2"]
+
+
+def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
+    """Images that have no such diagnostic are counted out; PSNR is capped in means."""
+    store, entry = RunStore(tmp_path), cell("y")
+    store.write_cells([cell("x", gamma=0.1), entry])
+    known = {"mask_recall": 0.8, "visible_psnr": 90.0, "gradient_residual": 1e-6, "seconds": 2.0}
+    more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
+    both = (
+        image_rows(entry, image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))
+    )
+    write_rows(store, entry, [row for rows in both for row in rows])
+    table = titled(tmp_path, "Masks, regions")
+    assert table is not None
+    (row,) = by_header(table)
+    assert row == {
+        **{"#": "2", "Model": "DeiT-S", "Set.": "a", "γ": "0", "Attack": "april"},
+        **{"dtype": "float32", "mask recall": "0.900", "PSNR, unmasked": "95.00"},
+        **{"jigsaw direct": "0.250 (n=1)", "gradient residual (median)": "1.1e-06"},
+        "s / image (median)": "2.25",
+    }
+
+
+# paired tests -------------------------------------------------------------------------------------
+
+PLAIN, APRIL, SPAN, ROUNDS = (
+    psnr_values(seed, 30, mean, spread)
+    for seed, (mean, spread) in enumerate([(60.0, 20.0), (20.0, 3.0), (18.0, 4.0), (30.0, 4.0)], 1)
+)
+LOST = (4, 7)
+BROKEN: list[float | str] = ["failed" if at in LOST else psnr for at, psnr in enumerate(SPAN)]
+PLAIN_LINE = (intact("patch_gradient"), PLAIN)
+SPAN_LINE = (intact("masked_span", **MJP), SPAN, {"zero_rows": 50.0})
+
+
+def paired(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The rows of the table by what they compare."""
+    table = titled(folder, "Paired tests")
+    return {} if table is None else {row[1]: row for row in table.rows}
+
+
+def wilcoxon(differences: np.ndarray[Any, Any]) -> float:
+    return float(scipy.stats.wilcoxon(differences, zero_method="pratt", method="exact").pvalue)
+
+
+def test_paired_tests_are_those_of_scipy_and_holm(tmp_path: Path) -> None:
+    masked = {"zero_rows": 50.0}
+    run_of(
+        *(tmp_path, PLAIN_LINE, (cell("april", **MJP), APRIL, masked)),
+        (intact("masked_span", **MJP), BROKEN, masked),
+        (intact("multi_round", uploads=6, **MJP), ROUNDS, masked),
+    )
+    rows = paired(tmp_path)
+    kept = np.array([at not in LOST for at in range(30)])
+    plain, april, rounds = np.minimum(PLAIN, 100), np.array(APRIL), np.array(ROUNDS)
+    span = np.where(kept, SPAN, -math.inf)
+    differences = {
+        "worst case, one upload: plain − MJP γ .27": (plain - span)[kept],
+        "worst case, any number of uploads: plain − MJP γ .27": plain - np.fmax(span, rounds),
+        "MJP γ .27: masked_span − april": (span - april)[kept],
+        "MJP γ .27: multi_round − april": rounds - april,
+    }
+    assert set(rows) == set(differences)
+    p_values = {title: wilcoxon(values) for title, values in differences.items()}
+    largest = 0.0
+    for left, title in zip((4, 3, 2, 1), sorted(p_values, key=p_values.__getitem__), strict=True):
+        largest = max(largest, left * p_values[title])
+        values, row = differences[title], rows[title]
+        assert row[2:5] == (str(len(values)), str(30 - len(values)), f"{np.median(values):+.2f}")
+        assert row[5].startswith(f"{values.mean():+.2f} [")
+        ranks = scipy.stats.rankdata(np.abs(values))
+        effect = float((np.sign(values) * ranks).sum() / ranks.sum())
+        assert float(row[6]) == pytest.approx(effect, abs=0.005)
+        for text, p in zip(row[7:9], (p_values[title], min(1.0, largest)), strict=True):
+            assert text == ("< 1e-4" if p < 1e-4 else f"{p:.2g}"), title
+    assert rows["MJP γ .27: masked_span − april"][0] == "3 − 2"
+
+
+def test_crops_count_by_photograph(tmp_path: Path) -> None:
+    (row,) = paired(run_of(tmp_path, PLAIN_LINE, SPAN_LINE, photographs=6)).values()
+    differences = np.minimum(PLAIN, 100) - np.minimum(SPAN, 100)
+    means = np.array([differences[at::6].mean() for at in range(6)])
+    assert row[2] == "6 photographs (30 images)"
+    assert row[4] == f"{np.median(means):+.2f}"
+    assert row[7] == f"{2 / 2**6:.2g}"  # all six are higher
+    assert row[9] == "0.031 (min)"
+
+
+def test_exact_pictures_are_equal(tmp_path: Path) -> None:
+    """PSNR inf, and above 100, is taken as 100: no difference and nothing to test."""
+    span = (intact("masked_span", **MJP), [math.inf, 120.0] * 2)
+    (row,) = paired(run_of(tmp_path, (intact("patch_gradient"), [math.inf] * 5), span)).values()
+    assert row[2:4] == ("4", "1")
+    assert row[5].startswith("+0.00 [0.00")
+    assert row[6:] == ("0.00", "1", "1", "1")
+
+
+@pytest.mark.parametrize(
+    "other", [{"batch": 2}, {"dtype": "float64"}, {"size": 192}, {"data": "other.zip"}, {"seed": 1}]
+)
+def test_clients_in_other_circumstances_are_not_compared(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    assert paired(run_of(tmp_path, PLAIN_LINE, (intact("y", **MJP, **other), SPAN))) == {}
+
+
+def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> None:
+    noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(35)]
+    run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
+    rows = paired(tmp_path)
+    assert len(rows) == 30
+    assert list(rows)[-1] == "plain: patch_gradient − april"
+    table = titled(tmp_path, "Paired tests")
+    assert table is not None
+    assert " 6 further comparisons" in table.caption
+
+
+# every client -------------------------------------------------------------------------------------
+
+
+def mean_text(expected: Expected, n: int) -> str:
+    other = "" if expected.n == n else f" (n={expected.n})"
+    return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
+
+
+def test_the_table_of_all_clients_by_hand(tmp_path: Path) -> None:
+    card_run(tmp_path)
+    by_hand, table = ByHand(tmp_path), titled(tmp_path, "Every client")
+    assert table is not None
+    rows = {row["Client"]: row for row in by_header(table)}
+    assert set(rows) == {TITLES[client] for client in CLIENTS}
+    row = rows[TITLES["mjp"]]
+    best, april = by_hand.best("mjp", CANDIDATES["mjp"]), by_hand.best("mjp", ["april"])
+    choice = by_hand.by_residual("mjp", CANDIDATES["mjp"])
+    assert choice.mean < best.mean
+    assert int(row["n"]) == best.n
+    assert row["best, 1 upload"] == mean_text(best, best.n)
+    assert row["APRIL as published"] == mean_text(april, best.n)
+    assert row["attacker's choice, 1 upload"] == mean_text(choice, best.n)
+    assert row["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), best.n)
+    assert row["exact"] == Share(best.exact, best.of, best.trials).text()
+    assert rows[TITLES["withheld"]]["APRIL as published"] == DASH
+
+
+@pytest.mark.parametrize(
+    ("psnr", "expected"),
+    [
+        ([20.0, 30.0, 19.999, 29.999], (75.0, 25.0)),  # at the threshold is above it
+        ([math.inf, 10.0], (50.0, 50.0)),
+        ([25.0, "failed", "unsupported", 35.0], (50.0, 25.0)),  # not recovered
+        ([25.0, "unscored"], (100.0, 0.0)),  # nobody knows
+        ([math.nan, 25.0], (50.0, 0.0)),
+    ],
+)
+def test_success_counts_images_that_have_no_reconstruction(
+    tmp_path: Path, psnr: list[float | str], expected: tuple[float, float]
+) -> None:
+    table = read_contents([run_of(tmp_path, (intact("x"), psnr))]).standard.frame
+    assert tuple(table.loc[0, ["psnr_from_20", "psnr_from_30"]]) == expected
+
+
+def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
+    table = titled(run_of(tmp_path, (intact("x"), [99.998, 99.998])), "Every client")
+    assert table is not None
+    (row,) = by_header(table)
+    assert row["best, 1 upload"].startswith("99.998 [")
+    assert row["median"] == "99.998"
+
+
+# notes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "zero_rows", "psnr", "said"),
+    [
+        ({}, 0.0, 12.0, "due to rounding"),
+        ({}, 0.0, 19.95, ""),
+        # a gap that a defence, steps or a batch cause is not called rounding
+        ({"defenses": "gaussian_noise 0.01"}, 0.0, 12.0, ""),
+        ({"position_noise": 0.1}, 0.0, 12.0, ""),
+        ({"steps": 2, "pseudo_gradient": "approximate"}, 0.0, 12.0, ""),
+        ({"batch": 2}, 0.0, 12.0, ""),
+        ({"planned_images": 5}, 0.0, 12.0, "UNFINISHED"),
+        # zero rows are called shuffled patches only where they are
+        ({"gamma": 0.5, "defenses": "int8"}, 3.0, 12.0, "those of shuffled patches"),
+        ({"gamma": 0.5, "defenses": "top_k 0.1"}, 3.0, 12.0, "A has zero rows on"),
+        ({"gamma": 0.0, "defenses": "top_k 0.1"}, 3.0, 12.0, "A has zero rows on"),
+    ],
+)
+def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
+    tmp_path: Path, facts: dict[str, Any], zero_rows: float, psnr: float, said: str
+) -> None:
+    known = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
+    notes = notes_of(run_of(tmp_path, (cell("x", **facts), [psnr], known)))
+    assert said in notes
+    assert ("due to rounding" in notes) == (said in ("due to rounding", "UNFINISHED"))
+    assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
+
+
+def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:
+    """Of whole lines and of images, over all lines; an image counts once for all its scores."""
+    refused = {"status": "unsupported", "reason": "a batch of 2"}
+    lines: list[tuple[dict[str, Any], Sequence[float | str]]] = [
+        (cell(f"{at}", seed=at), [*["unsupported"] * count, 12.0, "failed"])
+        for at, count in enumerate((2, 4, 0))
+    ]
+    lines += [(cell(f"whole {i}", seed=3 + i, **refused), []) for i in range(2)]
+    assert [text.split(":")[0] for text in read_contents([run_of(tmp_path, *lines)]).reasons] == [
+        *("2 lines unsupported", "6 rows unsupported", "3 rows failed")
+    ]
+
+
+# over uploads and over batches --------------------------------------------------------------------
+
+
+def test_points_over_uploads_by_hand(tmp_path: Path) -> None:
+    curve_run(tmp_path, (0.27, 0.09))
+    points = read_contents([tmp_path]).points
+    assert points["attack"].unique().tolist() == ["multi_round"]
+    assert points["uploads"].tolist() == [1, 2, 4, 1, 2, 4]
+    assert points["gamma"].tolist() == [0.09] * 3 + [0.27] * 3
+    assert points["panel"].tolist() == [1] * 6
+    values, point = 60.0 + 12.0 / 1.27 + np.arange(5), points.iloc[4]
+    assert point["psnr_mean"] == pytest.approx(values.mean())
+    assert point["psnr_median"] == pytest.approx(np.median(values))
+    assert (point["psnr_mean_lo"], point["psnr_mean_hi"]) == bootstrap_interval(values)
+    assert (point["psnr_median_lo"], point["psnr_median_hi"]) == median_interval(values)
+    assert (point["n"], point["psnr_from_20"], point["psnr_exact"]) == (5, 100.0, 0)
+    assert (point["grey_mean"], point["ceiling_mean"]) == (11.0, 40.0)
+    capped = points.iloc[5]  # 180 dB and more
+    assert capped[["psnr_mean", "psnr_median", "psnr_median_hi"]].tolist() == [100.0] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"dtype": "float64"}, {"augment": "flip"}, {"model": "ViT-S"}, {"setting": "b"}),
+        {"attack_options": '{"prior": "free"}'},
+    ],
+)
+def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    lines = [
+        (cell(f"{n} {len(own)}", uploads=n, attack_name="multi_round", **MJP | own), [20.0, 30.0])
+        for own in ({}, change)
+        for n in (1, 2)
+    ]
+    contents = read_contents([run_of(tmp_path, *lines)])
+    assert contents.points["panel"].tolist() == [1, 1, 2, 2]
+    if "augment" in change:
+        assert contents.points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
+    assert len(contents.charts["uploads"]) == 2
+
+
+def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
+    client = {"batch": batch, "partners": "fresh"}
+    return client | {"uploads": uploads, "attack": name, "attack_name": name} | more
+
+
+def batches(folder: Path, *lines: tuple[Mapping[str, Any], int, float]) -> pd.DataFrame:
+    """The points of a run with these lines: facts, exact pictures of five, PSNR of the others."""
+    run_of(
+        folder,
+        *(
+            (intact(f"{at}", **facts), [math.inf] * exact + [psnr + i for i in range(exact, 5)])
+            for at, (facts, exact, psnr) in enumerate(lines)
+        ),
+    )
+    return read_contents([folder]).batches
+
+
+SINGLE = {"attack": "alone", "attack_name": "alone"}
+
+
+def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -> None:
+    points = batches(
+        *(tmp_path, (SINGLE, 5, 0.0), (fresh(4, 2), 3, 12.0), (fresh(4, 2, "other"), 2, 60.0)),
+        *((fresh(4, 1, "batch_span"), 0, 13.0), (fresh(8, 2), 0, 10.0)),
+        *((fresh(8, 2, "other"), 0, 20.0), (fresh(4, 2, "april", victim="april_block"), 5, 0.0)),
+        (fresh(16, 0, "grey", role="floor"), 5, 10.0),
+    )
+    assert points["panel"].tolist() == [1] * 4
+    assert points[["batch", "uploads"]].values.tolist() == [[1, 1], [4, 1], [4, 2], [8, 2]]
+    assert points["attack"].tolist() == ["alone", "batch_span", "shared_picture", "other"]
+    assert points["exact"].tolist() == [5, 0, 3, 0]
+    assert points["n"].tolist() == [5] * 4
+    assert points["psnr_median"].tolist() == [100, 15, 100, 22]
+    assert tuple(points.loc[2, ["exact_lo", "exact_hi"]]) == pytest.approx(Share(3, 5).interval)
+    assert set(points["differs"]) == {"partners fresh"}
+
+
+def test_clients_that_differ_in_more_than_their_batch_are_panels(tmp_path: Path) -> None:
+    """A client of single pictures has no partners: it opens both panels."""
+    fixed = fresh(2, 1, "batch_span", partners="fixed")
+    points = batches(
+        *(tmp_path, (SINGLE, 5, 0.0), (fresh(2, 2), 5, 0.0)),
+        *((fixed, 0, 14.0), (fixed | {"batch": 4}, 0, 13.0)),
+    )
+    by_panel = {n: group["batch"].tolist() for n, group in points.groupby("panel")}
+    assert by_panel == {1: [1, 2], 2: [1, 2, 4]}
+    assert points.groupby("panel")["differs"].first().tolist() == ["partners fresh", ""]
+
+
+def test_a_report_has_the_chart_of_batches_and_removes_what_an_earlier_one_left(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "report"
+    (out / "figures").mkdir(parents=True)
+    for stale in ("figures/uploads_1.svg", "rounds.csv", "mine.html"):
+        (out / stale).touch()
+    assert len(batches(tmp_path / "run", (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))) == 2
+    write_report([tmp_path / "run"], out)
+    assert pd.read_csv(out / "batches.csv")["exact"].tolist() == [4, 1]
+    assert "batch 2: 80.0, n=5" in (out / "figures" / "batches_1.svg").read_text()
+    assert not (out / "rounds.csv").exists()
+    assert not (out / "figures/uploads_1.svg").exists()
+    assert (out / "mine.html").exists()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int) -> None:
+    """Earlier versions computed one, with labels in an order that nobody knows."""
+    run_of(tmp_path, (intact("x", batch=batch), [20.0], {"gradient_residual": 0.5}))
+    (line,) = read_contents([tmp_path]).lines
+    assert line.count("gradient_residual", "diagnostic") == (batch == 1)
+
+
+# the paper's table 5 ------------------------------------------------------------------------------
+
+VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
+VIT_MJP = {**VIT, "model": "ViT-Ti+MJP"}
+
+
+def table5_of(folder: Path, *lines: tuple[Any, ...]) -> list[list[str]]:
+    """The rows of table5.md under the header; none where there is no such file."""
+    run_of(folder / "run", *lines)
+    write_report([folder / "run"], folder / "report")
+    file = folder / "report" / "table5.md"
+    text = file.read_text().splitlines() if file.exists() else []
+    table = [line for line in text if line.startswith("|") and "---" not in line]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table[1:]]
+
+
+def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -> None:
+    """What really leaks is the best attack on the same client."""
+
+    def paper(model: str, setting: str) -> dict[str, Any]:
+        return {"paper_row": {"model": model, "setting": setting}, "planned_images": 2}
+
+    zero = {"zero_rows": 9.0}
+    rows = table5_of(
+        tmp_path,
+        (cell("april_c", **VIT_MJP, **MJP, **paper("DeiT-S+MJP", "c")), [8.0, 9.0], zero),
+        (cell("april_a", **VIT, **paper("ViT-S", "a")), [17.0, 19.0]),
+        (cell("april_64", **VIT, dtype="float64", **paper("ViT-S", "a")), [30.0, 31.0]),
+        (intact("patch_gradient", **VIT), [40.0, math.inf]),
+        (intact("masked_span", **VIT_MJP, **MJP), [22.0, 23.0], zero),
+        (cell("april_b", **VIT, setting="b", gamma=0.9, **paper("ViT-S", "b")), [15.0, 16.0]),
+    )
+    assert [row[:4] for row in rows] == [
+        ["(1)", "ViT-Ti", "a", "–"],
+        ["", "the paper's ViT-S", "a", "–"],
+        ["(2)", "ViT-Ti", "b", ".9"],
+        ["", "the paper's ViT-S", "b", "–"],
+        ["(4)", "ViT-Ti+MJP", "c", ".27"],
+        ["", "the paper's DeiT-S+MJP", "c", "–"],
+    ]
+    assert rows[0][7] == "18.18"  # in the paper's variant
+    assert rows[1][4:10] == ["78.1", ".0278", ".0039", "19.27", ".5203", ".3623"]
+    assert rows[0][10] == "1 of 2 exactly: patch_gradient"
+    assert rows[2][10] == "not run"
+    assert rows[4][10].startswith("0 of 2 exactly, 2 at 20 dB")
+    assert {rows[at][10] for at in (1, 3, 5)} == {""}
+
+
+def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Path) -> None:
+    (row,) = table5_of(tmp_path / "own", (cell("april", model="mine"), [12.0]))
+    assert row[:3] == ["(1)", "mine", "a"]
+    assert table5_of(tmp_path / "none", (intact("patch_gradient"), [12.0])) == []
+
+
+PRINTED = """
+1 ViT-S             a 78.1 .0278 .0039 19.27 .5203 .3623
+1 DeiT-S            a 79.8 .0350 .0057 18.94 .5182 .3767
+1 DeiT-S (w/o PEs)  a 77.5 .0379 .0082 20.22 .5912 .2692
+1 DeiT-S+MJP        a 80.5 .1055 .0166 11.52 .4053 .6545
+2 ViT-S             b 18.7 .0327 .0016 18.44 .6065 .2836
+2 DeiT-S            b 36.0 .0391 .0024 17.60 .5991 .3355
+2 DeiT-S (w/o PEs)  b 77.5 .0379 .0025 20.25 .6655 .2370
+2 DeiT-S+MJP        b 62.9 .1043 .0059 11.66 .4493 .6519
+3 DeiT-S+MJP (w/o)  a 40.6 .1043 .0059 11.66 .4493 .6519
+4 DeiT-S+MJP        c 62.9 .1706 .0338 8.07 .0875 .8945
+"""
+"""Table 5 as the paper's text has it: Acc., MSE, FFT2D, PSNR, SSIM, LPIPS."""
+
+
+def test_published_rows_are_the_papers_and_so_is_the_caveat_on_their_means() -> None:
+    printed = []
+    for line in PRINTED.strip().splitlines():
+        group, *model, setting = line.split()[:-6]
+        printed.append((int(group), " ".join(model), setting, *map(float, line.split()[-6:])))
+    kept = [
+        (r.group, r.model, r.setting, r.acc, r.mse, r.fft2d, r.psnr, r.ssim, r.lpips)
+        for r in TABLE5
+    ]
+    assert kept == printed
+    excess = [row.psnr + 10 * math.log10(row.mse) for row in TABLE5]
+    assert max(excess) == pytest.approx(6.0, abs=0.05)

@@ -1,0 +1,423 @@
+"""One step of a training: its rate, loss, masks, batches and products, against timm's, torch's,
+Pillow's and the authors' own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.scheduler import CosineLRScheduler
+from torch import Tensor
+from torch.nn import functional as F
+
+from mjp_privacy.data import Preprocessing, open_images
+from mjp_privacy.models.jigsaw import blockwise_mask, shuffle_patches, to_patches
+from mjp_privacy.training import learner
+from mjp_privacy.training.batches import (
+    Batches,
+    Examples,
+    FileBatches,
+    MemoryBatches,
+    decode_all,
+    epoch_order,
+    find_examples,
+)
+from mjp_privacy.training.learner import (
+    Objective,
+    RoundedProducts,
+    build_network,
+    build_optimizer,
+    clipped,
+    learning_rate,
+    rounds_products,
+)
+from mjp_privacy.training.processes import World
+from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply, blockwise_masks, shuffled_orders
+from tests.helpers.families import family_config
+from tests.helpers.training import class_folders, small
+
+CPU = torch.device("cpu")
+ONE = World(CPU)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# the optimiser and the loss -----------------------------------------------------------------------
+
+
+def test_the_learning_rate_is_timms() -> None:
+    config = small(recipe={"epochs": 10, "warmup_epochs": 2, "lr": 0.01, "min_lr": 1e-4})
+    theirs = CosineLRScheduler(
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01),
+        t_initial=10 * 7,
+        lr_min=1e-4,
+        warmup_t=2 * 7,
+        warmup_lr_init=1e-6,
+        t_in_epochs=False,
+    )
+    for step in range(70):
+        assert learning_rate(config, step, 7) == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
+    for batch, rate in ((1024, 1e-3), (256, 2.5e-4)):  # the paper's follows the batch
+        assert small(recipe={"lr": None, "batch": batch}).lr == pytest.approx(rate)
+
+
+def test_only_the_papers_positions_start_at_one_and_decay() -> None:
+    baseline = build_network(small(model={"unknown_embedding": False, "dal": "none"}))
+    shared = dict(baseline.named_parameters())
+    for init, spread, decay in (("paper", 1, 0.05), ("controlled", 0.02, 0)):
+        config = small(jigsaw={"position_init": init})
+        model = build_network(config)
+        assert model.table.std().item() == pytest.approx(spread, rel=0.2)
+        assert torch.equal(model.table, baseline.table) == (init == "controlled")
+        for name, parameter in model.named_parameters():
+            if name in shared and name != "pos_embed":
+                assert torch.equal(parameter, shared[name]), name
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        found = {
+            names[id(parameter)]: group["weight_decay"]
+            for group in build_optimizer(model, config).param_groups
+            for parameter in group["params"]
+        }
+        assert set(found) == set(names.values())
+        assert found["cls_token"] == found["head.bias"] == found["blocks.0.norm1.weight"] == 0
+        assert found["head.weight"] == found["blocks.0.attn.qkv.weight"] == 0.05
+        assert found["pos_embed"] == found["unk_embed"] == decay
+
+
+def test_a_swins_table_starts_and_decays_as_the_authors_code_has_it() -> None:
+    config = family_config("swin", img_size=56)
+    model = build_network(config)
+    table = model.get_parameter("absolute_pos_embed")
+    relative = model.get_parameter("layers.0.blocks.0.attn.relative_position_bias_table")
+    assert 0.9 < float(table.detach().std()) < 1.1
+    for group in build_optimizer(model, config).param_groups:
+        held = {id(parameter) for parameter in group["params"]}
+        assert (id(table) in held) == (group["weight_decay"] > 0)
+        assert (id(relative) in held) == (group["weight_decay"] == 0)
+
+
+def test_the_gradient_is_clipped_to_its_norm() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0, 0]), torch.tensor([0, 4.0])
+    assert clipped(parameters, None).item() == pytest.approx(5)
+    assert torch.equal(parameters[0].grad, torch.tensor([3.0, 0, 0]))
+    assert clipped(parameters, 1.0).item() == pytest.approx(5)
+    after = torch.cat([p.grad for p in parameters if p.grad is not None])
+    assert after.norm().item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_loss_is_cross_entropy_plus_lambda_dal() -> None:
+    config = small(model={"drop_path": 0})
+    model, weight = build_network(config), torch.tensor(0.5)
+    images, labels = torch.randn(4, 3, 28, 28), torch.tensor([0, 1, 2, 0])
+    mask = torch.arange(16)[None] < 5
+    entropy = F.cross_entropy(model(images, mask), labels, label_smoothing=0.1)
+    for normalize, target in ((False, "raw"), (True, "normalized")):
+        objective = Objective(model, small(jigsaw={"dal_target": target}))
+        loss, numbers = objective(images, labels, mask, weight)
+        goal, prediction = model.dal(mask[0], normalize=normalize)
+        dal = (goal - prediction).abs().mean()
+        assert loss.item() == pytest.approx((entropy + 0.5 * dal).item(), rel=1e-6)
+        assert numbers[1:3].tolist() == pytest.approx([entropy.item(), dal.item()], rel=1e-6)
+
+
+def test_soft_targets_are_not_smoothed_again() -> None:
+    config = small(model={"dal": "none", "drop_path": 0})
+    model = build_network(config)
+    images, soft = torch.randn(2, 3, 28, 28), torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    mask = torch.zeros(1, 16, dtype=torch.bool)
+    expected = -(soft * model(images, mask).log_softmax(-1)).sum(-1).mean()
+    loss, _ = Objective(model, config)(images, soft, mask, torch.tensor(0.01))
+    assert loss.item() == pytest.approx(expected.item())
+
+
+# batches ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
+    return find_examples(small(), class_folders(tmp_path_factory.mktemp("data")), None)[0]
+
+
+def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
+    """Of images in memory, or of files by so many workers."""
+    if kind == "memory":
+        return MemoryBatches(small(), examples, world)
+    config = small(
+        augmentation={"rand_augment": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "repeats": 2},
+        data={"store": "files"},
+    )
+    return FileBatches(config, examples, world, workers=int(kind))
+
+
+def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:
+    for (images, labels), (again, same) in zip(one, other, strict=True):
+        assert torch.equal(images, again)
+        assert torch.equal(labels, same)
+
+
+def test_an_epoch_is_a_permutation_and_repeats_stand_together() -> None:
+    assert sorted(epoch_order(0, 1, 20, 1).tolist()) == list(range(20))
+    assert epoch_order(0, 1, 20, 1).tolist() != epoch_order(0, 2, 20, 1).tolist()
+    repeated = epoch_order(0, 1, 20, 3).tolist()
+    assert len(repeated) == 20
+    assert len(set(repeated)) == 7
+    assert repeated[:3] == [repeated[0]] * 3
+
+
+@pytest.mark.parametrize("kind", ["memory", "0"])
+def test_an_epoch_is_entered_in_its_middle_and_shared_out(examples: Examples, kind: str) -> None:
+    whole = list(batches(kind, examples).epoch(1, 0, 6))
+    assert_equal(whole[4:], list(batches(kind, examples).epoch(1, 4, 6)))
+    shared = [batches(kind, examples, World(CPU, rank, 2)) for rank in (0, 1)]
+    parts = zip(*(part.epoch(1, 0, 6) for part in shared), strict=True)
+    joined = [
+        (torch.stack((x, y), 1).flatten(0, 1), torch.stack((a, b), 1).flatten())
+        for (x, a), (y, b) in parts
+    ]
+    assert_equal(whole, joined)
+    seen = [sum(len(labels) for _, labels in part.in_order()) for part in shared]
+    assert sum(seen) == len(examples)
+    if kind == "0":  # any number of workers
+        assert_equal(whole, list(batches("2", examples).epoch(1, 0, 6)))
+
+
+def test_memory_holds_the_pixels_of_the_files(examples: Examples) -> None:
+    images = decode_all(examples, 28)
+    for place in (0, 17, 35):
+        with Image.open(examples.source.path / examples.records[place].image_id) as picture:
+            expected = Preprocessing(28, 28)(picture)
+        assert torch.equal(images[place].float() / 255, expected)
+
+
+def test_crops_and_flips_are_windows_of_the_padded_image(examples: Examples) -> None:
+    kept, config = decode_all(examples, 28), small()
+    padded, flips = F.pad(kept, (2, 2, 2, 2)), 0
+    for epoch in range(2):
+        order = epoch_order(0, epoch, len(kept), 1)
+        made = [images for images, _ in MemoryBatches(config, examples, ONE).epoch(epoch, 0, 4)]
+        for place, image in zip(order.tolist(), torch.cat(made), strict=False):
+            pixels = ((image * 0.25 + 0.5) * 255).round().to(torch.uint8)
+            windows = padded[place].unfold(1, 28, 1).unfold(2, 28, 1)
+            windows = windows.permute(1, 2, 0, 3, 4).flatten(0, 1)
+            plain = (windows == pixels).flatten(1).all(1).any()
+            assert plain or (windows.flip(-1) == pixels).flatten(1).all(1).any()
+            flips += int(not plain)
+    assert 10 < flips < 38
+
+
+def test_resized_batches_are_what_the_evaluation_feeds(tmp_path: Path) -> None:
+    """Stored at 16 and enlarged to 28 in the batch: Pillow's bicubic but for its rounding.
+
+    In mid-tones: Pillow also clips between its two passes.
+    """
+    folder = tmp_path / "data" / "class_0"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        pixels = rng.integers(90, 166, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    source = open_images(tmp_path / "data")
+    made = MemoryBatches(small(data={"native_size": 16}), Examples(source, source.records), ONE)
+    images, _ = next(made.in_order(4))
+    for record, image in zip(source.records, images * 0.25 + 0.5, strict=True):
+        expected = Preprocessing(28, 28)(source.decode(record))
+        assert (image - expected).abs().max() < 1.5 / 255
+
+
+# masks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grid", "gamma"), [(14, 0.03), (14, 0.27), (8, 0.27), (8, 0.03), (8, 0.9), (4, 0.5)]
+)
+def test_the_masks_are_distributed_as_the_authors(grid: int, gamma: float) -> None:
+    """Four standard errors of the difference, on the count and on every position: as with more
+    attempts than a mask is given, since the authors' have no end."""
+    many, few = 1200, 600
+    fast = blockwise_masks(many, grid=grid, gamma=gamma, generator=generator()).double()
+    rng = random.Random(1)
+    slow = torch.stack([blockwise_mask(grid, gamma, rng) for _ in range(few)]).double()
+    empty = ((fast.sum(1) == 0).double(), (slow.sum(1) == 0).double())
+    for one, other in ((fast.sum(1), slow.sum(1)), empty):
+        error = math.sqrt(one.var() / len(one) + other.var() / len(other))
+        assert abs(one.mean() - other.mean()) <= 4 * error + 1e-12
+    share = slow.mean(0)
+    error = torch.sqrt(share * (1 - share) * (1 / many + 1 / few)) + 2e-3
+    assert bool(((fast.mean(0) - share).abs() < 4.5 * error).all())
+    assert fast.sum(1).max() <= int(grid * grid * gamma)
+    assert torch.equal(
+        fast, blockwise_masks(many, grid=grid, gamma=gamma, generator=generator()).double()
+    )
+    assert not blockwise_masks(50, grid=grid, gamma=0.0, generator=generator()).any()
+
+
+def test_permutations_shuffle_the_masked_patches_among_themselves() -> None:
+    masks = blockwise_masks(400, grid=6, gamma=0.4, generator=generator())
+    orders = shuffled_orders(masks, generator(5))
+    places = torch.arange(36).expand_as(orders)
+    assert torch.equal(orders.sort(-1).values, places)
+    assert torch.equal(orders[~masks], places[~masks])
+    assert bool(masks.gather(1, orders)[masks].all())
+    mask = torch.tensor([[True, False, True, True]]).expand(6000, 4)
+    _, counts = shuffled_orders(mask, generator(2)).unique(dim=0, return_counts=True)
+    assert len(counts) == 6  # each is equally likely
+    assert bool(((counts - 1000).abs() < 4.5 * math.sqrt(1000 * 5 / 6)).all())
+
+
+def test_half_of_the_steps_after_the_first_epoch_are_shuffled() -> None:
+    config = small(recipe={"epochs": 100}, jigsaw={"first_epoch": 10})
+    puzzles = Puzzles(config, 40, CPU)
+    assert not any(puzzles.shuffled(step) for step in range(400))
+    later = sum(puzzles.shuffled(step) for step in range(400, 4000))
+    assert abs(later - 1800) < 4 * math.sqrt(3600 / 4)
+    always = Puzzles(replace(config, jigsaw=replace(config.jigsaw, share=1.0)), 40, CPU)
+    never = Puzzles(replace(config, jigsaw=replace(config.jigsaw, shuffle="none")), 40, CPU)
+    assert all(always.shuffled(step) for step in range(400, 900))
+    assert not any(never.shuffled(step) for step in range(4000))
+
+
+def test_one_mask_serves_a_batch_and_every_process_or_each_image_has_its_own() -> None:
+    always = {"share": 1.0, "first_epoch": 0}
+    parts = slice(0, 3), slice(3, 6)
+    one, other = (Puzzles(small(jigsaw=always), 10, CPU, part) for part in parts)
+    for step in (0, 7, CHUNK - 1, CHUNK, 5):  # also backwards
+        assert one.at(step).mask.shape == (1, 16)
+        assert torch.equal(one.at(step).mask, other.at(step).mask)
+        assert torch.equal(one.at(step).permutation, other.at(step).permutation)
+    assert not torch.equal(one.at(0).permutation, one.at(1).permutation)
+    config = small(jigsaw={**always, "mask_per": "image"})
+    whole = Puzzles(config, 10, CPU).at(3)
+    halves = [Puzzles(config, 10, CPU, part).at(3) for part in parts]
+    assert whole.mask.shape == (6, 16)
+    assert torch.equal(torch.cat([half.mask for half in halves]), whole.mask)
+    assert torch.equal(torch.cat([half.permutation for half in halves]), whole.permutation)
+    assert len(whole.mask.unique(dim=0)) > 1
+
+
+def test_images_are_fed_as_the_attacked_client_shuffles_them() -> None:
+    puzzle = Puzzles(small(jigsaw={"share": 1.0, "first_epoch": 0}), 10, CPU).at(0)
+    images = torch.rand(6, 3, 28, 28)
+    assert puzzle.permutation is not None
+    expected = shuffle_patches(images, puzzle.permutation.expand(6, -1), 7)
+    assert torch.equal(apply(puzzle, images, 7), expected)
+
+
+def test_row_c_moves_whole_patches_and_gives_all_of_them_one_order_of_pixels() -> None:
+    """Read off the shuffled pictures alone."""
+    config = small(
+        model={"unknown_embedding": False, "dal": "none"},
+        jigsaw={"shuffle": "patches_and_pixels", "share": 1.0, "first_epoch": 0},
+    )
+
+    def shuffled(seed: int) -> Tensor:
+        return apply(Puzzles(replace(config, seed=seed), 10, CPU).at(0), images, 7)
+
+    images = torch.arange(2 * 3 * 28 * 28).reshape(2, 3, 28, 28)
+    plain, found = (to_patches(x, 7).unflatten(-1, (3, 49)) for x in (images, shuffled(0)))
+    first = plain[0, :, 0, 0].tolist()
+    source = [first.index(low) for low in found[0, :, 0].amin(-1).tolist()]
+    pixels = [plain[0, source[0], 0].tolist().index(value) for value in found[0, 0, 0].tolist()]
+    for order in (source, pixels):
+        assert sorted(order) == list(range(len(order)))
+        assert order != sorted(order)
+    assert torch.equal(found, plain[:, source][..., pixels])
+    assert torch.equal(shuffled(0), shuffled(0))
+    assert not torch.equal(shuffled(0), shuffled(1))
+
+
+# products in bfloat16 -----------------------------------------------------------------------------
+
+ULP = 2.0**-7  # of a bfloat16, relative to its power of two
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed)).bfloat16()
+
+
+def convolution_gradients() -> Tensor:
+    parts = torch.ops.aten.convolution_backward(
+        numbers(16, 32, 2, 2),
+        numbers(16, 3, 8, 8, seed=1),
+        numbers(32, 3, 4, 4, seed=2),
+        [32],
+        *([4, 4], [0, 0], [1, 1], False, [0, 0], 1),
+        [True, True, True],
+    )
+    return torch.cat([part.flatten() for part in parts])
+
+
+OPERATIONS: dict[str, Callable[[], Tensor]] = {
+    "linear": lambda: F.linear(numbers(5, 7, 24), numbers(11, 24, seed=1), numbers(11, seed=2)),
+    "matmul": lambda: numbers(9, 24) @ numbers(24, 5, seed=1),
+    "attention": lambda: numbers(2, 3, 9, 24) @ numbers(2, 3, 24, 9, seed=1),
+    "baddbmm": lambda: torch.baddbmm(
+        numbers(3, 4, 6), numbers(3, 4, 24, seed=1), numbers(3, 24, 6, seed=2), beta=0.5, alpha=2
+    ),
+    "patches": lambda: F.conv2d(numbers(2, 3, 8, 8), numbers(6, 3, 4, 4, seed=1), None, 4),
+    "convolution": lambda: F.conv2d(
+        numbers(2, 3, 8, 8), numbers(6, 3, 3, 3, seed=1), numbers(6, seed=2), padding=1
+    ),
+    "its gradients": convolution_gradients,
+}
+
+
+class InFloat64(RoundedProducts):
+    """Products of bfloat16 numbers, computed in float64."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function in learner.PRODUCTS:
+            args = [arg.double() if isinstance(arg, Tensor) else arg for arg in args]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_product_is_the_exact_one_rounded_once(name: str) -> None:
+    """Against float64, in which all these sums are exact enough to round; gradients of a
+    convolution too, where torch's own path rounds at every image."""
+    with RoundedProducts():
+        ours = OPERATIONS[name]()
+    with InFloat64():
+        exact = OPERATIONS[name]()
+    assert exact.dtype == torch.float64  # so it is one of PRODUCTS
+    assert ours.dtype == torch.bfloat16
+    assert (ours == exact.bfloat16()).double().mean() > 0.99  # the rest: a tie in float32
+    step = ULP * torch.exp2(exact.abs().log2().floor())
+    assert ((ours.double() - exact).abs() <= 0.51 * step + 1e-5).all()
+
+
+def test_only_a_training_in_bfloat16_on_a_cpu_without_it_rounds_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left, half = torch.randn(5, 7), numbers(5, 7)
+    plain = (left @ left.T, half.exp(), half.softmax(-1))
+    with RoundedProducts():  # other operations are torch's own
+        inside = (left @ left.T, half.exp(), half.softmax(-1))
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+    config = small(recipe={"precision": "bfloat16", "compile": True})
+    for knows in (True, False):
+        monkeypatch.setattr(learner, "has_bfloat16", lambda knows=knows: knows)
+        assert rounds_products(config, CPU) != knows
+        assert not rounds_products(config, torch.device("cuda"))
+        assert not rounds_products(small(recipe={"precision": "float32"}), CPU)
+
+
+def test_a_cpu_is_asked_and_a_torch_that_cannot_say_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Knows:
+        _is_mkldnn_bf16_supported = staticmethod(lambda: True)
+
+    for library, available in ((Knows(), True), (Knows(), False), (object(), True)):
+        monkeypatch.setattr(torch.ops, "mkldnn", library)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda there=available: there)
+        assert learner.has_bfloat16() == (isinstance(library, Knows) and available)

@@ -1,0 +1,493 @@
+"""Uploads as files: what is written, what a run makes of it, and what damage does to it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mjp_privacy import attack_gradients, save_upload
+from mjp_privacy.cli import main
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST_KEY, check_digest
+from mjp_privacy.uploads.faults import examine
+from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads, known_uploads
+from mjp_privacy.uploads.record import record_weights
+from tests.helpers import federations
+from tests.helpers.planted import gradient_of, planted_images
+from tests.helpers.runs import TINY, cell, cells, tensors, written
+from tests.helpers.uploads import (
+    ATTACKS,
+    NAME,
+    ONE,
+    as_float64,
+    attacked,
+    change_truth,
+    change_upload,
+    check_uploads,
+    copied,
+    edit,
+    edit_all,
+    flip,
+    load_uploads,
+)
+
+OTHER, LATER = NAME.replace("_000_", "_001_"), NAME.replace("at00001", "at00002")
+SPAN = {"name": "masked_span", "options": {"prior": "stationary"}}
+
+# what is written, and what a run makes of it ------------------------------------------------------
+
+
+def test_what_is_written_is_the_clients_gradient_and_gives_the_images_back(folder: Path) -> None:
+    upload = next(u for u in load_uploads(folder) if u.name == NAME)
+    truth, model = upload.truth(), load_model(checkpoint=upload.weights_path)
+    assert truth is not None
+    labels, held = torch.tensor(upload.header.labels), upload.tensors()
+    given = FedSGDClient(model).gradients(ClientInput(truth.images, labels, truth.image_ids))
+    assert set(held) == {"pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"}
+    assert all(torch.allclose(tensor, given[n][0], atol=1e-6) for n, tensor in held.items())
+    header = upload.header
+    assert (header.round, header.partial, header.series) == (1, True, "b1s1_r00001_000")
+    assert header.mean == pytest.approx((0.4, 0.5, 0.6))
+    summary, scores, found = attacked(folder)
+    assert summary.failures == ()
+    by_title = scores.groupby("title")
+    for name in ("patch_gradient", "multi_round"):
+        assert (by_title.get_group(name).value > 60).all()
+    for name, named in (("three", "2 are recorded"), ("april", "norm1")):
+        assert set(by_title.get_group(name).status) == {"unsupported"}
+        assert by_title.get_group(name).reason.str.contains(named).all()
+    residual = found[(found.metric == "gradient_residual") & (found.title == "patch_gradient")]
+    assert (residual.value < 1e-3).all()  # two attacks compete
+    before = written(folder.parent / "run")
+    assert scores.equals(attacked(folder)[1])  # finds nothing to do
+    assert written(folder.parent / "run") == before
+
+
+def test_without_private_images_rows_are_unscored_and_pictures_are_kept(folder: Path) -> None:
+    """Labels are read off headers, and never made up."""
+    shutil.rmtree(folder / "truth")
+    run = folder.parent / "run"
+    _, _, found = attacked(folder, **ONE)
+    assert (found[found.metric == "gradient_residual"].value < 1e-3).all()
+    edit_all(folder, labels=None)
+    attacks = [*ATTACKS["attacks"], {"name": "inverting_gradients"}]
+    summary, scores, found = attacked(folder, attacks=attacks)
+    assert summary.failures == ()
+    assert "gradient_residual" not in set(found.metric)
+    by_title = scores.groupby("title")
+    assert set(by_title.get_group("patch_gradient").status) == {"unscored"}
+    for name, named in (("grey", ""), ("inverting_gradients", "labels")):
+        assert set(by_title.get_group(name).status) == {"unsupported"}
+        assert by_title.get_group(name).reason.str.contains(named).all()
+    stored = tensors(run, cell(run, attack="patch_gradient")["run_id"]).values()
+    assert all({"images"} <= set(kept) <= {"images", "named_mask"} for kept in stored)
+
+
+def test_mjp_uploads_keep_mask_order_and_localization(tmp_path: Path) -> None:
+    client = {"batch": 3, "dal": True}
+    model = {**federations.MJP, "dal": "pca"}
+    uploads = federations.run(tmp_path, model=model, gamma=0.5, client=client) / "uploads"
+    assert load_uploads(uploads)[0].model().dal_kind == "pca"
+    _, scores, found = attacked(uploads, attacks=[SPAN, {"name": "mask_locator"}])
+    assert set(found[found.metric == "mask_recall"].value) == {1.0}
+    assert set(found.setting) == {"c"}
+    assert scores[scores.title == "masked_span"].value.notna().all()
+
+
+def test_probes_are_set_aside_and_have_the_clients_own_steps_unless_they_say(
+    tmp_path: Path,
+) -> None:
+    """What the server averages does not depend on what is recorded."""
+    client = {"batch": 3, "steps": 2, "upload": "weight_difference", "lr": 0.05}
+    record = {"rounds": [1], "images": 2, "probes": [{}, {"steps": 1}]}
+    one, other = (
+        federations.run(tmp_path, name, client=client, record=r)
+        for name, r in (("with", record), ("without", {}))
+    )
+    weights = load_file(other / "model.safetensors")
+    assert all(w.equal(weights[n]) for n, w in load_file(one / "model.safetensors").items())
+    uploads = load_uploads(one / "uploads")
+    assert sorted({(u.header.steps, u.name[:4]) for u in uploads}) == [(1, "b1s1"), (2, "b1s2")]
+
+
+def test_the_command_line_attacks_recorded_uploads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config of attacks alone needs them, and a run does not stand among them."""
+    config, out = tmp_path / "attacks.yaml", tmp_path / "run"
+    config.write_text(json.dumps(ATTACKS))
+    words = ["attack", str(config), "--out", str(out), "--device", "cpu", "--limit", "1"]
+    assert main(words) == 2
+    assert "--uploads" in capsys.readouterr().err
+    assert main([*words, "--uploads", str(folder), "--engine", "here"]) == 0
+    assert "1 image in 5 cells" in capsys.readouterr().out
+    for among in (folder, folder / "run"):
+        with pytest.raises(UserError, match="--uploads"):
+            attack_uploads(load_experiment(ATTACKS | ONE), folder, among, into=True)
+
+
+def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
+    """The one that the documentation shows, on another model's upload."""
+    text = Path("mjp_privacy/federation/README.md").read_text()
+    shown = json.loads(text.split("```json\n")[1].split("```")[0])
+    held = json.loads((folder / f"{NAME}.json").read_text())
+    others = [path for path in folder.glob("*.safetensors") if path.stem != NAME]
+    for path in [*folder.glob("*.json"), *folder.glob("truth/*"), *others]:
+        path.unlink()
+    own = {"weights": held["weights"], "mean": held["mean"], "std": held["std"], "model": {}}
+    (folder / f"{NAME}.json").write_text(json.dumps(shown | own))
+    assert "no private images" in check_uploads(folder)[0]
+    assert list(attacked(folder, **ONE)[1].status) == ["unscored"]
+    assert load_uploads(folder)[0].header.client == "3"
+
+
+def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
+    path = folder / "truth" / f"{NAME}.safetensors"
+    right = path.read_bytes()
+    change_truth(folder, lambda held: held | {"images": held["images"].flip(-1).contiguous()})
+    assert attacked(folder, **ONE)[1].value.min() < 40
+    path.write_bytes(right)
+    assert attacked(folder, **ONE)[1].value.min() > 60
+    before = cells(folder.parent / "run")
+    edit_all(folder, lr=0.5)
+    attacked(folder, **ONE)
+    assert cells(folder.parent / "run") != before
+
+
+def test_another_folder_of_the_same_name_replaces_nothing(folder: Path, tmp_path: Path) -> None:
+    """Whether its lines have the same names or others; one that was moved is the same folder."""
+    out, experiment = tmp_path / "run", load_experiment(ATTACKS | ONE)
+    attacked(folder, **ONE)
+    before = written(out)
+    for name, changes in (("b", {"label": "other"}), ("c", {"labels": None}), ("moved", {})):
+        other = copied(folder, tmp_path / name / folder.name)
+        if changes:
+            edit_all(other, **changes)
+            with pytest.raises(UserError, match="small"):
+                attack_uploads(experiment, other, out)
+        else:
+            assert attack_uploads(experiment, other, out).failures == ()
+        assert written(out) == before
+
+
+# uploads that differ or contradict each other -----------------------------------------------------
+
+
+def in_two_precisions(folder: Path) -> None:
+    edit(folder, dtype="float64")
+    change_upload(folder, as_float64)
+
+
+def without_truth(folder: Path) -> None:
+    (folder / "truth" / f"{NAME}.safetensors").unlink()
+
+
+def of_the_same_image(folder: Path) -> None:
+    held = folder / "truth" / f"{OTHER}.safetensors"
+    (folder / "truth" / f"{NAME}.safetensors").write_bytes(held.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "in_series", "failed", "named"),
+    [
+        (lambda f: edit(f, mean=[0.1] * 3), True, [NAME, LATER], "series b1s1_r00001_000: mean"),
+        (of_the_same_image, False, [NAME, OTHER], "same name"),
+        # the model takes pictures of 32 pixels, so they cannot be cropped from 10
+        (lambda f: edit(f, model={"resize": 10}, label="impossible"), False, None, "resize"),
+        (without_truth, False, [], ""),
+        (in_two_precisions, False, [], ""),
+    ],
+)
+def test_what_does_not_fit_fails_alone(
+    folder: Path, spoil: Callable[[Path], Any], in_series: bool, failed: Any, named: str
+) -> None:
+    edit_all(folder, **({} if in_series else {"series": None}))
+    spoil(folder)
+    text, usable = check_uploads(folder)
+    summary, scores, rows = attacked(folder, **ONE)
+    assert named in text
+    assert usable == (summary.exit_code == 0) == (failed == [])
+    lost = scores[scores.status == "failed"]
+    assert len(lost) == 1 if failed is None else sorted(lost.image_id) == failed
+    assert lost.reason.str.contains(named.split(": ")[-1]).all()
+    left = {"ok": 1 if in_series else 4 - len(lost)}  # of two series, or of four lines
+    if spoil is without_truth:
+        left = {"ok": 3, "unscored": 1}
+    assert dict(scores[scores.status != "failed"].status.value_counts()) == left
+    if spoil is in_two_precisions:
+        assert {"small, round 1, float32", "small, round 1, float64"} <= set(rows.model)
+
+
+# one's own gradients ------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_attacked_like_the_gradients(model: LoadedModel, tmp_path: Path) -> None:
+    images, folder = planted_images(1).float(), tmp_path / "uploads"
+    sent = gradient_of(model, images.double(), torch.tensor([3]))
+    path = save_upload(folder, model, sent, name="round_3", images=images, round=3)
+    assert path == folder / "round_3.safetensors"
+    (upload,) = load_uploads(folder)
+    assert upload.header.round == 3
+    assert upload.header.labels is None  # nobody gave it: the attacker reads it off the gradient
+    text, usable = check_uploads(folder)
+    assert usable
+    assert "private images known" in text
+    attacks = {"name": "uploads", **ONE}
+    assert attack_uploads(load_experiment(attacks), folder, tmp_path / "run").exit_code == 0
+    store = RunStore(tmp_path / "run")
+    psnr = store.read(store.read_cells()[0]["run_id"])["psnr.standard"].item()
+    direct = attack_gradients(model, sent, images=images, attacks="patch_gradient").best.psnr
+    assert min(psnr, 100) == pytest.approx(direct, abs=0.5)
+
+
+def test_what_is_given_is_kept_and_nothing_else(
+    model: LoadedModel, gradients: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """A batch whose labels nobody knows keeps its images."""
+    save_upload(tmp_path, model, gradients, name="a", series="cat", label="my client", labels=3)
+    images = planted_images(2)
+    both = gradient_of(model, images, torch.tensor([3, 4]))
+    save_upload(tmp_path, model, both, name="b", images=images)
+    one, two = load_uploads(tmp_path)
+    assert (one.header.labels, one.header.series, one.header.label) == ((3,), "cat", "my client")
+    assert one.truth() is None
+    assert (two.header.labels, two.header.batch) == (None, 2)
+    truth = two.truth()
+    assert truth is not None
+    assert truth.image_ids == ("b 0", "b 1")
+    steps = {name: torch.stack([g, g]) for name, g in gradients.items()}
+    mistakes: list[tuple[Path, Any, str, str]] = [
+        (tmp_path, gradients, "a", r"a\.json"),  # nothing is overwritten
+        (tmp_path, [gradients, gradients], "c", r"2 upload\(s\)"),
+        (tmp_path, steps, "c", r"2 independent step\(s\)"),
+        (tmp_path / "a.json", gradients, "c", "folder"),
+    ]
+    for folder, sent, name, named in mistakes:
+        with pytest.raises(UserError, match=named):
+            save_upload(folder, model, sent, name=name)
+
+
+# damage -------------------------------------------------------------------------------------------
+
+SERIES = [f"b1s1_r00001_{number:03d}" for number in range(3)]
+FIRST, SECOND = f"{SERIES[0]}_at00001", f"{SERIES[0]}_at00002"
+
+
+@pytest.fixture(scope="module")
+def three_recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three images, each in rounds 1 and 2."""
+    record = {"rounds": [1], "images": 3, "probes": [{"uploads": 2}]}
+    return federations.run(tmp_path_factory.mktemp("federation"), record=record) / "uploads"
+
+
+@pytest.fixture
+def three(three_recorded: Path, tmp_path: Path) -> Path:
+    return copied(three_recorded, tmp_path / "uploads")
+
+
+def groups_of(folder: Path) -> list[Group]:
+    """The lines of a folder, which are those that a worker sees."""
+    examined = examine(folder)
+    of_worker = group_uploads(known_uploads(folder)[0], refused=examined.reasons)
+    groups = group_uploads(examined.known, refused=examined.refused)
+    facts = [[(group.name, group.digest()) for group in of] for of in (groups, of_worker)]
+    assert facts[0] == facts[1]
+    return groups
+
+
+def in_header(name: str, old: bytes, new: bytes) -> Callable[[Path], Any]:
+    """Change bytes of a header in which one bit is another one."""
+
+    def change(folder: Path) -> None:
+        content = (folder / f"{name}.json").read_bytes()
+        assert content.count(old) == 1
+        (folder / f"{name}.json").write_bytes(content.replace(old, new))
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "tensors": lambda u: flip(u / f"{SECOND}.safetensors", 80_003),
+    "truth": lambda u: flip(u / "truth" / f"{SECOND}.safetensors", 70_000),
+    "other series": in_header(SECOND, b'_000"', b'_010"'),
+    "other round": in_header(SECOND, b'"round": 2', b'"round": 3'),
+    "other field": in_header(FIRST, b'"series"', b'"serier"'),
+    "no JSON": in_header(SECOND, b'"series":', b'"series"z'),
+    "seal": in_header(FIRST, b"mjp-seal", b"mjp-sdal"),
+    "a person's change": in_header(SECOND, b'"round": 2', b'"round": 14'),
+    "half a header": lambda u: (u / f"{FIRST}.json").write_bytes(b'{\n "seal": "mjp'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_upload_leaves_its_series_out(three: Path, damage: Callable[[Path], Any]) -> None:
+    damage(three)
+    assert set(examine(three).refused) == {FIRST, SECOND}
+    (group,) = groups_of(three)
+    assert group.name == "small"
+    assert [series.first.header.series for series in group.series] == SERIES[1:]
+    assert [len(series.uploads) for series in group.series] == [2, 2]
+
+
+def test_groups_are_rounds_and_series(folder: Path) -> None:
+    (group,) = group_uploads(load_uploads(folder))
+    assert group.name == "small"
+    assert [[u.header.round for u in s.uploads] for s in group.series] == [[1, 2], [1, 2]]
+    assert len(group_uploads(load_uploads(folder), limit=1)[0].records) == 1
+    # A series with a gap is a line of its own: its second upload has other weights.
+    (folder / f"{OTHER.replace('at00001', 'at00002')}.json").unlink()
+    groups = group_uploads(load_uploads(folder))
+    assert sorted(len(group.series[0].uploads) for group in groups) == [1, 2]
+
+
+def test_lines_keep_their_names_beside_a_line_that_is_lost(tmp_path: Path) -> None:
+    folder = federations.run(tmp_path, record={"rounds": [1, 2], "images": 1}) / "uploads"
+    names = [group.name for group in groups_of(folder)]
+    assert names == ["small, round 1", "small, round 2"]
+    for spoil in (f"{FIRST}.safetensors", f"{FIRST}.json"):
+        flip(folder / spoil, 3001)
+        assert [group.name for group in groups_of(folder)] == names[1:]
+        flip(folder / spoil, 3001)
+    assert [group.name for group in groups_of(folder)] == names
+
+
+def test_a_restored_upload_leaves_nothing_behind(three: Path) -> None:
+    """Nor does one that was damaged before another."""
+    run = three.parent / "run"
+
+    def units() -> Counter[tuple[str, str]]:
+        """How often the cells that the run lists hold each picture, by the model's name."""
+        images = {c["run_id"]: RunStore(run).read(c["run_id"], ["image_id"]) for c in cells(run)}
+        return Counter((c["model"], i) for c in cells(run) for i in images[c["run_id"]]["image_id"])
+
+    assert attacked(three, **ONE)[0].exit_code == 0
+    before = units()
+    assert (len(before), max(before.values())) == (3, 1)
+    rows = {path: path.read_bytes() for path in (run / "rows").rglob("*.parquet")}
+    for name in (SECOND, f"{SERIES[2]}_at00001"):
+        flip(three / f"{name}.safetensors", 80_003)
+        summary = attacked(three, **ONE)[0]
+        assert summary.exit_code == 3
+        assert any(name in failure for failure in summary.failures)
+        pair = {name[:-1] + "1", name[:-1] + "2"}
+        assert {image for model, image in units() if model == REFUSED} == pair
+        assert sum(model == "small" for model, _ in units()) == 2
+        flip(three / f"{name}.safetensors", 80_003)
+    assert attacked(three, **ONE)[0].exit_code == 0
+    assert units() == before
+    assert all(path.read_bytes() == content for path, content in rows.items())
+
+
+# seals --------------------------------------------------------------------------------------------
+
+
+def flip_last(path: Path) -> None:
+    """The lowest bit of a number's mantissa, or of its exponent: the file stays readable."""
+    flip(path, 8 * (path.stat().st_size - 3))
+
+
+def test_every_file_is_sealed_and_headers_name_their_weights(folder: Path) -> None:
+    recorded = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(recorded) == 14  # four uploads of three files, two files of weights
+    for path in recorded:
+        check_digest(path, FileKind("an upload", "", 1 << 30), needed=True)
+    for path in folder.glob("*.json"):
+        header = json.loads(path.read_text())
+        assert header["weights_sha256"] == file_sha256(folder / header["weights"])
+
+
+@pytest.mark.parametrize("which", ["tensors", "truth", "weights"])
+def test_a_flipped_bit_is_a_row_with_its_reason(folder: Path, which: str) -> None:
+    edit_all(folder, series=None)
+    places = {
+        "tensors": folder / f"{NAME}.safetensors",
+        "truth": folder / "truth" / f"{NAME}.safetensors",
+        "weights": folder / json.loads((folder / f"{NAME}.json").read_text())["weights"],
+    }
+    flip_last(places[which])
+    text, usable = check_uploads(folder)
+    assert not usable
+    assert any(f"FAULT  {NAME}: " in line and "changed" in line for line in text.splitlines())
+    summary, scores, _ = attacked(folder, **ONE)
+    assert summary.exit_code == 3
+    failed = scores[scores.status == "failed"].set_index("image_id").reason
+    assert "changed" in failed[NAME]
+    assert len(failed) == (2 if which == "weights" else 1)  # two uploads have these weights
+    assert (scores.status == "ok").sum() == 4 - len(failed)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "json"])
+def test_no_flipped_bit_goes_unnoticed(folder: Path, ending: str) -> None:
+    draw, path = random.Random(16), folder / f"{NAME}.{ending}"
+    whole = path.read_bytes()
+    bits = [draw.randrange(8 * len(whole)) for _ in range(15)]
+    if ending == "safetensors":
+        length = 8 * (8 + int.from_bytes(whole[:8], "little"))
+        seal = 8 * whole.index(DIGEST_KEY.encode())  # its name, and how the digest begins
+        bits += [*(draw.randrange(length) for _ in range(15)), *range(seal, seal + 8 * 24, 23)]
+    for bit in bits:
+        flip(path, bit)
+        assert NAME in examine(folder).refused, bit
+        path.write_bytes(whole)
+    assert not examine(folder).refused
+
+
+def test_files_of_strangers_without_seals_are_read(folder: Path) -> None:
+    before = attacked(folder, **ONE)[1]
+    for path in (*folder.glob("*.safetensors"), *folder.glob("truth/*")):
+        with safe_open(path, "pt") as file:
+            metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
+        save_file(load_file(path), path, metadata or None)
+    edit_all(folder)
+    assert "note: " not in check_uploads(folder)[0]
+    summary, scores, _ = attacked(folder, **ONE)
+    assert summary.exit_code == 0
+    assert sorted(scores.value) == sorted(before.value)
+
+
+def test_a_header_that_a_person_changed_is_read_without_its_seal(folder: Path) -> None:
+    edit_all(folder, series=None)
+    path = folder / f"{NAME}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seal": BLANK_DIGEST}))
+    assert "seal" in examine(folder).reasons[NAME]
+    edit(folder, noise={"pos_embed": 0.25})
+    (changed,) = (upload for upload in examine(folder).sound if upload.name == NAME)
+    assert changed.header.noise == {"pos_embed": 0.25}
+
+
+@pytest.mark.parametrize("changes", [{"num_heads": 6}, {"activation": "quick_gelu"}], ids=str)
+def test_weights_are_stored_once_and_mended(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Equal tensors of another model are another file."""
+    model, other = load_model(**TINY), load_model(**{**TINY, **changes})
+    other.load_state_dict(model.state_dict())
+    places = [tmp_path / record_weights(tmp_path, each) for each in (model, other, model, other)]
+    assert places[:2] == places[2:]
+    assert len(set(places)) == 2 == len(list((tmp_path / "weights").iterdir()))
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for each, place in zip((model, other), places, strict=False):
+        again = load_model(checkpoint=place)
+        assert again(again.normalize(image)).equal(each(each.normalize(image)))
+    whole = places[0].read_bytes()
+    for damage in (flip_last, Path.unlink):
+        damage(places[0])
+        record_weights(tmp_path, model)
+        assert places[0].read_bytes() == whole
