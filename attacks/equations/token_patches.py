@@ -369,11 +369,11 @@ class StepTokens:
         found = replace(found, token=token).with_patches(places, loose[best], misfit[best])
         patches, size = found.patches, self.model.patch_size
         levels = in_levels(patches, self.view.pixels, size).clamp(0, 1)
-        order = solve(levels, hidden, levels[places], grid=self.model.grid, patch_size=size)
+        order = solve(levels, hidden, levels[hidden], grid=self.model.grid, patch_size=size)
         there = torch.empty_like(order)
         there[order] = torch.arange(self.count)
         there = there.to(patches.device)
-        if self.masked is None and self.attention is not None:
+        if self.masked is None and self.attention is not None and bool((token >= 0).all()):
             there = there[self.attention.found(patches[there])[0]]
             order = there.argsort().to(order)
         moved = replace(found, token=token[there], hidden=hidden, order=order)
