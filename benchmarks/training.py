@@ -147,7 +147,7 @@ def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]
             images, labels = next(trainer.batches.epoch(0, 0, 1))
             synchronize(device)
             started = time.perf_counter()
-            trainer._train_step(images.clone(), labels)
+            trainer.learner.train_step(trainer.step, images.clone(), labels)
             synchronize(device)
             trainer.step = (trainer.step + 1) % trainer.learner.puzzles.together
             if step >= 5:

@@ -32,7 +32,7 @@ from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.journal import METRICS, check_runs, whole_lines
+from mjp_privacy.training.journal import METRICS, points_of, whole_lines
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
@@ -244,7 +244,7 @@ def pictures(folder: Path) -> None:
 
 
 def curves(folder: Path) -> None:
-    check_runs([folder / "trained"])
+    points_of(folder / "trained")
     whole_lines(folder / "trained" / METRICS)
 
 
