@@ -266,9 +266,8 @@ def _nearest(image: Tensor, fed: Tensor) -> float:
 def table(rows: pd.DataFrame) -> str:
     """Markdown: a line for each client, and the sum."""
     lines = [
-        f"| client | n | certain | of them {GOOD:.0f} dB or more | exact | certain and wrong | "
-        "least dB of a certain one |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| client | certain | exact | certain and wrong | least dB of a certain one |",
+        "|---|---:|---:|---:|---:|",
     ]
     groups = [*rows.groupby("client", sort=False), ("**all**", rows)]
     for name, of_client in groups:
@@ -277,7 +276,7 @@ def table(rows: pd.DataFrame) -> str:
         least = f"{certain['psnr'].min():.1f}" if len(certain) else "–"
         exact, wrong = int(certain["exact"].sum()), len(certain) - good
         lines.append(
-            f"| {name} | {len(of_client)} | {len(certain)} | {good} | {exact} | {wrong} | {least} |"
+            f"| {name} | {len(certain)} of {len(of_client)} | {exact} | {wrong} | {least} |"
         )
     return "\n".join(lines) + "\n"
 
