@@ -285,7 +285,47 @@ ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else."""
+    """Plain values only; `1e-3` is a number, as in YAML 1.2 and elsewhere. ValueError for what
+    a few lines of anchors blow up, a field that stands twice, and numbers that mean something else
+    elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes, self.sizes = 0, dict[int, int]()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node, or the one that an anchor stands for, which counts with all that it holds."""
+        repeats, before = self.check_event(yaml.AliasEvent), self.nodes
+        node = super().compose_node(parent, index)
+        if repeats and id(node) not in self.sizes:
+            raise ValueError("an anchor that holds itself")
+        self.nodes += self.sizes[id(node)] if repeats else 1
+        self.sizes[id(node)] = self.nodes - before
+        if self.nodes > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Named fields, each of which stands there once."""
+        node = super().compose_mapping_node(anchor)
+        names = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in names:
+                raise _fault(key, "is given twice in one mapping")
+            names.add(key.value)
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """A value, which is no number of another base."""
+        node = super().compose_scalar_node(anchor)
+        is_number = node.style is None and node.tag.endswith((":int", ":float"))
+        if is_number and ODD_NUMBER.fullmatch(node.value):
+            raise _fault(node, "is a number of another base. Write it as 10 or in quotes")
+        return node
+
+
+def _fault(node: yaml.ScalarNode, what: str) -> ValueError:
+    return ValueError(f"line {node.start_mark.line + 1}: {shown(node.value, 60)!r} {what}")
 
 
 _Loader.add_implicit_resolver(
@@ -319,53 +359,12 @@ def yaml_value(text: str, where: str) -> Any:
     try:
         loader = _Loader(text)
         try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _check_node(node, {})
-            return loader.construct_document(node)
+            return loader.get_single_data()
         finally:
             loader.dispose()
     except Exception as error:  # YAMLError, and what its constructors raise on odd values
         text = shown(" ".join(str(error).split()) or type(error).__name__)
         raise UserError(f"{where} is not valid YAML: {text}") from error
-
-
-def _check_node(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """The number of fields and values that a node stands for. ValueError for what a few lines of
-    anchors blow up, a field that stands twice, and numbers that mean something else elsewhere.
-
-    sizes: of the nodes that were counted, by their id; 0 of those that hold this one
-    """
-    if id(node) in sizes:
-        if not sizes[id(node)]:
-            raise ValueError("an anchor that holds itself")
-        return sizes[id(node)]
-    sizes[id(node)], size = 0, 1
-    inner: list[yaml.Node] = []
-    fault = ""
-    if isinstance(node, yaml.MappingNode):
-        names = set[str]()
-        for name, value in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value in names:
-                node, fault = name, "is given twice in one mapping"
-            names.add(str(name.value))
-            inner += [name, value]
-    elif isinstance(node, yaml.SequenceNode):
-        inner = node.value
-    elif isinstance(node, yaml.ScalarNode):
-        is_number = node.style is None and node.tag.endswith((":int", ":float"))
-        if is_number and ODD_NUMBER.fullmatch(node.value):
-            fault = "is a number of another base. Write it as 10 or in quotes"
-    if fault:
-        line = node.start_mark.line + 1
-        raise ValueError(f"line {line}: {shown(node.value, 60)!r} {fault}")
-    for child in inner:
-        size += _check_node(child, sizes)
-        if size > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
-    sizes[id(node)] = size
-    return size
 
 
 # CSV ---------------------------------------------------------------------------------------------

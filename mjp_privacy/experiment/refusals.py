@@ -20,7 +20,7 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
 from mjp_privacy.client.upload import described
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.source import ModelVariants
+from mjp_privacy.experiment.source import META, ModelVariants
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -87,7 +87,6 @@ def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | N
 
 # before a run -------------------------------------------------------------------------------------
 
-META = torch.device("meta")
 Names = Callable[[LoadedModel], Sequence[str]]
 
 

@@ -84,7 +84,6 @@ def demo(argv: list[str], usage: Usage) -> int:
     """`mjp demo`: the stock config's attack, its report, and where the page is."""
     arguments = usage.parse(DemoArguments, argv)
     from mjp_privacy.core.read import STOCK
-    from mjp_privacy.experiment.engines.options import EngineOptions
     from mjp_privacy.experiment.run import run_experiment
     from mjp_privacy.report.write import write_report
 
@@ -93,7 +92,7 @@ def demo(argv: list[str], usage: Usage) -> int:
         out=arguments.out,
         limit=arguments.limit,
         stale="fresh",
-        engine=EngineOptions().config(),
+        engine="auto",
     )
     summary = write_report([done.out], done.out / "report")
     print(summary.console)

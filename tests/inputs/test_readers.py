@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
-from mjp_privacy.core.text import shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
@@ -171,20 +169,6 @@ def test_any_value_in_any_field_of_a_config(kind: str, data: st.DataObject) -> N
         break
     inner[key] = data.draw(values, label="value")
     answered(load, tree)
-
-
-@given(text=st.text())
-@drawn
-def test_any_text_is_shown_in_one_line(text: str) -> None:
-    assert not CONTROL.search(shown(text))
-    assert "\n" not in shown(text)
-    assert len(shown(text)) <= 300
-    shown(text).encode()
-
-
-def test_yaml_of_base_configs_is_what_is_loaded() -> None:
-    for content, load in CONFIGS.values():
-        load(yaml.safe_load(yaml.safe_dump(content)))
 
 
 # every reader of a file ---------------------------------------------------------------------------
