@@ -24,7 +24,6 @@ from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.engines import (
     CONFIG,
     Background,
-    all_rows,
     attack_command,
     kill_node,
     same_rows,
@@ -35,8 +34,6 @@ from tests.helpers.trap import Trap, children_of, is_running, until
 
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-every_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
 
 
 def victims(
@@ -58,19 +55,44 @@ def by(engine: EngineConfig, images: Path, out: Path) -> Background[RunSummary]:
     return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
 
 
-def broken_off(
-    images: Path, out: Path, trap: Trap, engine: str, number: int, code: int
-) -> list[int]:
-    """Send a signal to a command while two of its workers attack; its workers and their kin."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
+def test_workers_end_with_their_command_and_the_next_goes_on(
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    engine: str,
+    number: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Jobs of a Slurm command that was killed are cancelled by the next one."""
+    if engine == "ray":
+        pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    if engine == "slurm":
+        request.getfixturevalue("slurm_cluster")
+    out = tmp_path / "run"
     trap.hold()
     options = ["--engine", engine, "--workers", "2"]
-    with attack_command(CONFIG, images, out, options, trap.environment) as running:
-        started = [*victims(trap, 2), *children_of(running.pid)]
+    with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
+        waiting = victims(trap, 2)
+        started = [*waiting, *(children_of(running.pid) if engine == "ray" else [])]
         os.kill(running.pid, number)
+        code = -9 if number == signal.SIGKILL else 128 + number
         assert running.wait(60) == code
         assert "Traceback" not in running.errors()
         assert running.errors().count("stopped by") == (code > 0)
-    return started
+    if engine != "slurm" or code > 0:
+        until(lambda: not any(map(is_running, started)), 30)
+    if engine == "slurm" and code > 0:
+        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
+    again = SLURM if engine == "slurm" else EngineConfig("here")
+    with by(again, nine_photographs, out) as run:
+        until(lambda: not any(map(is_running, started)), 60)
+        trap.release()
+        assert run.result().exit_code == 0
+    same_rows(here, out)
 
 
 # Ray ----------------------------------------------------------------------------------------------
@@ -123,20 +145,6 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
         assert running.wait(60) == 2
         assert ray_cluster.address in running.errors()
         assert "Traceback" not in running.errors()
-    trap.release()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
-
-
-@needs_ray
-@pytest.mark.nightly
-@every_signal
-def test_ray_ends_with_the_command_that_started_it(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
-) -> None:
-    out = tmp_path / "run"
-    started = broken_off(nine_photographs, out, trap, "ray", number, code)
-    until(lambda: not any(map(is_running, started)), 30)
     trap.release()
     assert attack(nine_photographs, out, CONFIG).exit_code == 0
     same_rows(here, out)
@@ -211,36 +219,10 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
 
 
-@pytest.mark.nightly
-@every_signal
-def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
-    nine_photographs: Path,
-    here: Path,
-    tmp_path: Path,
-    trap: Trap,
-    slurm_cluster: Any,
-    number: int,
-    code: int,
-) -> None:
-    """Ctrl-C and SIGTERM cancel its jobs; those of a killed command are cancelled by the next."""
-    out = tmp_path / "run"
-    broken_off(nine_photographs, out, trap, "slurm", number, code)
-    started = [pid for pid, _ in trap.attacked()]
-    if number != signal.SIGKILL:
-        until(lambda: not any(map(is_running, started)), 15)
-        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
-    with by(SLURM, nine_photographs, out) as run:
-        until(lambda: not any(map(is_running, started)), 60)
-        trap.release()
-        assert run.result().exit_code == 0
-    same_rows(here, out)
-
-
 # workers of this machine --------------------------------------------------------------------------
 
 
 ONE, TWO = EngineConfig("local", workers=1), EngineConfig("local", workers=2)
-OPTIONS = ["--engine", "local", "--workers", "1"]
 
 
 def test_a_killed_worker_changes_nothing(
@@ -258,46 +240,6 @@ def test_a_killed_worker_changes_nothing(
     before = sorted(out.glob("rows/*/*"))
     assert attack(nine_photographs, out, CONFIG, engine=ONE).exit_code == 0
     assert sorted(out.glob("rows/*/*")) == before  # nothing was left to be done
-
-
-@pytest.mark.nightly
-def test_a_block_that_always_kills_its_worker_is_given_up(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
-) -> None:
-    """It is named; the others are done; the next command does it."""
-    out = tmp_path / "run"
-    trap.kill_at(4)
-    config = {**CONFIG, "dtypes": ["float32"]}
-    summary = attack(nine_photographs, out, config, engine=ONE)
-    assert summary.exit_code == 3
-    [line] = summary.not_done
-    assert "ViT, block " in line
-    assert "signal 9" in line
-    assert len([labels for _, labels in trap.attacked() if 4 in labels]) == 3
-    rows = all_rows(out)
-    assert rows[rows["attack"] == "trap"]["image_id"].nunique() == 6
-    trap.reset()
-    assert attack(nine_photographs, out, config).exit_code == 0
-    assert len(trap.attacked()) == 1
-
-
-@pytest.mark.nightly
-@every_signal
-def test_workers_end_with_their_command(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
-) -> None:
-    out = tmp_path / "run"
-    trap.hold()
-    with attack_command(CONFIG, nine_photographs, out, OPTIONS, trap.environment) as running:
-        workers = trap.victims(1)
-        os.kill(running.pid, number)
-        assert running.wait(30) == code
-        until(lambda: not any(map(is_running, workers)), 15)
-        assert "Traceback" not in running.errors()
-        assert running.errors().count("stopped by") == (code > 0)
-    trap.release()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
 
 
 def test_each_worker_has_a_gpu_and_last_words(
