@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, ClientFacts
-from mjp_privacy.report.figures import PSNR, capped_mean
+from mjp_privacy.report.figures import PSNR, mean_of
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     MODEL_FACTS,
@@ -97,7 +97,7 @@ class Client:
         """The control that scores best without any gradient; where none was run a uniform grey,
         whose PSNR every run stores; None where there is no truth."""
         if self.floors:
-            return max(self.floors, key=capped_mean)
+            return max(self.floors, key=lambda line: mean_of(line, *PSNR))
         grey = self.of_images("grey_psnr", DIAGNOSTIC).sort_index()
         if grey.empty:
             return None
@@ -107,7 +107,7 @@ class Client:
             rows["group"] = known.astype(object).reindex(grey.index)
         facts = AttackFacts(title="uniform grey", name="grey", role="floor")
         cell = replace(self.cell, attack=facts)
-        return replace(self.lines[0], cell=cell, stored=rows, left_out=(), known={})
+        return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
     @property
     def floor_values(self) -> pd.Series[float]:

@@ -17,6 +17,7 @@ from mjp_privacy.report.lines import (
     failed_images,
     late_images,
     meets_trained_model,
+    once,
     traits,
 )
 from mjp_privacy.report.worst_case import DerivedLine, shown_attacks
@@ -84,6 +85,7 @@ class Flag:
         return self.text.replace("{attacks}", first_of(self.attacks, NAMED))
 
 
+@once
 def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
     what was not scored."""

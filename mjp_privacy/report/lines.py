@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 Scalar = str | float | int | bool | None
 Key = tuple[str, str]
 """Metric and variant."""
-T = TypeVar("T")
-P = ParamSpec("P")
-
 # scores -------------------------------------------------------------------------------------------
 
 UNREADABLE = "unreadable"
@@ -90,8 +87,8 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    others = [name for name in scores if frame[name].dtype != np.float64]
-    frame = frame.astype(dict.fromkeys(others, np.float64))
+    if any(frame[name].dtype != np.float64 for name in scores):
+        frame[scores] = frame[scores].astype(np.float64)
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:
@@ -279,8 +276,6 @@ class Line:
     store: RunStore
     left_out: Sequence[Path] = field(default=(), kw_only=True)
     """Damaged files, whose images have no part in the line."""
-    known: dict[object, Any] = field(default_factory=dict, kw_only=True, repr=False)
-    """What was computed from the scores before, by what was asked: figures and words."""
 
     @property
     def run_id(self) -> str:
@@ -432,20 +427,8 @@ def coded(words: pd.Series[str]) -> Coded:
     return Coded(known.codes.to_numpy(np.int32), tuple(map(str, known.categories)))
 
 
-def once(
-    figure: Callable[Concatenate[Line, P], T],
-) -> Callable[Concatenate[Line, P], T]:
-    """A figure of a line that is computed once for the same arguments."""
-
-    @wraps(figure)
-    def asked(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
-        name = figure, args, tuple(kwargs.items())
-        if name not in line.known:
-            line.known[name] = figure(line, *args, **kwargs)
-        known: T = line.known[name]
-        return known
-
-    return asked
+once = lru_cache(maxsize=4096)
+"""A figure of a line, which is equal to itself alone, is computed once for the same arguments."""
 
 
 @once

@@ -1,4 +1,4 @@
-"""Pictures as files, on the page and in the strip: what they hold, their names, their choice."""
+"""Pictures as files and on the page: what they hold, their names, and which are chosen."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.page import gallery
 from mjp_privacy.report.page.gallery import (
-    GAP,
-    HEAD,
     LARGEST_SIDE,
-    SIDE,
     SMALL_SIDE,
     data_uri,
     fill_gallery,
     images_in_order,
-    write_strip,
 )
 from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from tests.helpers import runs
@@ -362,24 +358,3 @@ def test_large_pictures_are_compressed_and_stay_alike(side: int, shown: int) -> 
     assert found.shape == (shown, shown, 3)
     expected = torch.nn.functional.avg_pool2d(image, side // shown).permute(1, 2, 0).numpy()
     assert np.abs(found / 255 - expected).mean() < 0.02
-
-
-def test_tiles_of_the_strip_are_the_stored_pictures(ladder: Path, tmp_path: Path) -> None:
-    """Original, what was fed, april, the best of each image: not one attack's in every row."""
-    strip, ids = read_contents([ladder]).strip, [image_id(1), image_id(0)]
-    assert strip is not None
-    assert write_strip(strip, ids, tmp_path / "figures/strip.png")
-    with Image.open(tmp_path / "figures/strip.png") as opened:
-        sheet = np.asarray(opened.convert("RGB"))
-    assert sheet.shape == (2 * (SIDE + HEAD), 5 * (SIDE + GAP) - GAP, 3)
-    store = RunStore(ladder)
-    best = [("pixel_lattice", "rounds"), ("masked_span", "masked_span")]
-    for row, (image, attacks) in enumerate(zip(ids, best, strict=True)):
-        first, *others = (store.pictures(name, image) or {} for name in ("april", *attacks))
-        made = [first["plain"], first["input"], first["images"], *(of["images"] for of in others)]
-        top = row * (SIDE + HEAD) + HEAD
-        for column, tensor in enumerate(made):
-            left, size = column * (SIDE + GAP), SIDE // tensor.shape[-1]
-            drawn = sheet[top : top + SIDE, left : left + SIDE]
-            np.testing.assert_array_equal(drawn, pixels(tensor).repeat(size, 0).repeat(size, 1))
-        assert sheet[top - HEAD : top].min() < 128  # something is written over every row

@@ -227,50 +227,12 @@ def condition(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:.1e}"
 
 
-def comparison_table(table: Table) -> TextTable | None:
-    """Our figures, the paper's and the difference, for every line that has a row in the paper.
-
-    None where no line has one.
-    """
-    compared = [record for record in records(table) if isinstance(record["paper_row"], str)]
-    body = [row for record in compared for row in _comparison_rows(record)]
-    if not body:
-        return None
-    names = ("acc", *METRICS)
-    header = ("#", "Line", "", *(f"{TITLES[name]} {ARROWS[name]}" for name in names))
-    caption = (
-        "Differences are ours − the paper's, unadjusted: they also contain the effect of other "
-        "images and checkpoints than the paper's (see the notes). A difference in accuracy is "
-        "printed only where the images are the paper's. † This row of the paper repeats the five "
-        "scores of another of its rows."
-    )
-    return TextTable("Beside the paper", caption, header, tuple(body), "rll" + "r" * len(names))
-
-
-def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
-    names = ("acc", *METRICS)
-    ratio = f" γ={gamma(record['gamma'])}" if record["gamma"] else ""
-    name = f"{record['model']} {record['setting']}{ratio}, {record['attack']}, {record['dtype']}"
-    dagger = " †" if isinstance(record["paper_row_repeats"], str) else ""
-
-    def cells(part: str, sign: bool) -> list[str]:
-        few = record["acc_n"] < FULL and part != "paper"
-        decimals = {**DECIMALS, "acc": 0} if few else DECIMALS
-        return [number(record[f"{n}_{part}"], decimals[n], sign=sign) for n in names]
-
-    return [
-        (str(record["line"]), name, "ours", *cells("mean", False)),
-        ("", f"{record['paper_row']}{dagger}", "paper", *cells("paper", False)),
-        ("", "", "difference", *cells("difference", True)),
-    ]
-
-
 def one_line(text: str) -> str:
     """The text on one line, without characters that steer a terminal: those become spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-# Markdown and LaTeX -------------------------------------------------------------------------------
+# Markdown -----------------------------------------------------------------------------------------
 
 HEADING = "What a Vision Transformer client leaks through its gradients"
 
@@ -291,23 +253,6 @@ _STEERING = (
 
 _BEGINNING = re.compile(r"^(\d{1,9}(?=[.)]\s)|(?=[-+](?:\s|$)|--|==|#|\[[ xX]\]\s))")
 """What makes a paragraph a list, a heading, a rule or a box to tick: a `\\` goes behind it."""
-
-_LATEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
-    | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
-    | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
-    | {"ρ": r"$\rho$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
-    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
-    | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
-    | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
-    | {"\n": " ", "\r": " "}
-    | {letter: f"$^{number}$" for number, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-)
-
-
-# Markdown -----------------------------------------------------------------------------------------
 
 
 def markdown(answer: str, tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
@@ -349,6 +294,20 @@ def markdown_table(table: TextTable) -> str:
 
 
 # LaTeX --------------------------------------------------------------------------------------------
+
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
+    | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
+    | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
+    | {"ρ": r"$\rho$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
+    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
+    | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
+    | {"\n": " ", "\r": " "}
+    | {letter: f"$^{number}$" for number, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
 
 
 def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
