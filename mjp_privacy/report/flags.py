@@ -117,12 +117,8 @@ def client_flags(client: Client) -> tuple[Flag, ...]:
 
 def _below(case: Case) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
-    scored, floor = (
-        case.of.scored("psnr", "standard").clip(upper=PSNR_CAP),
-        case.client.floor_values,
-    )
-    both = scored.index.intersection(floor.index)
-    return len(both) > 0 and float((scored[both] - floor[both]).sum()) < 0
+    gain = case.of.scored("psnr", "standard").clip(upper=PSNR_CAP) - case.client.floor_values
+    return bool(gain.notna().any()) and float(gain.dropna().sum()) < 0
 
 
 def _median_above(line: Line, diagnostic: str, limit: float) -> bool:

@@ -29,7 +29,7 @@ NAMED = 3
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
-PAPER_IMAGES, PAPER_SIZE = 1000, 224
+PAPER_SIZE = 224
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -148,9 +148,6 @@ def _images(line: Line) -> Iterable[str]:
             "ImageNet-1K validation images like the paper's (--data-is-papers), so the paper's "
             "figures do not stand beside them."
         )
-    images = len(line.images)
-    if images and images != PAPER_IMAGES:
-        yield f"Number of images: {images}; the paper says 1K."
     if line.groups is not None:
         yield (
             f"The images are crops of {line.groups.nunique()} photographs; for the intervals of "

@@ -4,7 +4,7 @@ OUT/index.html                 the whole report on one page that works offline
 OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
 OUT/table5.md .tex .csv        the paper's Table 5 of these runs: its rows, columns and digits
-OUT/samples.csv                every stored row; of a large run samples.txt: where they are
+OUT/samples.csv                every stored row; not of a large run, whose parquet files have them
 OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/batches.csv                exact pictures and PSNR against the batch
@@ -33,11 +33,10 @@ from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomi
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import formula_free
-from mjp_privacy.report.card import Card, card_notes, card_table
+from mjp_privacy.report.card import card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.figures import image_counts
 from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
 from mjp_privacy.report.notes import Section, grouped, unfinished
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
@@ -50,22 +49,25 @@ Pictures = Literal["shown", "all", "none"]
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """What was written, what to print, and whether anything failed."""
+    """What was written, and what to print."""
 
-    console: str
-    files: tuple[Path, ...]
-    card: Card
-    reasons: tuple[str, ...]  # why images and lines have no score
-    lines: int
-    failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
-    failed_images: int
-    not_run: int  # images that a killed run still owes, over all lines
-    damaged: int = 0  # files whose rows are in no figure
+    contents: Contents
+    files: tuple[Path, ...]  # the page first
 
     @property
-    def any_failed(self) -> bool:
-        """Whether any line or image failed, or has not been run yet."""
-        return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
+    def console(self) -> str:
+        """The answer, and what was not scored."""
+        return console_text(self.contents.card, self.contents.reasons)
+
+    @property
+    def not_run(self) -> int:
+        """Images that a killed run still owes, over all lines."""
+        return sum(line.not_run for line in self.contents.lines)
+
+    @property
+    def damaged(self) -> int:
+        """Files whose rows are in no figure."""
+        return sum(len(line.left_out) for line in self.contents.lines)
 
 
 def write_report(
@@ -73,7 +75,7 @@ def write_report(
 ) -> ReportSummary:
     """Write every file of the report of one run or several into `out`.
 
-    everything   print and write every line, note and diagnostic, not the answer alone
+    everything   every line, note and diagnostic in Markdown and LaTeX, not the answer alone
     pictures     which reconstructions become files: those on the page (of float64 lines only if
                  there are no others), all, or none
     """
@@ -101,25 +103,7 @@ def write_report(
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
-    return _summary(contents, files, everything=everything)
-
-
-def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
-    """The summary of a report whose files were written."""
-    lines = contents.lines
-    table = contents.main(folded=True) if everything else None
-    failed = (max(image_counts(line, v).failed for v in ("paper", "standard")) for line in lines)
-    return ReportSummary(
-        console=console_text(contents.card, contents.reasons, table),
-        files=tuple(files),
-        card=contents.card,
-        reasons=tuple(contents.reasons),
-        lines=len(lines),
-        failed_lines=sum(line.status == "failed" for line in lines),
-        failed_images=sum(failed) + sum(len(line.unreadable) for line in lines),
-        not_run=sum(line.not_run for line in lines),
-        damaged=sum(len(line.left_out) for line in lines),
-    )
+    return ReportSummary(contents, tuple(files))
 
 
 # files --------------------------------------------------------------------------------------------
@@ -132,7 +116,6 @@ DOWNLOADS = {
     "table5.tex": "the same in LaTeX",
     "table5.csv": "the same at full precision, with intervals and the paper's figures",
     "samples.csv": "every stored row: image, metric, value, status, reason",
-    "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
     "choices.csv": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "batches.csv": "exact pictures and PSNR against the batch",
@@ -142,7 +125,7 @@ DOWNLOADS = {
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png"),
+    *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
 
@@ -190,7 +173,7 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     charts = [chart for section in contents.charts.values() for chart in section]
     texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
     written = [_write_text(out / name, text) for name, text in texts.items()]
-    written.append(_write_samples(lines, out, many_runs=many))
+    written += _write_samples(lines, out, many_runs=many)
     if contents.derived:
         written.append(_write_choices(contents.derived, out / "choices.csv"))
     return written
@@ -223,7 +206,7 @@ def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[P
 # rows as files ------------------------------------------------------------------------------------
 
 MOST_ROWS = 200_000
-"""Rows up to which they are written as CSV: 70 MB."""
+"""Rows up to which they are written as CSV: 70 MB. Parquet files have more (docs/running.md)."""
 
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
@@ -234,31 +217,12 @@ SAMPLE_COLUMNS = (
 )
 """The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
 
-WHERE = """\
-{rows:,} scores are more than a CSV file is good for (samples.csv is written up to {most:,}).
-They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
-each image, with a column for each metric and variant ("psnr.standard", "ssim.paper",
-"gradient_residual.diagnostic"); what all rows of a cell have in common is in cells.*.parquet. For
-example, in the folder above {first}:
 
-    duckdb -c "SELECT attack, setting, gamma, avg(least(\\"psnr.standard\\", 100)), count(*)
-               FROM read_parquet('{first}/rows/**/*.parquet', union_by_name=true) AS scores
-               JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
-               WHERE scores.status = 'ok' GROUP BY ALL"
-
-Of an image that is in several files of a cell, as after some images were attacked again, the file
-with the highest second number counts (00003.0002.….parquet).
-"""
-
-
-def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
-    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path."""
-    # at most: not every image has every diagnostic
-    if (stored := sum(len(line.images) * len(line.keys) for line in lines)) > MOST_ROWS:
-        runs = [*dict.fromkeys(line.run for line in lines)]
-        plural = "s" if len(runs) > 1 else ""
-        known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
-        return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
+def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> list[Path]:
+    """Write samples.csv unless the rows are very many; at most: not every image has every
+    diagnostic."""
+    if sum(len(line.images) * len(line.keys) for line in lines) > MOST_ROWS:
+        return []
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
 
     def write(file: IO[str]) -> None:
@@ -267,7 +231,7 @@ def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path
         for line in lines:
             written.writerows(_samples(line, columns))
 
-    return _write_rows(out / "samples.csv", write)
+    return [_write_rows(out / "samples.csv", write)]
 
 
 def _write_rows(path: Path, write: Callable[[IO[str]], object]) -> Path:

@@ -32,9 +32,7 @@ from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 
 
-def test_every_file_is_there_and_failures_are_counted(
-    written: tuple[Path, ReportSummary], run: Path
-) -> None:
+def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
     out, summary = written
     assert {path.relative_to(out).as_posix() for path in summary.files} == {
         *("index.html", "samples.csv", "pictures/index.csv"),
@@ -44,9 +42,6 @@ def test_every_file_is_there_and_failures_are_counted(
     assert summary.files[0] == out / "index.html"
     assert all(path.stat().st_size for path in summary.files)
     assert not list(out.rglob("*.tmp"))
-    assert (summary.lines, summary.failed_lines, summary.failed_images) == (8, 1, 6)
-    assert summary.any_failed
-    assert not write_report([run], run / "report").any_failed
 
 
 def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
@@ -77,7 +72,7 @@ def test_progress_is_shown_on_a_terminal_alone(
     assert "left" in shown
 
 
-def test_of_many_rows_a_text_says_where_they_are(
+def test_very_many_rows_are_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ladder_run(tmp_path / "run")
@@ -87,10 +82,7 @@ def test_of_many_rows_a_text_says_where_they_are(
     monkeypatch.setattr(data_files, "MOST_ROWS", 10)
     write_report([tmp_path / "run"], out)
     assert not (out / "samples.csv").exists()
-    text = (out / "samples.txt").read_text()
-    assert "read_parquet('run/rows/**/*.parquet'" in text
-    assert str(tmp_path) not in text
-    assert "samples.txt" in (out / "index.html").read_text()
+    assert "samples.csv" not in (out / "index.html").read_text()
 
 
 def test_a_run_without_attacks_has_a_report_all_the_same(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,8 +19,6 @@ from mjp_privacy.report.lines import CLIENT_FACTS, MARKS, client_text, options_t
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
 from mjp_privacy.report.worst_case import RULES
-
-__all__ = ["DASH", "DECIMALS", "Column", "TextTable"]
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -145,22 +144,15 @@ def varying_columns_of(varying: Sequence[str]) -> list[Column]:
     client = client if len(client) > 1 else []
     others = [key for key in varying if key not in client]
     shared = [Column("client", lambda record: client_text(record, client), "l")] if client else []
-    return [*shared, *(Column(title_of(key), _varying_cell(key), "l") for key in others)]
+    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in others}
+    return [*shared, *(Column(titles[key], partial(_varying_cell, key), "l") for key in others)]
 
 
-def title_of(key: str) -> str:
-    """What tables call a cell entry: `server_lr` is `server lr`."""
-    return COLUMN_TITLES.get(key, key.replace("_", " "))
-
-
-def _varying_cell(key: str) -> Callable[[Record], str]:
-    def cell(record: Record) -> str:
-        if key == "attack_options":
-            return options_text(record[key])
-        most = "≤ " if key == "uploads" and record["role"] in RULES and record[key] > 1 else ""
-        return most + scalar_text(record[key])
-
-    return cell
+def _varying_cell(key: str, record: Record) -> str:
+    if key == "attack_options":
+        return options_text(record[key])
+    most = "≤ " if key == "uploads" and record["role"] in RULES and record[key] > 1 else ""
+    return most + scalar_text(record[key])
 
 
 def unscored(record: Record) -> str:
@@ -202,7 +194,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         _score(f"PSNR {ARROWS['psnr']}", "psnr"),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
-        Column("≥ 20 dB", lambda r: f"{r['psnr_at_20']} of {_tried(r)}" if r["n"] else DASH),
+        Column("≥ 20 dB", _at_20),
         *(_score(f"{TITLES[metric]} {ARROWS[metric]}", metric) for metric in scores),
         _score(f"Acc. {ARROWS['acc']}", "acc"),
         _score("Acc. altered", "acc_altered"),
@@ -218,8 +210,9 @@ def _score(title: str, name: str) -> Column:
     return Column(title, lambda record: score(record, name))
 
 
-def _tried(record: Record) -> int:
-    return int(record["n"] + record["n_failed"] + record["n_unsupported"])
+def _at_20(record: Record) -> str:
+    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
+    return f"{record['psnr_at_20']} of {tried}" if record["n"] else DASH
 
 
 def condition(value: float) -> str:
