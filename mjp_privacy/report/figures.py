@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
@@ -114,7 +115,8 @@ def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
 @once
 def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -> float:
     """Median of min(value, cap) over the images that were scored; NaN where there is none."""
-    return float(line.scored(metric, variant).clip(upper=cap_of(metric)).median())
+    values = line.scored(metric, variant).to_numpy()
+    return float(np.median(np.minimum(values, cap_of(metric)))) if len(values) else math.nan
 
 
 @once
@@ -144,22 +146,26 @@ def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
 @once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    both = shared_scores(line, line, ("ceiling_psnr", DIAGNOSTIC))
-    ceiling, reached = both.clip(upper=PSNR_CAP).to_numpy().T
-    return float(np.mean(ceiling - reached)) if len(both) else math.nan
+    reached, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
+    return float(np.mean(ceiling - reached)) if len(ceiling) else math.nan
+
+
+def _beside(line: Line, diagnostic: str) -> NDArray[np.float64]:
+    """PSNR (standard) and a diagnostic of the images that have both: (2, n)."""
+    columns = ["psnr.standard", f"{diagnostic}.{DIAGNOSTIC}"]
+    known = line.frame.reindex(columns=columns).dropna()
+    return known.to_numpy(np.float64).T
 
 
 PSNR: Key = ("psnr", "standard")
 
 
-def shared_scores(
-    first: Line, second: Line, first_key: Key = PSNR, second_key: Key = PSNR
-) -> pd.DataFrame:
-    """The values `first` and `second` of the images that both lines scored, by their ids.
+def shared_scores(first: Line, second: Line) -> pd.DataFrame:
+    """PSNR (standard) `first` and `second` of the images that both lines scored, by their ids.
 
     shared_scores(april, ours)["first"].mean()     # April's PSNR where ours was scored too
     """
-    sides = {"first": first.scored(*first_key), "second": second.scored(*second_key)}
+    sides = {"first": first.scored(*PSNR), "second": second.scored(*PSNR)}
     return pd.concat(sides, axis=1, join="inner")
 
 
@@ -295,13 +301,13 @@ def _columns(
 def _bounds(line: Line) -> dict[str, Any]:
     """What bounds a line: the grey, the ceiling, and the linear system of its attack."""
     bounded = rank_bound(line)
-    both = shared_scores(line, line, ("grey_psnr", DIAGNOSTIC))
+    reached, grey = _beside(line, "grey_psnr")
     medians = ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
     empty = line.scored("empty_mask", DIAGNOSTIC)
-    below = 100 * float((both["second"] < both["first"]).mean()) if len(both) else math.nan
+    below = 100 * float((reached < grey).mean()) if len(grey) else math.nan
     return {
         "grey_mean": mean_of(line, "grey_psnr"),
-        **{"below_grey": below, "below_grey_n": len(both)},
+        **{"below_grey": below, "below_grey_n": len(grey)},
         "in_place_mean": mean_of(line, "oracle_in_place_psnr"),
         "ceiling_mean": mean_of(line, "ceiling_psnr") if bounded else math.nan,
         "ceiling_n": line.count("ceiling_psnr", DIAGNOSTIC) if bounded else 0,
