@@ -270,6 +270,11 @@ class Line:
         return self.cell.run_id
 
     @property
+    def label(self) -> str:
+        """Model, setting and attack in words, such as `DeiT-S (a) april`."""
+        return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
+
+    @property
     def role(self) -> str:
         """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
         return self.cell.attack.role

@@ -41,10 +41,6 @@ function numberText(value, metric) {
   return small ? value.toExponential(1) : value.toFixed(metric.decimals);
 }
 
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
-}
-
 // Numbers by size, texts by name; what is missing comes last in both directions.
 function inOrder(first, second, direction = 1) {
   const missing = [first, second].map((value) => Number.isNaN(value) || value === "");
