@@ -216,31 +216,10 @@ def file(name: str, text: str = "") -> Make:
     """A file in the folder that is given as a run."""
 
     def make(run: Path) -> None:
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        run.mkdir()
         (run / name).write_text(text)
 
     return make
-
-
-def several_runs(run: Path) -> None:
-    for number in range(7):
-        small_run(run / str(number))
-
-
-def pipe(run: Path) -> None:
-    run.mkdir()
-    os.mkfifo(run / f"cells.0001.{'0' * 16}.parquet")
-
-
-def without_its_attack(run: Path) -> None:
-    entry = cell("x")
-    del entry["attack"]
-    RunStore(run).write_cells([entry])
-
-
-def broken_rows(run: Path) -> None:
-    (file,) = RunStore(small_run(run)).files("small")
-    file.path.write_bytes(b"PAR1 no more")
 
 
 def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Make:
@@ -253,15 +232,28 @@ def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Make:
     return make
 
 
+def cells(*entries: dict[str, Any]) -> Make:
+    """A run whose list has these cells and nothing else."""
+    return lambda run: RunStore(run).write_cells(list(entries))
+
+
+def of_pipes(run: Path) -> None:
+    run.mkdir()
+    os.mkfifo(run / f"cells.0001.{'0' * 16}.parquet")
+
+
+def broken_rows(run: Path) -> None:
+    RunStore(small_run(run)).files("small")[0].path.write_bytes(b"PAR1 no more")
+
+
 def an_image_twice(run: Path) -> None:
     store = RunStore(small_run(run))
     table = pq.read_table(store.files("small")[0].path)
     write_pieces(store.folder("small"), "00000", table.schema, [table, table.slice(0, 1)])
 
 
-def an_unknown_paper_row(run: Path) -> None:
-    small_run(run, paper_row={"model": "DeiT-S+MPJ", "setting": "a"})
-
+NAMELESS = {name: value for name, value in cell("x").items() if name != "attack"}
+MISSPELT = {"model": "DeiT-S+MPJ", "setting": "a"}
 
 NO_RUNS: dict[str, tuple[Make, str]] = {
     "missing": (lambda run: None, "run"),
@@ -272,17 +264,17 @@ NO_RUNS: dict[str, tuple[Make, str]] = {
     "a federation": (lambda run: small_run(run / "attack"), "run/attack"),
     "a training": (file("metrics.jsonl"), "training"),
     "a report": (file("index.html"), "report"),
-    "several runs": (several_runs, "run/4 … (7 in all)"),
+    "several runs": (lambda run: [small_run(run / f"{n}") for n in range(7)], "run/4 … (7 in all)"),
     "an earlier version": (file("cells.json", '{"cells": []}'), "convert_run"),
-    "a pipe for cells": (pipe, "is not a run folder"),
-    "no cells": (lambda run: RunStore(run).write_cells([]), "empty run"),
-    "no rows": (lambda run: RunStore(run).write_cells([cell("x"), cell("y")]), "2 cell(s)"),
-    "no attack": (without_its_attack, "without attack"),
+    "a pipe for cells": (of_pipes, "is not a run folder"),
+    "no cells": (cells(), "empty run"),
+    "no rows": (cells(cell("x"), cell("y")), "2 cell(s)"),
+    "no attack": (cells(NAMELESS), "without attack"),
     "broken rows": (broken_rows, "rows/small/00000."),
     "no status": (rewritten(lambda rows: rows.drop(columns="status")), "no column status"),
     "an unknown status": (rewritten(lambda rows: rows.assign(status="fine")), "fine"),
     "an image twice": (an_image_twice, "rows/small/"),
-    "an unknown row of the paper": (an_unknown_paper_row, "DeiT-S+MJP a"),
+    "an unknown row of the paper": (lambda run: small_run(run, paper_row=MISSPELT), "DeiT-S+MJP a"),
 }
 
 

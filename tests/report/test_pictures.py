@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,24 +156,16 @@ def test_lines_without_pictures_or_truth(tmp_path: Path) -> None:
 # what they are called -----------------------------------------------------------------------------
 
 
-def is_safe(name: str) -> bool:
-    kept = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-")
-    devices = {"CON", "PRN", "AUX", "NUL", *(f"{p}{i}" for p in ("COM", "LPT") for i in range(10))}
-    return (
-        0 < len(name) <= LONGEST + 4
-        and set(name) <= kept
-        and name[0] not in ".-"
-        and name[-1] != "."
-        and ".." not in name
-        and name.split(".")[0].upper() not in devices
-    )
+SAFE = re.compile(
+    r"(?!.*\.\.)(?!(con|prn|aux|nul|(com|lpt)\d)(\..*)?$)[a-z0-9_+][a-z0-9._+-]*(?<!\.)", re.I
+)
 
 
 def test_names_are_unique_stable_and_told_by_their_text() -> None:
     names = UniqueNames(taken=("Original",))
     given = [names.of(text) for text in HOSTILE]
     assert len({name.casefold() for name in (*given, "original")}) == len(HOSTILE) + 1
-    assert all(is_safe(name) for name in given)
+    assert all(SAFE.fullmatch(name) and len(name) <= LONGEST for name in given)
     assert [names.of(text) for text in HOSTILE] == given
     assert UniqueNames().of("MJP γ .27 / ViT") == "MJP_gamma_.27_ViT"
     first, second = (UniqueNames(taken=taken).of("a_b") for taken in ((), ("a_b",)))
