@@ -243,7 +243,7 @@ def strength_lines(points: Sequence[TradeoffPoint]) -> list[list[TradeoffPoint]]
 Look = dict[str, Any]
 
 WIDE, TALL = 720.0, 430.0  # pixels: of the chart, and of its axes
-UNDER = 46.0  # of the axis across and its label
+OVER, UNDER = 46.0, 46.0  # of the families, and of the axis across with its label
 ROW, NAMES = 15.0, 3  # of a row of names, and how many stand in it
 KNOTS, PLACES = (0.0, 8.0, 20.0, 40.0, PSNR_CAP), (0.0, 3.2, 15.2, 20.8, 25.0)
 """Most of the axis is for 8 to 20 dB, where defences part."""
@@ -252,7 +252,6 @@ MARGIN = 3.0  # dB of room on the private side
 LETTERS = 34  # of a name
 NEAR = (26.0, 9.0)  # pixels between points whose numbers would meet
 PNG_WIDTH = 1080  # pixels
-IN_A_ROW = 8  # families explained beside each other
 
 CAPTION = (
     "Accuracy against the PSNR (standard, capped at 100 dB) of the best attack on each image: the "
@@ -264,7 +263,6 @@ CAPTION = (
 FOOTNOTE = (
     "Steps: Pareto front. Light bars: {}. Hollow: half unscored or more. Dotted: uniform grey."
 )
-INTERVALS = "95 % intervals"
 
 
 def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) -> Chart:
@@ -273,10 +271,19 @@ def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) 
     floor: PSNR of a uniform grey in dB
     """
     shown = [point for point in points if point.drawable]
+    caption = CAPTION
+    if math.isfinite(floor):
+        caption += f" Dotted: what a uniform grey gets, {floor:.1f} dB."
+    if hollow := [point.label for point in points if point.unattacked]:
+        caption += (
+            f" Hollow, and no part of the front: no attack has a score on half of the pictures or "
+            f"more, so that what leaks is not known ({', '.join(hollow)})."
+        )
+    if lacking := len(points) - len(shown):
+        caption += f" {lacking} without accuracy or leakage are left out."
     with house_style():
         figure = new_figure(_height(shown), WIDE)
         _draw(figure, 0.0, shown, floor)
-        caption = CAPTION + _remarks(points, floor)
         return chart(figure, "tradeoff", "Accuracy against leakage", caption)
 
 
@@ -285,7 +292,7 @@ def draw_tradeoff(
     path: Path,
     *,
     floors: Mapping[str, float] | None = None,
-    bars: str = INTERVALS,
+    bars: str = "95 % intervals",
 ) -> None:
     """Draw panels one under another, each with its heading, and write them as PNG.
 
@@ -306,32 +313,15 @@ def draw_tradeoff(
         figure.text(8 / WIDE, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
 
 
-def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
-    """What the caption says of these points in particular."""
-    text = f" Dotted: what a uniform grey gets, {floor:.1f} dB." if math.isfinite(floor) else ""
-    if hollow := [point.label for point in points if point.unattacked]:
-        text += (
-            f" Hollow, and no part of the front: no attack has a score on half of the pictures or "
-            f"more, so that what leaks is not known ({', '.join(hollow)})."
-        )
-    lacking = sum(not point.drawable for point in points)
-    return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
-
-
-def _head(points: Sequence[TradeoffPoint]) -> float:
-    """Pixels over the axes, of the families."""
-    return 26.0 + 20 * math.ceil(len({point.look for point in points}) / IN_A_ROW)
-
-
 def _height(points: Sequence[TradeoffPoint]) -> float:
     """Pixels of the axes with what stands over and under them."""
-    return _head(points) + TALL + UNDER + ROW * math.ceil(len(points) / NAMES)
+    return OVER + TALL + UNDER + ROW * math.ceil(len(points) / NAMES)
 
 
 def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: float) -> None:
     """Draw points that have both figures, numbered, with their names below."""
-    bottom = top + _head(points) + TALL
-    axes = axes_at(figure, 50, top + _head(points), WIDE - 36, bottom)
+    bottom = top + OVER + TALL
+    axes = axes_at(figure, 50, top + OVER, WIDE - 36, bottom)
     _scales(axes, points, floor)
     for level, style, word in ((floor, ":", "floor"), (THRESHOLDS[0], "--", f"{THRESHOLDS[0]} dB")):
         low, high = axes.get_xlim()
@@ -347,22 +337,20 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
         up = [axes.get_ylim()[0], *(point.accuracy for point in front), front[-1].accuracy]
         (steps,) = axes.step(across, up, where="post", color=INK, linewidth=1.3, alpha=0.6)
         hover(steps, "Pareto front")
-    for point in reversed(points):  # the first, often the undefended client, ends on top
+    for number, point in reversed([*enumerate(points, 1)]):  # the first, often undefended, on top
         _draw_point(axes, point)
-    _draw_numbers(axes, points)
-    for kind in (name for name, look in FAMILIES.items() if look in {p.look for p in points}):
-        shade, marker = FAMILIES[kind]
-        axes.plot([], [], marker, color=shade, markersize=8, label=kind)
-    if points:
-        legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": IN_A_ROW}
-        legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
-        axes.legend(fontsize=FONT - 1, **legend)
-    tall = 72 * figure.get_figheight()
-    for number, point in enumerate(points, 1):
-        row, column = divmod(number - 1, NAMES)
-        left, down = 14 + column * (WIDE - 14) / NAMES, bottom + UNDER + ROW * (row + 0.5)
+        left, down = 14 + (number - 1) % NAMES * (WIDE - 14) / NAMES, (number - 1) // NAMES + 0.5
+        place = left / WIDE, 1 - (bottom + UNDER + ROW * down) / (72 * figure.get_figheight())
         name = f"{number}  {drawn(point.label, LETTERS).strip()}"
-        hover(figure.text(left / WIDE, 1 - down / tall, name, fontsize=FONT - 1), point.label)
+        hover(figure.text(*place, name, fontsize=FONT - 1), point.label)
+    _draw_numbers(axes, points)
+    for kind, (shade, marker) in FAMILIES.items():
+        if (shade, marker) in {point.look for point in points}:
+            axes.plot([], [], marker, color=shade, markersize=8, label=kind)
+    legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": len(FAMILIES)}
+    legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
+    if points:
+        axes.legend(fontsize=FONT - 1, **legend)
 
 
 def _draw_point(axes: Axes, point: TradeoffPoint) -> None:
