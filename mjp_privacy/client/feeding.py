@@ -26,7 +26,7 @@ from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.core.registry import Registry
-from mjp_privacy.interfaces import ClientInput, Setting, Truth
+from mjp_privacy.interfaces import ClientInput, Truth
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
@@ -91,8 +91,9 @@ def _mixup(
 
 
 @dataclass(frozen=True)
-class PaperSetting:
-    """Whether the client shuffles by MJP, and which image a reconstruction is compared with."""
+class Setting:
+    """One of the paper's settings by its letter: whether the client shuffles by MJP, and the image
+    that a reconstruction is compared with, as fed or from before the shuffle."""
 
     name: str
     shuffles: bool
@@ -123,9 +124,9 @@ class PaperSetting:
 
 
 SETTINGS: Registry[Setting] = Registry("setting")
-SETTINGS.register("a", PaperSetting("a", shuffles=False, against="plain"))
-SETTINGS.register("b", PaperSetting("b", shuffles=True, against="input"))
-SETTINGS.register("c", PaperSetting("c", shuffles=True, against="plain"))
+SETTINGS.register("a", Setting("a", shuffles=False, against="plain"))
+SETTINGS.register("b", Setting("b", shuffles=True, against="input"))
+SETTINGS.register("c", Setting("c", shuffles=True, against="plain"))
 
 
 def step_puzzles(

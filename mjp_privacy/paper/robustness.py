@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,14 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
-from mjp_privacy.data import (
-    ImageError,
-    ImageRecord,
-    ImageSource,
-    Preprocessing,
-    open_images,
-    spread_subset,
-)
+from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.labels import NUM_IMAGENET
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import named_checkpoints
@@ -90,10 +82,6 @@ class Sets:
         """As many as the command line asks for."""
         return spread_subset(records, self.arguments.limit, self.arguments.seed)
 
-    def note(self, source: ImageSource, error: ImageError) -> None:
-        """Keep why an image of this set cannot be read."""
-        self.unreadable[str(source.path / error.image_id)] = error.reason
-
     def photographs(
         self,
         model: Model,
@@ -107,15 +95,7 @@ class Sets:
         prepare = Preprocessing.robustness_sets(model.network.card.img_size)
         chosen = self.chosen(records)
         with Progress(model.label, len(chosen), "images") as bar:
-            rows = answers(
-                model.network,
-                source,
-                chosen,
-                prepare,
-                classes=classes,
-                progress=bar.advance,
-                unreadable=partial(self.note, source),
-            )
+            rows = answers(model.network, source, chosen, prepare, bar, self.unreadable, classes)
         if classes is not None and rows["correct"].isna().all():
             first, reason = next(iter(self.unreadable.items()), ("", ""))
             raise UserError(
@@ -233,15 +213,8 @@ def _under_corruptions(
     with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
         for cell, folder in folders.by_cell.items():
             source = open_images(folder)
-            rows = answers(
-                model.network,
-                source,
-                [record for record in source.records if record.image_id in chosen],
-                whole,
-                classes=None,
-                progress=bar.advance,
-                unreadable=partial(sets.note, source),
-            )
+            records = [record for record in source.records if record.image_id in chosen]
+            rows = answers(model.network, source, records, whole, bar, sets.unreadable)
             columns[cell] = 1 - rows.set_index("image_id")["correct"]
     mine = pd.DataFrame(columns).sort_index()
     classes = model.network.card.num_classes
@@ -330,7 +303,7 @@ def _corruption_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     wide = wide[list(dict.fromkeys(columns))].assign(n=means["n"].astype(str))
     if printed:
         pairs = zip(means["paper"], means["percent"], strict=True)
-        wide["paper's mean"] = pd.Series([beside(*pair, ".1f") for pair in pairs], means.index)
+        wide["paper's mean"] = pd.Series([beside(*pair, ".2f") for pair in pairs], means.index)
     present = [name for name in CORRUPTIONS if name in wide.index]
     return markdown_table(["corruption", *wide.columns], wide.loc[present].itertuples())
 
@@ -340,7 +313,7 @@ def _plain_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     for one in lines.to_dict("records"):
         n = f"{one['n']}" + (f" ({one['failed']} unreadable)" if one["failed"] else "")
         cells = [one["measure"], _with_interval(one), one["interval"], n]
-        rows.append([*cells, *([beside(one["paper"], one["percent"], ".1f")] if printed else [])])
+        rows.append([*cells, *([beside(one["paper"], one["percent"], ".2f")] if printed else [])])
     heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
     return markdown_table(heads, rows)
 

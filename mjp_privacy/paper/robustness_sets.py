@@ -8,7 +8,7 @@ A, O  n01498041/0.000116_digital clock _ digital clock_0.865662.jpg: 200 classes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, open_images
 from mjp_privacy.data.files import image_names, open_files
@@ -123,17 +124,16 @@ def answers(
     source: ImageSource,
     records: Sequence[ImageRecord],
     prepare: Preprocessing,
-    *,
-    classes: Sequence[int] | None,
-    progress: Callable[[int], object],
-    unreadable: Callable[[ImageError], object],
+    bar: Progress,
+    unreadable: dict[str, str],
+    classes: Sequence[int] | None = None,
 ) -> pd.DataFrame:
     """A row for each image: image_id, correct and confidence, NaN where it cannot be read.
 
+    bar         counts the images
+    unreadable  gains the reason of each image that cannot be read, by its path
     classes     restrict the answer to these: the others' logits are left out before the softmax,
                 and `confidence` is the largest of what remains
-    progress    called after each batch with the number of its images
-    unreadable  called with the reason of each image that cannot be read
 
     Images are fed as they are: nothing is shuffled or masked.
     """
@@ -146,7 +146,7 @@ def answers(
                 pictures.append(prepare(source.decode(record, min_side=model.patch_size)))
                 readable.append(record)
             except ImageError as error:
-                unreadable(error)
+                unreadable[str(source.path / record.image_id)] = error.reason
                 rows.append((record.image_id, np.nan, np.nan))
         if readable:
             images = torch.stack(pictures).to(model.like)
@@ -154,5 +154,5 @@ def answers(
             sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
             for record, share, place in zip(readable, sure.tolist(), best.tolist(), strict=True):
                 rows.append((record.image_id, float(among[place] == record.label), share))
-        progress(len(records[start : start + BATCH]))
+        bar.advance(len(records[start : start + BATCH]))
     return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])

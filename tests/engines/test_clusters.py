@@ -11,8 +11,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,7 +26,6 @@ from mjp_privacy.experiment.engines.start import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.engines import (
     CONFIG,
-    Background,
     attack_command,
     kill_node,
     same_rows,
@@ -32,18 +34,19 @@ from tests.helpers.engines import (
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap, children_of, is_running, until
 
+SECONDS = 300  # that an attack may take
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
 
 
 def victims(
-    trap: Trap, count: int, *before: int, run: Background[RunSummary] | None = None
+    trap: Trap, count: int, *before: int, run: Future[RunSummary] | None = None
 ) -> list[int]:
     """Processes that wait in the attack, apart from those before; clusters start them slowly. The
     error of a run that ended without them is raised at once."""
 
     def others() -> list[int]:
-        if run is not None and not run.thread.is_alive():
+        if run is not None and run.done():
             run.result()
         pids = {pid for pid, _ in trap.attacked()} - {*before}
         return [pid for pid in pids if is_running(pid)]
@@ -51,8 +54,20 @@ def victims(
     return until(lambda: pids if len(pids := others()) >= count else None, 300)
 
 
-def by(engine: EngineConfig, images: Path, out: Path) -> Background[RunSummary]:
-    return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
+@contextmanager
+def by(engine: EngineConfig, images: Path, out: Path) -> Iterator[Future[RunSummary]]:
+    """The attack in a thread: `with by(TWO, images, out) as run: ...; run.result(SECONDS)`"""
+    made: Future[RunSummary] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(attack(images, out, CONFIG, engine=engine))
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    yield made
+    made.exception(SECONDS)
 
 
 @pytest.mark.nightly
@@ -91,7 +106,7 @@ def test_workers_end_with_their_command_and_the_next_goes_on(
     with by(again, nine_photographs, out) as run:
         until(lambda: not any(map(is_running, started)), 60)
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, out)
 
 
@@ -125,7 +140,7 @@ def test_a_ray_node_dies(
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         until(lambda: [pid for pid in first if not is_running(pid)])
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 1
 
@@ -213,7 +228,7 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         slurm_cluster.start_node("here1")
         victims(trap, 1, killed, warned, again, *requeued)
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 4
     until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
@@ -230,11 +245,11 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     out = tmp_path / "two"
     trap.hold()
-    with Background(lambda: attack(nine_photographs, out, CONFIG, engine=TWO)) as run:
+    with by(TWO, nine_photographs, out) as run:
         first = trap.victims(2)[0]
         os.kill(first, signal.SIGKILL)
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, out)
     assert len(trap.attacked()) == 7  # three blocks in two cells, and the one of the killed worker
     before = sorted(out.glob("rows/*/*"))

@@ -30,7 +30,6 @@ from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import with_closed_form_block
-from tests.helpers.night import by_day
 from tests.helpers.planted import best
 
 HALF = (0.5,) * 3
@@ -174,9 +173,7 @@ def test_april_gives_the_expected_psnr(shared_data: Path, engine: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("gamma", "masks"), by_day(itertools.product([0.0, 0.27, 0.9], [False, True]), {3, 4})
-)
+@pytest.mark.parametrize(("gamma", "masks"), itertools.product([0.0, 0.27, 0.9], [False, True]))
 def test_engines_agree_per_image(shared_data: Path, gamma: float, masks: bool) -> None:
     """Also under MJP: zero rows kept, the table subtracted everywhere."""
     inputs = stored(shared_data).fed("b", gamma=gamma)

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
-from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.paper.positions import PositionTable, noise_table
 from mjp_privacy.paper.positions_picture import umap_plane
 from mjp_privacy.paper.positions_report import CAVEATS
@@ -22,15 +20,7 @@ from mjp_privacy.training.config import plain as recipe_of
 from mjp_privacy.training.learner import build_network
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small
-
-FACTS = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "num_heads": 3, "resize": 32}
-
-
-def saved(path: Path, model: MJPVisionTransformer, **more: object) -> Path:
-    metadata = {key: json.dumps(value) for key, value in {**FACTS, **more}.items()}
-    tensors = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, path, metadata)
-    return path
+from tests.training.test_evaluation import saved
 
 
 @pytest.fixture

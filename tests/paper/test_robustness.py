@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from torchvision import transforms
 
 from mjp_privacy.cli import main
@@ -26,8 +25,10 @@ from mjp_privacy.data import open_images
 from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
+from mjp_privacy.paper.robustness import markdown
 from mjp_privacy.paper.robustness_scores import (
     ALEXNET,
+    CAVEATS,
     DEIT,
     MJP,
     NORMALISED,
@@ -35,6 +36,7 @@ from mjp_privacy.paper.robustness_scores import (
     UNNORMALISED,
     accuracy_when_answering,
     average_precision,
+    corruption_lines,
     counterpart,
     mce_of_images,
     mean,
@@ -45,21 +47,19 @@ from mjp_privacy.paper.robustness_sets import OFFICIAL
 from mjp_privacy.training.published import TABLE3, TABLE4
 from tests.helpers.image_files import make_images
 from tests.helpers.models import tiny
+from tests.training.test_evaluation import saved
 
-FACTS = {"mean": [0.5] * 3, "std": [0.25] * 3, "num_heads": 3, "resize": 32}
 SYNSETS = sorted(synset_indices())
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "robustness"
 
 
-def saved(path: Path, classes: int, seed: int = 0) -> Path:
+def stored(path: Path, classes: int, seed: int = 0) -> Path:
     """A model whose answers differ from image to image."""
     model = tiny(torch.float32, num_classes=classes)
     with torch.no_grad():
         model.head.weight.normal_(generator=torch.Generator().manual_seed(seed)).mul_(4)
         model.head.bias.zero_()
-    tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, path, {key: json.dumps(value) for key, value in FACTS.items()})
-    return path
+    return saved(path, model)
 
 
 def paint(path: Path, rng: np.random.Generator, size: tuple[int, int] = (32, 32)) -> None:
@@ -118,7 +118,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three models of five classes or a thousand."""
     folder = tmp_path_factory.mktemp("models")
     for name, classes, seed in (("one", 5, 0), ("two", 5, 1), ("thousand", 1000, 0)):
-        saved(folder / f"{name}.safetensors", classes, seed)
+        stored(folder / f"{name}.safetensors", classes, seed)
     return folder
 
 
@@ -194,7 +194,7 @@ def test_our_own_corruptions_and_their_plain_class_folders(
     assert json.loads((out / "corrupted.json").read_text())["plain_class_folders"] == 3
     assert evaluate(models / "thousand.safetensors", "--imagenet-c", out) == 2
     assert "--imagenet-c" in capsys.readouterr().err
-    three = saved(tmp_path / "three.safetensors", 3)
+    three = stored(tmp_path / "three.safetensors", 3)
     assert evaluate(three, "--imagenet-c", out, "--data", photos, "--limit", 2) == 0
     printed = capsys.readouterr().out
     assert "our own corruptions" in printed
@@ -389,6 +389,18 @@ def test_the_paper_stands_beside_its_own_family_alone() -> None:
     assert counterpart(model, TABLE4["B"]) == counterpart(model, None) == {}
     model.card = replace(model.card, img_size=192)
     assert counterpart(model, TABLE4["A"]) == {}
+
+
+def test_what_is_printed_stands_beside_with_the_caveats() -> None:
+    right = np.random.default_rng(0).random((30, 75)) < 0.5
+    cells = pd.MultiIndex.from_product([CORRUPTIONS, SEVERITIES])
+    lines = corruption_lines(pd.DataFrame(right.astype(float), columns=cells), MJP, classes=1000)
+    table = pd.DataFrame(lines).assign(model="M", images="ImageNet-C")
+    text = markdown(table.astype({"severity": "Int64", "paper": float}))
+    line = next(line for line in text.splitlines() if line.startswith("| contrast |"))
+    assert line.split(" | ")[-1].startswith(f"{MJP['errors']['contrast']:.2f} (")
+    assert " | 40.78 (" in text
+    assert all(caveat in text for caveat in CAVEATS)
 
 
 def test_the_published_means_follow_from_the_counts() -> None:
