@@ -233,9 +233,8 @@ class CellTask:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN for an image without a label."""
         memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
-        references: References = memo.recent(
-            "references", memo.content(target), partial(prepare, target, device=self.device)
-        )
+        make = partial(prepare, target, device=self.device)
+        references: References = memo.recent(memo.content(target), make)
         every = len(places) == len(images)
         scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}

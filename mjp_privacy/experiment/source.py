@@ -44,7 +44,7 @@ META = torch.device("meta")
 NAMED = 3  # refused images that a message names
 IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
-RECENT = 2  # values that a memo keeps of a name whose values are large
+RECENT = 2  # large values that a memo keeps
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
-        self._recent: dict[str, dict[Hashable, Any]] = {}
+        self._recent: dict[Hashable, Any] = {}
         self._contents: list[Tensor] = []
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -101,13 +101,12 @@ class Memo:
             self._values[key] = make()
         return self._values[key]
 
-    def recent(self, name: str, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The same for values that are large: only the last two of a name are kept."""
-        kept = self._recent.setdefault(name, {})
-        value = kept.pop(key) if key in kept else make()
-        kept[key] = value  # at the end, as the last one used
-        while len(kept) > RECENT:
-            del kept[next(iter(kept))]
+    def recent(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The same for values that are large: only the last ones are kept."""
+        value = self._recent.pop(key) if key in self._recent else make()
+        self._recent[key] = value  # at the end, as the last one used
+        while len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
         return value
 
     def content(self, tensor: Tensor | None) -> int:

@@ -369,16 +369,7 @@ class RunStore:
         return list(latest.values())
 
     def check_format(self) -> None:
-        """Raise for a folder that an earlier version wrote, or with a file in place of a folder."""
-        places = [self.root / name for name in ("rows", "experiments", ASIDE)]
-        places += (self.root / "rows").glob("*") if (self.root / "rows").is_dir() else []
-        for path in places:
-            if (is_there(path) or path.is_symlink()) and not path.is_dir():
-                raise UserError(
-                    f"{shown(path)}: expected a folder, got a file or a link to nowhere. Put the "
-                    "folder back if you have it; else take this file away, and the same attack "
-                    "makes again what was in it."
-                )
+        """Raise for a folder that an earlier version wrote."""
         if old := self._old_file():
             raise UserError(
                 f"{shown(self.root)} was written by an earlier version of mjp-privacy: expected "

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown

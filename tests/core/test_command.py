@@ -43,7 +43,7 @@ ENDS: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 130, "Ctrl-C"),
     (StorageError.of("run/rows/a.parquet", errno.ENOSPC), 74, "run/rows/a.parquet"),
     (OSError(errno.EROFS, "Read-only file system", "run/log.jsonl"), 74, "run/log.jsonl"),
-    (OSError(errno.EMFILE, "Too many open files"), 74, "ulimit -n"),
+    (OSError(errno.EMFILE, "Too many open files"), 74, "too many open files"),
     (OSError(errno.EIO, "Input/output error", "a\x1b[2Jb"), 74, r"a\x1b[2Jb"),
     (FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/run/log"), 74, "/nowhere/run/log"),
     (OSError(errno.ENOSPC, "No space left on device"), 74, "the output"),

@@ -49,7 +49,6 @@ class Played:
     dead: dict[int, str] = field(default_factory=dict)
     closed: bool = False
     working: bool = False  # every worker does its work whenever it is looked for
-    deadly: int | None = None  # a block that ends whoever works on it
 
     def start(self, workers: Sequence[int]) -> None:
         for number in workers:
@@ -58,10 +57,7 @@ class Played:
 
     def gone(self) -> Mapping[int, str]:
         for number in sorted(self.workers) if self.working else ():
-            worker = self.look(number)
-            if worker is not None and worker.task and worker.task.block == self.deadly:
-                self.die(number)
-            elif worker is not None:
+            if (worker := self.look(number)) is not None:
                 self.end(worker)
         gone, self.dead = self.dead, {}
         return gone
@@ -180,33 +176,16 @@ def job(tmp_path: Path) -> Job:
     return Job(str(tmp_path), EXPERIMENT, "cpu", "ask", str(tmp_path), {})
 
 
-def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[News]:
-    """What is told of tasks whose workers work."""
-    engine.working = True
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit(tasks)
-        return list(coordinator.wait())
-
-
 def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
     """Two models of two blocks and three groups: each worker has one of the models."""
     engine = Played(job.path.parent)
-    run(job, engine, [Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
+    engine.working = True
+    with Coordinator(job, MODELS, engine) as coordinator:
+        coordinator.submit([Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
+        list(coordinator.wait())
     for number in range(2):
         own = [task[:2] for task in engine.tried[number]]
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
-
-
-def test_a_task_that_kills_every_worker_is_named_and_the_others_are_done(job: Job) -> None:
-    engine = Played(job.path.parent, deadly=1)
-    [lost] = [
-        each for each in run(job, engine, [Task(0, block, 0) for block in range(3)]) if each.lost
-    ]
-    assert lost.lost == "ViT, block 1"
-    assert "its worker died" in lost.error
-    assert [engine.rows[0, block, 0] for block in range(3)] == [UNITS, 0, UNITS]
-    tried = [task.attempt for tasks in engine.tried.values() for task in tasks if task.block == 1]
-    assert sorted(tried) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -17,8 +17,8 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
+from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
 from mjp_privacy.experiment.config import (
@@ -80,17 +80,6 @@ def lines(experiment: Experiment) -> list[tuple[Any, ...]]:
 
 
 # what a config means ------------------------------------------------------------------------------
-
-
-def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
-    grid = [{"models": ["plain", "mjp"], "settings": ["a", "b"], "gammas": [0.1, 0.9]}]
-    experiment = load_experiment(small(grid=grid, dtypes=["float32", "float64"]))
-    assert lines(experiment) == [
-        (model, setting, gamma, dtype, "april")
-        for model in ("plain", "mjp")
-        for setting, gamma in (("a", 0.0), ("b", 0.1), ("b", 0.9))
-        for dtype in ("float32", "float64")
-    ]
 
 
 @pytest.mark.parametrize(

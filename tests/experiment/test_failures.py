@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from attacks import ATTACKS, step
 from attacks.budget import over_budget
-from attacks.step import checked_reconstruction, joined, run_steps
+from attacks.step import run_steps
 from mjp_privacy import load_model
 from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.gradients import FedSGDClient
@@ -477,28 +477,6 @@ def test_a_step_that_breaks_down_loses_its_own_images_alone(lost: int) -> None:
     assert asked == [0, 0, 1, 2]  # the block, then each step from its own beginning
     seeds = [torch.Generator().manual_seed(s) for s in range(3) if s != lost]
     assert attack.drawn == [float(torch.rand((), generator=seed)) for seed in seeds]
-
-
-def test_parts_that_lack_something_are_filled_and_answers_lose_their_graph() -> None:
-    whole = Reconstruction(
-        torch.zeros(2, 3, 2, 2),
-        mask=torch.tensor([[True], [False]]),
-        permutation=torch.tensor([[0], [0]]),
-        diagnostics={"cond_a": torch.tensor([1.0, 2.0])},
-        inapplicable={1: "too dark"},
-    )
-    bare = Reconstruction(torch.full((1, 3, 2, 2), torch.nan))
-    both = joined([bare, whole])
-    assert both.images is not None
-    assert both.mask is not None
-    assert (len(both.images), both.mask.tolist()) == (3, [[False], [True], [False]])
-    assert both.diagnostics["cond_a"].isnan().tolist() == [True, False, False]
-    assert dict(both.inapplicable) == {2: "too dark"}
-    assert joined([bare, bare]).mask is None
-    images = torch.zeros(6, 3, 8, 8, requires_grad=True)
-    made = checked_reconstruction(Reconstruction(images), view_of(3), 6)
-    assert made.images is not None
-    assert not made.images.requires_grad
 
 
 # memory -------------------------------------------------------------------------------------------

@@ -225,13 +225,10 @@ finally:
     ("one", "same"),
     [
         ("a = 1", "# why\na = 1  # one\n\n"),
-        ("f(a, b)", "f(\n    a,\n    b,\n)"),
         ("a = 'x' 'y'", 'a = "xy"'),
-        ("a = (b + c) * d", "a = ((b + c)*(d))"),
         ("def f():\n return 1", 'def f():\n    """One.\n\n    Two."""\n    return 1'),
         ("def f(): pass", 'def f():\n    "text"'),
         ("class C:\n a = 1", 'class C:\n    a = 1\n    """What a is."""'),
-        ('f"a" "b"', 'f"ab"'),
         ("a = u'x'", "a = 'x'"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data import open_images
-from mjp_privacy.experiment import cell as cells_of_blocks
 from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
@@ -41,7 +39,6 @@ from tests.helpers.runs import (
     photographs,
     rows,
     said,
-    same_rows,
     tensors,
     tiny,
     values,
@@ -113,25 +110,6 @@ def test_settings_feed_and_score_what_they_say(
     assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
 
 
-def test_accuracy_is_taken_with_the_mask_that_the_client_used(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-
-    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        asked.append((x, mask))
-        return predict(model, x, mask)
-
-    monkeypatch.setattr(cells_of_blocks, "predict", noted)
-    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
-    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
-    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
-    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
-    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
-    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
-    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
-
-
 def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
     folder = photographs(tmp_path / "images", 3, labelled=False)
     assert attack(folder, tmp_path / "run", mjp("b", rounds(rounds=1))).exit_code == 0
@@ -167,18 +145,6 @@ def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
 
 
 # images, cells, the folder's own config -----------------------------------------------------------
-
-
-def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path) -> None:
-    for place in ("cats", "dogs/small"):
-        photographs(tmp_path / "pets" / place, 2, labelled=False)
-    config = one_cell(attacks=[{"name": "patch_gradient"}])
-    attack(tmp_path / "pets", tmp_path / "folder", config)
-    zipped = Path(shutil.make_archive(str(tmp_path / "pets"), "zip", tmp_path / "pets"))
-    attack(zipped, tmp_path / "zip", config)
-    expected = {"cats/0.png", "cats/1.png", "dogs/small/0.png", "dogs/small/1.png"}
-    assert {*rows(tmp_path / "folder")["image_id"]} == expected
-    same_rows(tmp_path / "folder", tmp_path / "zip")
 
 
 def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:
