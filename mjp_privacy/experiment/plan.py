@@ -1,7 +1,6 @@
 """What a run will do, decided before anything is computed: cells, their attacks, blocks of images.
 
-`run` makes a plan, `work` carries it out. A unit is one image in one cell; which units are finished
-already, `Finished` says.
+`run` makes a plan, `work` carries it out. A unit is one image in one cell.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import Block, UploadSource
-from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 
@@ -100,36 +98,6 @@ def _upload(cell: Cell) -> tuple[Any, ...]:
     """What cells that attack the same uploads have in common."""
     victim = cell.victim if cell.uploads else None
     return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
-
-
-@dataclass
-class Finished:
-    """Which images need not be attacked again: Finished(store).left(run_id, block, code, None).
-
-    again: whether images that other code finished are done again
-    """
-
-    store: RunStore
-    again: bool = False
-    _cells: dict[str, dict[str, Unit]] = field(default_factory=dict, init=False)
-
-    def of(self, run_id: str) -> dict[str, Unit]:
-        """The finished images of a cell, as they were when it was first asked for."""
-        if run_id not in self._cells:
-            self._cells[run_id] = self.store.finished(run_id)
-        return self._cells[run_id]
-
-    def left(self, run_id: str, block: Block, code: str, seconds: float | None) -> list[str]:
-        """The images of the block that are to be done: they have no rows, failed, were made by
-        other code if that is not to stay, or were ended after less time than there is now."""
-        known, allowed = self.of(run_id), math.inf if seconds is None else seconds
-        return [
-            name
-            for name in (record.image_id for record in block.records)
-            if (unit := known.get(name)) is None
-            or 0 < unit.late < allowed
-            or (self.again and unit.code != code)
-        ]
 
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:

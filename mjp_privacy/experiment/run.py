@@ -27,21 +27,14 @@ from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import Altered
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
-from mjp_privacy.experiment.code import (
-    Stale,
-    cells_of_other_code,
-    check_stale,
-    code_of_cells,
-    of_other_code,
-    refuse_other_code,
-)
+from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
 from mjp_privacy.experiment.engines.coordinator import Coordinator
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.engines.start import devices, settled, start_engine
 from mjp_privacy.experiment.engines.worker import Job, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
-from mjp_privacy.experiment.plan import Finished, forecast, make_plan
+from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
 from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
@@ -209,15 +202,14 @@ class Run:
                 stored = []
             keys = {str(columns.get("cell_key")) for columns in stored}
             file = file_of(self.root, job.experiment, keys, uploads=source.recorded, add=self.add)
-            self.plan = make_plan(job.experiment, source)
+            again = job.stale == "fresh"
+            self.worker = Worker.of(job.experiment, source, whole, job.made_with, again)
+            self.plan = self.worker.plan
             absent = source.check(whole)
-            finished = Finished(whole, again=job.stale == "fresh")
-            codes = code_of_cells(self.plan, with_defenses=not source.recorded)
-            self.worker = Worker(self.plan, source, codes, finished, job.made_with)
             if job.stale == "ask":
                 self._refuse_other_code()
             self.store.set_aside(damaged)
-            finished.store = self.store
+            self.worker.store = self.store
             write_experiment(self.root, file, job.experiment, job.made_with)
             self.listed = self._listed(stored)
             self.store.write_cells(list(self.listed.values()))
@@ -270,18 +262,32 @@ class Run:
     # before the work ----------------------------------------------------------------------------
 
     def _refuse_other_code(self) -> None:
-        """Raise if other code made finished units of this plan. Only weights tell which rows belong
-        to a cell, so models are opened, but only in a folder that holds results of other code."""
-        codes, finished = self.worker.codes, self.worker.finished
-        made_by = {u.code for r in finished.store.stored_cells() for u in finished.of(r).values()}
-        if not made_by - {code.digest for code in codes.values()}:
+        """Raise if other code made finished units of this plan, naming the files that differ. Only
+        weights tell which rows belong to a cell, so models are opened, but only in a folder that
+        holds results of other code."""
+        worker = self.worker
+        units = (worker.finished(run_id).values() for run_id in worker.store.stored_cells())
+        made_by = {unit.code for of_cell in units for unit in of_cell}
+        if not made_by - {code.digest for code in worker.codes.values()}:
             return
         run_ids: dict[Cell, str] = {}
         for model in self.plan.blocks:
             opened = OpenModel.of(self.plan, self.source, model)
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
-        refuse_other_code(self.plan, run_ids, codes, finished)
+        cells, differing = worker.of_other_code(run_ids), dict[str, None]()
+        for cell, digests in cells.items():
+            abouts = worker.store.about(run_ids[cell])
+            recorded = {d: files for about in abouts for d, files in about.get("code", {}).items()}
+            for digest in sorted(digests):
+                now = worker.codes[cell].files
+                differing |= dict.fromkeys(differences(recorded.get(digest), now))
+        if cells:
+            raise UserError(
+                f"{len(cells)} of {counted(len(self.plan.cells), 'cell')} hold results made by "
+                f"other code ({', '.join(differing)}): --fresh makes these again, --keep keeps "
+                'them. From Python: stale="fresh" or stale="keep".'
+            )
 
     def _listed(self, stored: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.
@@ -443,17 +449,17 @@ class Run:
 
     def _summary(self, rows: pd.DataFrame) -> RunSummary:
         """How the run ended, by its rows."""
-        progress, plan, finished = self.progress, self.plan, self.worker.finished
+        progress, plan = self.progress, self.plan
         if not progress.fresh and progress.done == plan.units:
             progress.say(f"all {plan.units} units are finished already; nothing to do")
         kept = 0
-        if not finished.again:
+        if not self.worker.again:
             run_ids = {cell: facts.run_id for cell, facts in self.facts.items()}
-            kept = len(cells_of_other_code(plan, run_ids, self.worker.codes, finished))
+            kept = len(self.worker.of_other_code(run_ids))
         if kept:
             progress.say(
-                f"{of_other_code(kept, plan)} made by other code, which were kept; --fresh "
-                "makes them again"
+                f"{kept} of {counted(len(plan.cells), 'cell')} hold results made by other code, "
+                "which were kept; --fresh makes them again"
             )
         failures: dict[str, list[str]] = {}
         for note in self.passed_over:

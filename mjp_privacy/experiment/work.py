@@ -9,6 +9,7 @@ whole, even where some of its images are finished.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,11 +30,12 @@ from mjp_privacy.experiment.cell import (
     without_scores,
 )
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
-from mjp_privacy.experiment.code import SourceCode
-from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.plan import Finished, Plan
+from mjp_privacy.experiment.code import SourceCode, SourceReader
+from mjp_privacy.experiment.config import Cell, Experiment
+from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import Block, EachRefused, ModelUploads, UploadSource
+from mjp_privacy.experiment.store import RunStore, Unit
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
 
@@ -93,15 +95,37 @@ class OpenModel:
 
 @dataclass
 class Worker:
-    """What does a plan's work in one process: Worker(plan, source, codes, finished, made_with)."""
+    """What does a plan's work in one process: Worker.of(experiment, source, store, ...).
+
+    again: whether images that other code finished are done again
+    """
 
     plan: Plan
     source: UploadSource
+    store: RunStore
     codes: Mapping[Cell, SourceCode]
-    finished: Finished
     made_with: Mapping[str, str | int]
     """Software and machine, which stand in the metadata of every file."""
+    again: bool = False
     opened: OpenModel | None = None
+    known: dict[str, dict[str, Unit]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        source: UploadSource,
+        store: RunStore,
+        made_with: Mapping[str, str | int],
+        again: bool,
+    ) -> Worker:
+        """Plan the work, and see which code would do it; recorded uploads were made before."""
+        plan, reader = make_plan(experiment, source), SourceReader()
+        codes = {
+            cell: reader.code_of(cell.attack.name, () if source.recorded else cell.client.defenses)
+            for cell in plan.cells
+        }
+        return cls(plan, source, store, codes, made_with, again)
 
     def open(self, name: str) -> OpenModel:
         """The model of this name; the one before is forgotten first, so that one is in memory."""
@@ -110,10 +134,34 @@ class Worker:
             self.opened = OpenModel.of(self.plan, self.source, name)
         return self.opened
 
+    def finished(self, run_id: str) -> dict[str, Unit]:
+        """The finished images of a cell, as they were when it was first asked for."""
+        if run_id not in self.known:
+            self.known[run_id] = self.store.finished(run_id)
+        return self.known[run_id]
+
+    def of_other_code(self, run_ids: Mapping[Cell, str]) -> dict[Cell, set[str]]:
+        """The cells that hold finished images of other code, each with the digests of that code;
+        "": it was not recorded."""
+        made: dict[Cell, set[str]] = {}
+        for cell, run_id in run_ids.items():
+            known, images = self.finished(run_id), self.plan.images(cell.model)
+            digests = {known[name].code for name in images if name in known}
+            made[cell] = digests - {self.codes[cell].digest}
+        return {cell: digests for cell, digests in made.items() if digests}
+
     def left(self, opened: OpenModel, block: Block, cell: Cell) -> list[str]:
-        """The images of a block that are to be done in a cell of a model."""
-        run_id, code = opened.facts[cell].run_id, self.codes[cell].digest
-        return self.finished.left(run_id, block, code, cell.attack.seconds)
+        """The images of a block that are to be done in a cell: they have no rows, failed, were made
+        by other code if that is not to stay, or were ended after less time than there is now."""
+        known, code = self.finished(opened.facts[cell].run_id), self.codes[cell].digest
+        allowed = math.inf if cell.attack.seconds is None else cell.attack.seconds
+        return [
+            name
+            for name in (record.image_id for record in block.records)
+            if (unit := known.get(name)) is None
+            or 0 < unit.late < allowed
+            or (self.again and unit.code != code)
+        ]
 
     def work_block(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> Iterator[News]:
         """Do what is not finished of one block in these cells of a model."""
@@ -217,7 +265,7 @@ class Worker:
             "made_with": dict(self.made_with),
             "written": time.time(),
         }
-        self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
+        self.store.write(facts.run_id, block.index, rows, pictures, about)
 
     def _renewed(self, run_id: str, code: str, rows: pd.DataFrame) -> list[str]:
         """The images that were finished by the same code and were made again as well as before.
@@ -225,7 +273,7 @@ class Worker:
         Numbers move with the images they are computed with, so that all rows of a block should be
         of one attack on it. What failed now, or was ended by less time, stays as it was.
         """
-        known = self.finished.of(run_id)
+        known = self.finished(run_id)
         well = rows["status"].isin(("ok", "unscored"))
         if f"{OVER}.diagnostic" in rows:
             well &= rows[f"{OVER}.diagnostic"] != 1

@@ -38,9 +38,8 @@ from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.core.read import FileKind, read_json
 from mjp_privacy.core.text import first_of, one_line
 from mjp_privacy.data import open_images
-from mjp_privacy.experiment.code import Stale, code_of_cells, provenance
+from mjp_privacy.experiment.code import Stale, provenance
 from mjp_privacy.experiment.config import Experiment
-from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
@@ -159,7 +158,7 @@ def do_task(job_file: str, task: Task) -> None:
     try:
         worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
         if task.attempt > 1:  # rows may be there that were not when this process began
-            worker.finished = Finished(worker.finished.store, worker.finished.again)
+            worker.known.clear()
         name = list(worker.plan.blocks)[task.model]
         block, cells = worker.plan.blocks[name][task.block], worker.plan.groups(name)[task.group]
         with one_thread():
@@ -198,8 +197,5 @@ def _worker(job_file: str, written_at: int) -> Worker:
     os.chdir(job.folder)
     watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
-    source = job.source()
-    plan = make_plan(job.experiment, source)
-    codes = code_of_cells(plan, with_defenses=not source.recorded)
-    finished = Finished(RunStore(Path(job.root)), again=job.stale == "fresh")
-    return Worker(plan, source, codes, finished, job.made_with)
+    store, again = RunStore(Path(job.root)), job.stale == "fresh"
+    return Worker.of(job.experiment, job.source(), store, job.made_with, again)
