@@ -28,7 +28,7 @@ tests: $(INSTALLED)
 # One run from end to end by each of Flower, Ray and Slurm, what else needs these large installs, and
 # the demo of the installed wheel.
 # Slurm's is skipped where it is not installed (Debian: apt install slurmctld slurmd slurm-client munge).
-FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py tests/client/test_accounting.py
+FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py
 CLUSTERS := tests/engines/test_clusters.py
 PACKAGE := tests/test_package.py
 EACH := -m "engine or not nightly"
@@ -97,7 +97,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(ENGINES): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[dev,dp,federated,ray,slurm]'
+	  -e '.[dev,federated,ray,slurm]'
 	@touch $@
 
 $(DOCS): $(INSTALLED)

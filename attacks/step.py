@@ -10,10 +10,10 @@ numbers, or one that an attack of somebody's own does not bear, does not spoil t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -29,36 +29,48 @@ from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
 
 Piece = TypeVar("Piece")
-Result = TypeVar("Result")
 Caught = (Exception, SystemExit, GeneratorExit)  # an attack's own sys.exit() too
 
 
-def in_smaller_pieces(
-    pieces: Sequence[Piece],
-    attempt: Callable[[Piece], Result],
-    smaller: Callable[[Piece, BaseException], Sequence[Piece]],
-    give_up: Callable[[Piece, BaseException], Result],
-) -> list[Result]:
-    """What `attempt` gives of each piece, in order; a piece on which it fails is tried in smaller
-    ones until it works.
+class Pieces(Generic[Piece]):
+    """Pieces of work, each tried whole and, where that fails, in smaller ones until they work.
 
-    smaller  the pieces to try after an error; none where there are none
-    give_up  what stands for a piece that cannot be divided
+        pieces = Pieces([range(20)], smaller)
+        for piece in pieces:
+            with pieces:
+                results.append(work(piece))
+            if pieces.failed:
+                results.append(what stands for the piece)
+
+    smaller  the pieces to try in place of one, after an error; none: it cannot be divided, and
+             `failed` is the error; None: the error is not of this kind, and is raised
     """
-    pending, results = list(pieces), list[Result]()
-    while pending:
-        piece = pending.pop(0)
-        parts: Sequence[Piece] = ()
-        try:
-            results.append(attempt(piece))
-        except Caught as error:
-            if interrupted():
-                raise
-            parts = smaller(piece, error)
-            if not parts:
-                results.append(give_up(piece, error))
-        pending = [*parts, *pending]  # outside of `except`, whose error holds its frames' tensors
-    return results
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        smaller: Callable[[Piece, BaseException], Sequence[Piece] | None],
+    ) -> None:
+        self.pending, self.smaller = list(pieces), smaller
+        self.failed: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Piece]:
+        while self.pending:
+            self.piece, self.failed = self.pending.pop(0), None
+            yield self.piece
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Caught) or interrupted():
+            return False
+        parts = self.smaller(self.piece, error)
+        if parts is None:
+            return False
+        self.pending[:0] = parts
+        self.failed = None if parts else error
+        return True
 
 
 @dataclass(frozen=True)
@@ -87,31 +99,34 @@ def run_steps(
     steps = count // batch
     divisible = view.pool == batch  # else images of several steps cannot be told apart
 
-    def attempt(piece: range) -> Done:
-        seen = view if len(piece) == steps else view.part(piece.start)
-        images = len(piece) * batch
-        with nullcontext() if seconds is None else limited(seconds, images) as budget:
-            answer = attack.run(seen, generator=generator(piece.start))
-        made = checked_reconstruction(answer, seen, images)
-        if budget is not None:
-            made = replace(made, diagnostics={**made.diagnostics, **_told(budget, images)})
-        return Done(made, without_reconstruction(made, images))
-
-    def smaller(piece: range, error: BaseException) -> list[range]:
+    def smaller(piece: range, error: BaseException) -> list[range] | None:
         if out_of_memory(error):
-            raise error
+            return None
         return [range(s, s + 1) for s in piece] if divisible and len(piece) > 1 else []
 
-    def give_up(piece: range, error: BaseException) -> Done:
-        places = range(batch if divisible else len(piece) * batch)
-        if isinstance(error, OverBudget):
-            reasons, told = dict.fromkeys(places, str(error)), _told(error.budget, len(places))
-            return Done(Reconstruction(None, inapplicable=reasons, diagnostics=told))
-        reason, traced = _reason(error)
-        return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
-
-    parts = in_smaller_pieces([range(steps)], attempt, smaller, give_up)
+    pieces, parts = Pieces([range(steps)], smaller), list[Done]()
+    for piece in pieces:
+        images = len(piece) * batch
+        with pieces:
+            seen = view if len(piece) == steps else view.part(piece.start)
+            with nullcontext() if seconds is None else limited(seconds, images) as budget:
+                answer = attack.run(seen, generator=generator(piece.start))
+            made = checked_reconstruction(answer, seen, images)
+            if budget is not None:
+                made = replace(made, diagnostics={**made.diagnostics, **_told(budget, images)})
+            parts.append(Done(made, without_reconstruction(made, images)))
+        if pieces.failed is not None:
+            parts.append(_given_up(range(images), pieces.failed))
     return parts[0] if len(parts) == 1 else _of_all_steps(parts, batch, view)
+
+
+def _given_up(places: range, error: BaseException) -> Done:
+    """What stands for images on which the attack failed, each alone or together."""
+    if isinstance(error, OverBudget):
+        reasons, told = dict.fromkeys(places, str(error)), _told(error.budget, len(places))
+        return Done(Reconstruction(None, inapplicable=reasons, diagnostics=told))
+    reason, traced = _reason(error)
+    return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
 
 
 def _told(budget: Budget, images: int) -> dict[str, Tensor]:

@@ -3,9 +3,9 @@
     python -m benchmarks.growth [--only images patches] [--repeats 3]
 
 Each point of a curve is one run in a process of its own, with untrained weights and one thread.
-Seconds are CPU seconds of a stage for one image; memory is the process's peak. The exponent k of
-value ~ c * size^k is fitted to the logarithms, with its standard error. The table and the curves
-go to benchmarks/results/growth.json.
+Seconds are those of a stage for one image, as the run's rows have them; memory is the process's
+peak. The exponent k of value ~ c * size^k is fitted to the logarithms, with its standard error. The
+table and the curves go to benchmarks/results/growth.json.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import torch
 
 from benchmarks.alternating import machine
 from benchmarks.page import write_result
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.lines import STAGE
 
 PATCH = 16
 STAGES = ("gradient", "attack", "score")
@@ -123,24 +123,25 @@ def axes() -> list[Axis]:
 
 
 def run_point(point: Point) -> dict[str, float]:
-    """CPU seconds of each stage for one image, and the process's peak memory in MB."""
+    """Seconds of each stage for one image, and the process's peak memory in MB."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         photographs = Path(folder) / "photographs"
         _write_photographs(photographs, point.images)
         _run(point, photographs, Path(folder) / "warm", limit=point.batch)  # imports, priors
-        with watched() as seconds:
-            _run(point, photographs, Path(folder) / "run")
+        rows = _run(point, photographs, Path(folder) / "run")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {**{stage: spent / point.images for stage, spent in seconds.items()}, "peak MB": peak}
+    return {**{stage: float(rows[STAGE + stage].mean()) for stage in STAGES}, "peak MB": peak}
 
 
-def _run(point: Point, photographs: Path, out: Path, limit: int | None = None) -> None:
+def _run(point: Point, photographs: Path, out: Path, limit: int | None = None) -> pd.DataFrame:
     from mjp_privacy.experiment.run import run_experiment
 
     summary = run_experiment(point.config(), images=photographs, out=out, limit=limit, device="cpu")
     assert summary.exit_code == 0, summary
     assert not summary.inapplicable, summary.inapplicable
+    store = RunStore(out)
+    return store.read(store.stored_cells()[0])
 
 
 def _write_photographs(folder: Path, count: int) -> None:
@@ -153,34 +154,6 @@ def _write_photographs(folder: Path, count: int) -> None:
         picture = source.decode(source.records[number % len(source.records)])
         turn = number // len(source.records)
         (picture if not turn else picture.rotate(90 * turn)).save(folder / f"{number:03d}.png")
-
-
-@contextmanager
-def watched() -> Iterator[dict[str, float]]:
-    """CPU seconds of a run's stages, by watching the functions that do them."""
-    from mjp_privacy.experiment import cell, simulated
-
-    places = [
-        (simulated.SimulatedUploads, "observe", "gradient"),
-        (cell, "run_steps", "attack"),
-        (cell.CellTask, "_scored", "score"),
-    ]
-    seconds = dict.fromkeys(STAGES, 0.0)
-
-    def timed(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            started = time.thread_time()
-            try:
-                return original(*args, **options)
-            finally:
-                seconds[stage] += time.thread_time() - started
-
-        return call
-
-    with ExitStack() as patches:
-        for owner, name, stage in places:
-            patches.enter_context(patch.object(owner, name, timed(getattr(owner, name), stage)))
-        yield seconds
 
 
 # curves -------------------------------------------------------------------------------------------

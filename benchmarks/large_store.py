@@ -18,7 +18,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +112,29 @@ def image_rows(number: int, first: int, ids: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({**of_image, **values, **seconds, "run_id": f"{number:016x}"})
 
 
-def portions(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """(0, size), (size, 2 size), … up to count."""
-    return ((first, min(first + size, count)) for first in range(0, count, size))
-
-
 def write_store(root: Path, images: int, *, blocks: bool, side: int) -> None:
     """Write the whole folder; side: of the pictures, 0 for none."""
     store, ids = RunStore(root), image_ids(images)
     cells = [cell_facts(number, images) for number in range(CELLS)]
+    step = BLOCK if blocks or side else PIECE
     for number, facts in enumerate(cells):
         about = {"cell": facts, "code": {"c0de": {}}, "made_with": {"device": "x86_64"}}
-        if blocks or side:
-            for first, last in portions(images, BLOCK):
-                rows = image_rows(number, first, ids[first:last])
-                pictures = by_image(ids[first:last], made_up(last - first, side)) if side else {}
-                store.write(facts["run_id"], first // BLOCK, rows, pictures, about)
-            if blocks:
-                store.compact(facts["run_id"])
-            continue
-        write_compacted(store, number, ids, about)
+        run_id, pieces = facts["run_id"], []
+        for first in range(0, images, step):
+            own = ids[first : first + step]
+            rows = image_rows(number, first, own)
+            if step == BLOCK:
+                pictures = by_image(own, made_up(len(own), side)) if side else {}
+                store.write(run_id, first // BLOCK, rows, pictures, about)
+            else:  # in one file, as compaction leaves them
+                block = ((first + np.arange(len(own))) // BLOCK).astype(np.int32)
+                rows = rows.assign(block=block)
+                pieces.append(pa.Table.from_pandas(rows, preserve_index=False))
+        if blocks:
+            store.compact(run_id)
+        elif pieces:
+            schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
+            write_pieces(store.folder(run_id), "all", schema, pieces)
     (root / "experiment.yaml").write_text("experiment: {name: large_store}\n")
     store.write_cells(cells)
 
@@ -152,20 +155,6 @@ def time_report(run: Path) -> None:
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     page = (out / "index.html").stat().st_size / 1e6
     print(f"report: {seconds:.1f} s, {memory:.2f} GiB at most, page {page:.1f} MB")
-
-
-def write_compacted(
-    store: RunStore, number: int, ids: Sequence[str], about: Mapping[str, Any]
-) -> None:
-    """The rows of one cell in one file, as compaction leaves them."""
-    run_id = about["cell"]["run_id"]
-    pieces = []
-    for first, last in portions(len(ids), PIECE):
-        block = (np.arange(first, last) // BLOCK).astype(np.int32)
-        rows = image_rows(number, first, ids[first:last]).assign(block=block)
-        pieces.append(pa.Table.from_pandas(rows, preserve_index=False))
-    schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
-    write_pieces(store.folder(run_id), "all", schema, pieces)
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ def with_tables(text: str) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table; the first row is its head, the first column stands left."""
     head, *body = rows
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *body))
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *body)]
+    return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
 
 
 def machine_line(content: Mapping[str, Any]) -> str:
@@ -118,10 +118,14 @@ def of_scores(content: Mapping[str, Any]) -> Iterator[Row]:
 
 def of_start(content: Mapping[str, Any]) -> Iterator[Row]:
     """Commands from their start to their end."""
-    yield ("", "seconds", "from", "to", "modules")
-    for name, times in content["starts"].items():
-        walls = (f"{times[f'wall_{which}']:.2f}" for which in ("median", "min", "max"))
-        yield (f"`{name}`", *walls, f"{times['modules']:,.0f}")
+    yield ("", "seconds", "modules")
+    starts = dict(content["starts"])
+    helped = [starts.pop(name) for name in [*starts] if re.fullmatch(r"mjp [\w-]+ --help", name)]
+    for name, times in starts.items():
+        yield (f"`{name}`", f"{times['wall_median']:.2f}", f"{times['modules']:,.0f}")
+    walls, modules = (sorted(times[key] for times in helped) for key in ("wall_median", "modules"))
+    spans = f"{walls[0]:.2f}–{walls[-1]:.2f}", f"{modules[0]:,.0f}–{modules[-1]:,.0f}"
+    yield (f"`mjp COMMAND --help`, {len(helped)} commands", *spans)
 
 
 def of_lattice(content: Mapping[str, Any]) -> Iterator[Row]:
@@ -145,19 +149,19 @@ def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
 def of_growth(content: Mapping[str, Any]) -> Iterator[Row]:
     """Exponents of time and memory."""
     stages = ("gradient", "attack", "score", "peak MB")
-    yield ("grows", "attack", "values", *(f"{name}: least to most, exponent" for name in stages))
+    heads = (name if name.endswith("MB") else f"{name}, ms" for name in stages)
+    yield ("grows", "attack", "values", *heads)
     for curve in content["curves"]:
         ends = curve["measured"][0], curve["measured"][-1]
-        values = f"{curve['values'][0]:g} to {curve['values'][-1]:g}"
+        values = f"{curve['values'][0]:g}–{curve['values'][-1]:g}"
         yield (curve["axis"], curve["attack"], values, *(_grown(curve, n, ends) for n in stages))
 
 
 def _grown(curve: Mapping[str, Any], name: str, ends: Sequence[Mapping[str, float]]) -> str:
-    """ "12 to 95 ms, 1.02±0.03" of a stage, or megabytes."""
+    """ "12–95, 1.02±0.03": milliseconds of a stage, or megabytes, and the exponent."""
     k, error = curve["exponents"][name]
     first, last = (end[name] if name.endswith("MB") else 1e3 * end[name] for end in ends)
-    unit = "MB" if name.endswith("MB") else "ms"
-    return f"{first:.3g} to {last:.3g} {unit}, {k:.2f}±{error:.2f}"
+    return f"{first:.3g}–{last:.3g}, {k:.2f}±{error:.2f}"
 
 
 def _milliseconds(timing: Mapping[str, Any]) -> str:

@@ -24,7 +24,6 @@ import lpips
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -33,12 +32,12 @@ from attacks.april import April
 from attacks.breaching import reconstruct_one_by_one
 from benchmarks.alternating import alternate, machine, ratio
 from benchmarks.page import write_result
+from benchmarks.scores import lpips_network
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Pixels
-from mjp_privacy.metrics.lpips import PACKAGED
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.report.lines import STAGE
@@ -156,18 +155,6 @@ def spectral_distance(truth: np.ndarray, picture: np.ndarray) -> float:
     """Cosine distance of the two spectra as SciPy 1.9 gave it: nothing is conjugated."""
     u, v = (np.fft.fft2(image, axes=(0, 1)).flatten() for image in (truth, picture))
     return float(np.clip(np.abs(1 - (u @ v) / np.sqrt((u @ u) * (v @ v))), 0, 2))
-
-
-def lpips_network() -> lpips.LPIPS:
-    """The lpips package's network with the convolutions that come with this package, for its own
-    are fetched from the network."""
-    network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
-    weights = load_file(PACKAGED)
-    for part in network.net.children():
-        for index, layer in part.named_children():
-            for kind, parameter in layer.named_parameters():
-                parameter.data = weights[f"features.{index}.{kind}"].float()
-    return network
 
 
 # our way ------------------------------------------------------------------------------------------

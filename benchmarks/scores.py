@@ -45,17 +45,24 @@ class Arguments:
     repeats: int = 5
 
 
+def lpips_network() -> lpips_package.LPIPS:
+    """The lpips package's network with the convolutions that come with this package, for its own
+    are fetched from the network."""
+    network = lpips_package.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
+    network.requires_grad_(False)
+    layers = [m for m in network.net.modules() if isinstance(m, torch.nn.Conv2d)]
+    weights = backbone_weights()
+    for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
+        layer.weight.copy_(weights[f"features.{index}.weight"])
+        layer.bias.copy_(weights[f"features.{index}.bias"])
+    return network
+
+
 class Packages:
     """The paper's way: each pair of images alone, each metric by its package."""
 
     def __init__(self) -> None:
-        self.network = lpips_package.LPIPS(net="alex", pnet_rand=True, verbose=False)
-        self.network.requires_grad_(False)
-        layers = [m for m in self.network.net.modules() if isinstance(m, torch.nn.Conv2d)]
-        weights = backbone_weights()
-        for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
-            layer.weight.copy_(weights[f"features.{index}.weight"])
-            layer.bias.copy_(weights[f"features.{index}.bias"])
+        self.network = lpips_network()
         taps = torch.exp(-(torch.arange(-5, 6, dtype=torch.float64) ** 2) / (2 * 1.5**2))
         window = torch.outer(taps, taps) / taps.sum() ** 2
         self.window = window.expand(3, 1, 11, 11).contiguous()

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from benchmarks.alternating import machine
 from benchmarks.page import write_result
@@ -44,62 +44,34 @@ open(sys.argv[1], "w").write(json.dumps(facts))
 """
 
 
-@dataclass(frozen=True)
-class Start:
-    """One start of a command."""
-
-    wall: float
-    cpu: float
-    modules: int
-
-
-def started(arguments: Sequence[str], folder: Path) -> Start:
-    """Run `mjp` with these arguments in a process of its own."""
+def started(arguments: Sequence[str], folder: Path) -> dict[str, float]:
+    """Run `mjp` with these arguments in a process of its own: seconds, and modules imported."""
     said = folder / "facts.json"
+    command = [sys.executable, "-c", CHILD, str(said), *arguments]
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(said), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     wall = time.monotonic() - began
-    facts = json.loads(said.read_text())
-    if facts["code"]:
-        raise RuntimeError(f"mjp {' '.join(arguments)} ended with {facts['code']}: {done.stderr}")
-    return Start(wall, facts["cpu"], facts["modules"])
+    facts: dict[str, float] = json.loads(said.read_text())
+    if facts.pop("code"):
+        raise RuntimeError(f"mjp {' '.join(arguments)} failed: {done.stderr}")
+    return {"wall": wall, **facts}
 
 
-def commands(config: Path, out: Path) -> dict[str, list[str]]:
-    """What is started, by name; every start of the attack needs a run folder of its own."""
-    helps = {f"mjp {name} --help": [name, "--help"] for name in COMMANDS}
-    attack = ["attack", str(config), "--out", str(out), "--limit", "1"]
-    return {"mjp --help": ["--help"], **helps, "mjp attack, one image": attack}
-
-
-def measured(repeats: int) -> dict[str, list[Start]]:
-    """Every command's starts, in rounds; the first round is left out."""
-    starts: dict[str, list[Start]] = {}
+def measured(repeats: int) -> pd.DataFrame:
+    """A row for every start, in rounds; the first round is left out. Every start of the attack
+    needs a run folder of its own."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        config = place / "start.yaml"
-        config.write_text(json.dumps(ONE_IMAGE))  # JSON is YAML
+        (place / "start.yaml").write_text(json.dumps(ONE_IMAGE))  # JSON is YAML
         for number in range(repeats + 1):
-            for name, arguments in commands(config, place / f"run{number}").items():
-                start = started(arguments, place)
-                if number:
-                    starts.setdefault(name, []).append(start)
-    return starts
-
-
-def summary(starts: Sequence[Start]) -> dict[str, float]:
-    """Median, least and greatest of the times, and the modules."""
-    times: dict[str, float] = {"modules": starts[-1].modules}
-    for kind in ("wall", "cpu"):
-        values = [getattr(start, kind) for start in starts]
-        times[f"{kind}_median"] = round(statistics.median(values), 3)
-        times[f"{kind}_min"], times[f"{kind}_max"] = round(min(values), 3), round(max(values), 3)
-    return times
+            commands = {f"mjp {name} --help": [name, "--help"] for name in COMMANDS}
+            attack = ["attack", str(place / "start.yaml"), "--out", str(place / f"run{number}")]
+            commands["mjp --help"] = ["--help"]
+            commands["mjp attack, one image"] = [*attack, "--limit", "1"]
+            for name, arguments in commands.items():
+                rows.append({"name": name, "round": number, **started(arguments, place)})
+    return pd.DataFrame(rows).query("round > 0")
 
 
 def main() -> None:
@@ -107,8 +79,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    facts = machine()
-    figures = {name: summary(starts) for name, starts in measured(arguments.repeats).items()}
+    facts, figures = machine(), {}
+    for name, starts in measured(arguments.repeats).groupby("name", sort=False):
+        figures[str(name)] = {
+            "modules": int(starts["modules"].iloc[-1]),
+            **{
+                f"{clock}_{which}": round(float(starts[clock].agg(which)), 3)
+                for clock in ("wall", "cpu")
+                for which in ("median", "min", "max")
+            },
+        }
     write_result("start", {"repeats": arguments.repeats, "starts": figures}, facts)
 
 

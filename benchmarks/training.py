@@ -81,39 +81,28 @@ class Synthetic:
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.half:
-        precisions(arguments)
-        return
-    device = pick_device(arguments.device)
-    base = config_of(BASELINE, arguments)
-    batch = base.recipe.batch
+    half = arguments.half
+    device = torch.device("cpu") if half else pick_device(arguments.device)
+    base = config_of(SHUFFLED if half else BASELINE, arguments)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    print(f"{where}, {torch.get_num_threads()} threads, {base.model}, batch {batch}")
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {
-            name: synthetic(config_of(name, arguments), device, Path(folder)) for name in ROWS
-        }
-        times = {name: median(found) for name, found in in_turns(trainers, arguments.steps).items()}
-        for name, trainer in trainers.items():
-            times[name] += drawing(trainer)
-        times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
-        print_steps(times, batch)
-
-
-def precisions(arguments: Arguments) -> None:
-    """Steps of row J in three ways to compute its products, on the CPU."""
-    device = torch.device("cpu")
-    base = config_of(SHUFFLED, arguments)
-    has = "has" if has_bfloat16() else "has no"
-    print(f"cpu, which {has} bfloat16, {torch.get_num_threads()} threads, {base.recipe.batch}")
+    has = "with" if has_bfloat16() else "without"
+    about = f"{torch.get_num_threads()} threads, {base.model}, batch {base.recipe.batch}"
+    print(f"{where} {has} bfloat16, {about}")
     with tempfile.TemporaryDirectory() as folder:
         trainers = {}
-        for name, precision in PRECISIONS.items():
-            config = replace(base, recipe=replace(base.recipe, precision=precision))
+        for name in PRECISIONS if half else ROWS:
+            config = base if half else config_of(name, arguments)
+            if half:
+                recipe = replace(base.recipe, precision=PRECISIONS[name])
+                config = replace(base, recipe=recipe)
             trainers[name] = synthetic(config, device, Path(folder))
-            rounded = "rounded" in name
-            trainers[name].learner.products = RoundedProducts() if rounded else nullcontext()
+            if half:
+                rounded = "rounded" in name
+                trainers[name].learner.products = RoundedProducts() if rounded else nullcontext()
         times = {name: median(found) for name, found in in_turns(trainers, arguments.steps).items()}
+        if not half:
+            times = {name: each + drawing(trainers[name]) for name, each in times.items()}
+            times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
     print_steps(times, base.recipe.batch)
 
 
@@ -147,7 +136,7 @@ def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]
             images, labels = next(trainer.batches.epoch(0, 0, 1))
             synchronize(device)
             started = time.perf_counter()
-            trainer._train_step(images.clone(), labels)
+            trainer.learner.train_step(trainer.step, images.clone(), labels)
             synchronize(device)
             trainer.step = (trainer.step + 1) % trainer.learner.puzzles.together
             if step >= 5:

@@ -26,93 +26,87 @@ class CommandEntry(Entry):
     one_thread: bool = False  # whether each of its processes computes with one thread
 
 
-def _entry(
-    where: str, summary: str, example: str, again: str = ANEW, *, one_thread: bool = False
-) -> CommandEntry:
-    return CommandEntry(where, summary, example=example, again=again, one_thread=one_thread)
-
-
 COMMANDS: Mapping[str, CommandEntry] = {
-    "demo": _entry(
+    "demo": CommandEntry(
         "mjp_privacy.report.commands:demo",
         "attack small models on shipped photographs and make the page",
-        "demo",
-        GOES_ON,
+        example="demo",
+        again=GOES_ON,
         one_thread=True,
     ),
-    "attack": _entry(
+    "attack": CommandEntry(
         "mjp_privacy.report.commands:attack",
         "attack a folder of images, or recorded uploads, as a config says",
-        "attack configs/demo.yaml --out results/demo",
-        GOES_ON,
+        example="attack configs/demo.yaml --out results/demo",
+        again=GOES_ON,
         one_thread=True,
     ),
-    "report": _entry(
+    "report": CommandEntry(
         "mjp_privacy.report.commands:report",
         "tables and pictures of one or more attacked runs",
-        "report results/demo --out results/demo/report",
+        example="report results/demo --out results/demo/report",
     ),
-    "score": _entry(
+    "score": CommandEntry(
         "mjp_privacy.metrics.commands:score",
         "score any two folders of images: MSE, PSNR, SSIM, FFT2D, LPIPS",
-        "score --reference photos --reconstruction leaked --out scores.csv",
+        example="score --reference photos --reconstruction leaked --out scores.csv",
     ),
-    "sample": _entry(
+    "sample": CommandEntry(
         "mjp_privacy.paper.sample:sample",
         "copy a few images of every class, with labels and hashes, or corrupt them",
-        "sample --from IMAGENET_VAL --out sample_1k --per-class 1",
+        example="sample --from IMAGENET_VAL --out sample_1k --per-class 1",
     ),
-    "train": _entry(
+    "train": CommandEntry(
         "mjp_privacy.training.commands:train",
         "train a network with or without MJP (also under torchrun)",
-        "train configs/training/cifar10.yaml --row J --data cifar10-train.zip --out results/J",
-        GOES_ON,
+        example="train configs/training/cifar10.yaml --row J --data cifar10-train.zip --out runs/J",
+        again=GOES_ON,
     ),
-    "evaluate": _entry(
+    "evaluate": CommandEntry(
         "mjp_privacy.paper.commands:evaluate",
         "accuracy, consistency and robustness of trained models",
-        "evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma 0.27",
+        example="evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma .27",
     ),
-    "curves": _entry(
+    "curves": CommandEntry(
         "mjp_privacy.training.commands:curves",
         "loss and accuracy of several trainings in one picture",
-        "curves results/A results/J --out results/curves",
+        example="curves results/A results/J --out results/curves",
     ),
-    "analyse": _entry(
+    "analyse": CommandEntry(
         "mjp_privacy.paper.commands:analyse",
         "what the position embeddings of models hold, and what MJP changes",
-        "analyse cifar_vit cifar_vit_mjp --out results/positions",
+        example="analyse cifar_vit cifar_vit_mjp --out results/positions",
     ),
-    "federate": _entry(
+    "federate": CommandEntry(
         "mjp_privacy.federation.commands:federate",
         "train a federation and attack what its clients send",
-        "federate configs/federated/minute.yaml --data embedded --out results/minute",
-        GOES_ON,
+        example="federate configs/federated/minute.yaml --data embedded --out results/minute",
+        again=GOES_ON,
     ),
-    "compare": _entry(
+    "compare": CommandEntry(
         "mjp_privacy.federation.commands:compare",
         "accuracy against leakage of several federations",
-        "compare results/plain results/mjp --out results/comparison",
+        example="compare results/plain results/mjp --out results/comparison",
     ),
-    "check": _entry(
+    "check": CommandEntry(
         "mjp_privacy.uploads.commands:check",
         "which attacks apply to recorded uploads, or to a model, and why others do not",
-        "check results/minute/uploads",
+        example="check results/minute/uploads",
     ),
-    "fit-prior": _entry(
+    "fit-prior": CommandEntry(
         "attacks.prior.commands:fit",
         "fit the attacks' picture prior to another patch size",
-        "fit-prior --images photos --patch 8 --out mine.safetensors",
+        example="fit-prior --images photos --patch 8 --out mine.safetensors",
     ),
-    "list": _entry(
+    "list": CommandEntry(
         "mjp_privacy.federation.listing:list_names",
         "models, attacks, defences, metrics, engines and configs by name",
-        "list attacks",
+        example="list attacks",
     ),
-    "completion": _entry(
+    "completion": CommandEntry(
         "mjp_privacy.cli:completion",
         "a script with which the Tab key completes all of this",
-        "completion bash",
+        example="completion bash",
     ),
 }
 
@@ -200,7 +194,7 @@ def completion(argv: list[str], usage: Usage) -> int:
         return DONE
     if argv not in (["bash"], ["zsh"]):
         raise UserError(f"{usage.prog}: expected bash or zsh, got {shown(' '.join(argv))!r}.")
-    from mjp_privacy.core.read import STOCK
+    from mjp_privacy.core.configs import STOCK
     from mjp_privacy.federation.listing import NAMES
 
     names = {"attack": sorted(file.stem for file in STOCK.glob("*.yaml")), "list": list(NAMES)}

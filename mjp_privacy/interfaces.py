@@ -187,38 +187,6 @@ class Reconstruction:
     and its rows get the status `unsupported`."""
 
 
-class Setting(Protocol):
-    """One of the paper's settings: whether the client shuffles, and what is scored against."""
-
-    @property
-    def name(self) -> str:
-        """Its letter in the paper: a, b or c."""
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether the client shuffles its images by MJP."""
-
-    @property
-    def against(self) -> Literal["input", "plain"]:
-        """The image that a reconstruction is compared with: as fed, or before the shuffle."""
-
-    def prepare(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        image_ids: Sequence[str],
-        *,
-        patch_size: int,
-        gamma: float,
-        round: int,
-        seed: int,
-    ) -> ClientInput:
-        """What the client feeds its model in this round; gamma is the share that is shuffled."""
-
-    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
-        """The images (m, C, H, W) that a reconstruction is compared with."""
-
-
 class Attack(Protocol):
     """A gradient-inversion attack, registered by its name."""
 

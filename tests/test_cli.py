@@ -41,9 +41,6 @@ class Workplace:
             argv += [] if value is None else [f"--{name}", value]
         return self.command("attack", *argv, *more)
 
-    def report(self, *argv: object) -> tuple[int, str]:
-        return self.command("report", *argv)
-
     def command(self, *argv: object) -> tuple[int, str]:
         """`mjp` with these arguments: exit code and what was printed."""
         self.capsys.readouterr()
@@ -71,7 +68,7 @@ def test_a_run_and_its_report(place: Workplace) -> None:
     assert f"3 images in 1 cell: {place.run}" in said
     assert f"Next: mjp report {place.run}" in said
     answer = said.split("\n\n")[1].splitlines()
-    code, said = place.report(place.run, "--out", place.run / "report")
+    code, said = place.command("report", place.run, "--out", place.run / "report")
     assert code == 0
     assert said.startswith("Not shown: ")  # april alone knows no client that is trained
     assert said.splitlines()[: len(answer) - 1] == answer[:-1]  # which the attack ended with
@@ -138,11 +135,11 @@ def test_a_mistake_is_exit_code_2_and_named(
 def test_reports_of_what_is_no_run(place: Workplace) -> None:
     out = place.root / "report"
     for run in (place.images, place.root / "nothing", place.config):
-        code, said = place.report(run, "--out", out)
+        code, said = place.command("report", run, "--out", out)
         assert (code, run.name in said) == (2, True), said
-    assert place.report("--out", out)[0] == 2
+    assert place.command("report", "--out", out)[0] == 2
     place.attack()
-    code, said = place.report(place.run, "--out", place.config)
+    code, said = place.command("report", place.run, "--out", place.config)
     assert (code, place.config.name in said) == (2, True)
 
 
@@ -195,13 +192,20 @@ def test_a_mistake_in_an_attack_names_the_file(place: Workplace) -> None:
 # one command --------------------------------------------------------------------------------------
 
 
-def test_the_overview_fits_a_screen_and_names_every_command(place: Workplace) -> None:
+def test_the_overview_fits_a_screen_names_every_command_and_answers_misspelt_ones(
+    place: Workplace,
+) -> None:
     code, said = place.command("--help")
     assert code == 0
     lines = said.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80 + 20  # the longest example may wrap
     assert all(f"  {name} " in said for name in COMMANDS)
+    code, said = place.command("atack")
+    assert (code, "attack?" in said) == (2, True)
+    code, said = place.command()
+    assert (code, said.strip()) == (2, overview())
+    assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -211,13 +215,6 @@ def test_each_commands_help_opens_with_its_example(place: Workplace, name: str) 
     opening = " ".join(said.split("╭")[0].split())
     assert opening.startswith(f"usage: mjp {name} ")
     assert f"Example: mjp {COMMANDS[name].example}" in opening
-
-
-def test_a_misspelt_command_gets_the_nearest(place: Workplace) -> None:
-    code, said = place.command("atack")
-    assert (code, "attack?" in said) == (2, True)
-    code, said = place.command()
-    assert (code, said.strip()) == (2, overview())
 
 
 def test_the_tab_key_completes_commands_options_and_stock_configs(place: Workplace) -> None:
@@ -235,10 +232,6 @@ def test_the_tab_key_completes_commands_options_and_stock_configs(place: Workpla
             ["bash", "-c", script + ask], cwd=place.root, capture_output=True, text=True
         )
         assert said.stdout.split() == wanted.split(), said.stderr
-
-
-def test_the_version(place: Workplace) -> None:
-    assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
 
 
 def test_every_name_is_listed_with_a_line(place: Workplace) -> None:

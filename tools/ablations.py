@@ -64,28 +64,19 @@ def trained(
     return checkpoints
 
 
-def narrowed(config: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
-    """The config without models other than these."""
-    entries = [
-        {**entry, "models": [label for label in entry["models"] if label in labels]}
-        for entry in config["grid"]
-    ]
-    models = {label: fields for label, fields in config["models"].items() if label in labels}
-    return {**config, "models": models, "grid": [entry for entry in entries if entry["models"]]}
-
-
 def evaluated(checkpoints: Mapping[str, str], data: Path, out: Path, limit: list[str]) -> Path:
     """A CSV of `mjp evaluate`'s lines, one for each model; those of earlier commands are kept."""
     summaries = []
     for label, checkpoint in checkpoints.items():
-        folder = out / "evaluation" / label
-        summary, made_from = folder / "summary.csv", folder / "made_from.json"
-        key = json.dumps([_digest(checkpoint), data.name, data.stat().st_size, limit])
-        if not summary.is_file() or not made_from.is_file() or made_from.read_text() != key:
+        path = Path(checkpoint)
+        content = path.read_bytes() if path.is_file() else checkpoint.encode()  # or a packaged name
+        made_from = [hashlib.sha256(content).hexdigest(), data.name, data.stat().st_size, limit]
+        key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+        folder = out / "evaluation" / f"{label}_{key}"
+        if not (folder / "summary.csv").is_file():
             given = ["--checkpoint", f"{label}={checkpoint}", "--gamma", "0.27", *limit]
             _mjp("evaluate", *given, "--data", str(data), "--out", str(folder))
-            made_from.write_text(key)
-        summaries.append(pd.read_csv(summary, float_precision="round_trip"))
+        summaries.append(pd.read_csv(folder / "summary.csv", float_precision="round_trip"))
     path = out / "summary.csv"
     pd.concat(summaries, ignore_index=True).to_csv(path, index=False)
     return path
@@ -97,8 +88,11 @@ def attacked(
     """The folder of the run of `mjp attack` over these models; OUT is that of one choice of --only,
     so that a run's log names the code that attacked these models and no others."""
     out.mkdir(parents=True, exist_ok=True)
+    models = {label: config["models"][label] for label in checkpoints}
+    grid = [{**e, "models": [m for m in e["models"] if m in models]} for e in config["grid"]]
+    content = {**config, "models": models, "grid": [entry for entry in grid if entry["models"]]}
     chosen = out / CONFIG.name
-    chosen.write_text(yaml.safe_dump(narrowed(config, {*checkpoints}), sort_keys=False), "utf-8")
+    chosen.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
     files = [f"{label}={path}" for label, path in checkpoints.items() if Path(path).is_file()]
     given = ["--images", str(data), "--limit", str(limit), "--out", str(out / "attack")]
     _mjp("attack", str(chosen), *given, *(["--weights", *files] if files else []))
@@ -172,12 +166,6 @@ def tradeoff_points(
             n=lines[0].figure("of"),
             not_reached=0 if any(leaks) else lines[0].figure("of"),
         )
-
-
-def _digest(checkpoint: str) -> str:
-    """Of a file its SHA-256; the name of a packaged model stands for itself."""
-    path = Path(checkpoint)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else checkpoint
 
 
 def _commits(run: Path) -> str:

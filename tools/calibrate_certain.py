@@ -264,22 +264,33 @@ def _nearest(image: Tensor, fed: Tensor) -> float:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: a line for each client, and the sum."""
+    """Markdown: a line for all clients with the same outcome, and the sum."""
+    by_client = [outcome(of_client) for _, of_client in rows.groupby("client", sort=False)]
+    found = pd.DataFrame(by_client, index=pd.Index(rows["client"].unique(), name="client"))
     lines = [
-        f"| client | n | certain | of them {GOOD:.0f} dB or more | exact | certain and wrong | "
-        "least dB of a certain one |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| clients | certain | exact | certain and wrong | least dB of a certain one |",
+        "|---|---:|---:|---:|---:|",
     ]
-    groups = [*rows.groupby("client", sort=False), ("**all**", rows)]
-    for name, of_client in groups:
-        certain = of_client[of_client["certain"]]
-        good = int((certain["psnr"] >= GOOD).sum())
-        least = f"{certain['psnr'].min():.1f}" if len(certain) else "–"
-        exact, wrong = int(certain["exact"].sum()), len(certain) - good
-        lines.append(
-            f"| {name} | {len(of_client)} | {len(certain)} | {good} | {exact} | {wrong} | {least} |"
-        )
+    same = found.reset_index().groupby(["n", "certain", "exact", "wrong"], sort=False)
+    for (n, certain, exact, wrong), group in same:
+        names, each = "; ".join(group["client"]), ", each" if len(group) > 1 else ""
+        least = _decibels(group["least"].min())
+        lines.append(f"| {names} | {certain} of {n}{each} | {exact} | {wrong} | {least} |")
+    n, certain, exact, wrong = found[["n", "certain", "exact", "wrong"]].sum()
+    least = _decibels(found["least"].min())
+    lines.append(f"| **all** | {certain} of {n} | {exact} | {wrong} | {least} |")
     return "\n".join(lines) + "\n"
+
+
+def outcome(rows: pd.DataFrame) -> dict[str, Any]:
+    """Of one client's pictures: how many are certain, exact, certain and wrong; the least PSNR."""
+    certain = rows[rows["certain"]]
+    counts = {"n": len(rows), "certain": len(certain), "exact": int(certain["exact"].sum())}
+    return {**counts, "wrong": int((certain["psnr"] < GOOD).sum()), "least": certain["psnr"].min()}
+
+
+def _decibels(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1f}"
 
 
 def main() -> None:

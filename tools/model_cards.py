@@ -1,4 +1,4 @@
-"""Write the card beside each model of the package: python -m tools.model_cards [--check].
+"""Write the card beside each model of the package: python -m tools.model_cards.
 
 What it is comes from the weights' own metadata and the registry of names, how good it is from
 results/zoo: nothing in a card is written by hand.
@@ -7,7 +7,6 @@ results/zoo: nothing in a card is written by hand.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,6 @@ def share(row: pd.Series[Any], name: str) -> str:
     return f"{row[name]:.1f} [{row[f'{name}_low']:.1f}, {row[f'{name}_high']:.1f}]"
 
 
-def main(argv: list[str]) -> int:
-    """Write the cards, or say which are not what they would be; the exit code."""
-    texts = cards()
-    if "--check" not in argv:
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-        return 0
-    old = [
-        file.name
-        for file, text in texts.items()
-        if not file.is_file() or file.read_text(encoding="utf-8") != text
-    ]
-    print("\n".join(f"WRONG {name}: python -m tools.model_cards" for name in old) or "ok")
-    return 1 if old else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    for file, text in cards().items():
+        file.write_text(text, encoding="utf-8")

@@ -223,19 +223,26 @@ class Line:
             share = self.share(name)
             return share.text() if name.startswith("share") else share.count
         if name.startswith("paper_"):
-            return self._paper_score(name.removeprefix("paper_"))
+            metric = name.removeprefix("paper_")
+            cap, decimals = (PSNR_CAP, 2) if metric == "psnr" else (math.inf, 4)
+            score = self._summary(f"{metric}_paper", cap)
+            mean, low, high = (f"{x:.{decimals}f}" for x in (score.mean, score.low, score.high))
+            return f"{mean} [{low}, {high}]"
+        scored, of = self.psnr, self.share("exact").of
+        over = "" if scored.n == of else f" (over {scored.n})"
+        quarter, half, three = self._quantiles() if scored.n else [math.nan] * 3
         figures = {
-            "n": lambda: self.psnr.n,
-            "of": lambda: self.share("exact").of,
-            "average": lambda: self.psnr.mean,
-            "mean_psnr": self._mean_psnr,
-            "median": lambda: self._quantile(0.5),
-            "quartiles": lambda: f"{number(self._quantile(0.25))}–{number(self._quantile(0.75))}",
-            "accuracy": lambda: 100 * float(self.rows["top1"].mean()),
+            "n": scored.n,
+            "of": of,
+            "accuracy": 100 * float(self.rows["top1"].mean()),
+            "average": scored.mean,
+            "mean_psnr": mean_text(scored.mean, scored.low, scored.high) + over,
+            "median": half,
+            "quartiles": f"{number(quarter)}–{number(three)}",
         }
         if name not in figures:
             raise UserError(f"There is no figure {name!r}; expected one of {', '.join(figures)}.")
-        return figures[name]() if self.psnr.n or name in ("n", "of", "accuracy") else math.nan
+        return figures[name] if scored.n or name in ("n", "of", "accuracy") else math.nan
 
     def scored(self, column: str) -> pd.Series[float]:
         """A column's values by image, of the images that have one."""
@@ -270,27 +277,16 @@ class Line:
         """Of min(PSNR, 100)."""
         return self._summary("psnr", PSNR_CAP)
 
-    def _mean_psnr(self) -> str:
-        """With the number of scored images where some that the attacker was given have none."""
-        score = self.psnr
-        over = "" if score.n == self.share("exact").of else f" (over {score.n})"
-        return mean_text(score.mean, score.low, score.high) + over
-
-    def _quantile(self, share: float) -> float:
-        """Half way to infinity is infinite, as for NumPy's median."""
+    def _quantiles(self) -> list[float]:
+        """The quartiles of PSNR; half way to infinity is infinite, as for NumPy's median."""
         values = np.sort(self.scored("psnr").to_numpy(float))
-        place = share * (len(values) - 1)
-        lower, upper = values[math.floor(place)], values[math.ceil(place)]
-        if lower == upper or place == math.floor(place):
-            return float(lower)
-        weight = place - math.floor(place)
-        return float((1 - weight) * lower + weight * upper)
-
-    def _paper_score(self, metric: str) -> str:
-        cap, decimals = (PSNR_CAP, 2) if metric == "psnr" else (math.inf, 4)
-        score = self._summary(f"{metric}_paper", cap)
-        mean, low, high = (f"{x:.{decimals}f}" for x in (score.mean, score.low, score.high))
-        return f"{mean} [{low}, {high}]"
+        found = []
+        for share in (0.25, 0.5, 0.75):
+            place, weight = divmod(share * (len(values) - 1), 1)
+            lower, upper = values[int(place)], values[int(place + (weight > 0))]
+            between = lower if lower == upper else (1 - weight) * lower + weight * upper
+            found.append(float(between))
+        return found
 
 
 def mean_text(mean: float, low: float, high: float) -> str:

@@ -73,7 +73,7 @@ def tried(name: str) -> dict[str, Any]:
         "up_to": math.isqrt(outline.embed_dim) * outline.patch_size,
     }
     torch.manual_seed(0)
-    net = built(name, GRID * outline.patch_size, outline.patch_size)
+    net = built(name, GRID * outline.patch_size)
     if net is None or outline.pos_embed is None:
         return facts
     try:
@@ -82,7 +82,7 @@ def tried(name: str) -> dict[str, Any]:
         return {**facts, "mechanism": "refused", "why": str(error)}
 
 
-def built(name: str, side: int, patch: int) -> nn.Module | None:
+def built(name: str, side: int) -> nn.Module | None:
     """timm's network, short and for small pictures if it takes that; None where it is too large."""
     import timm
 
@@ -122,41 +122,29 @@ def attacked(net: nn.Module) -> dict[str, float]:
     found = leak["patch_gradient"].images[0]
     exact = bool(((found * 255).round() == (picture[0] * 255).round()).all())
     score = min(float(leak["patch_gradient"].psnr), PSNR_CAP)
-    return {
-        "forward": forward,
-        "gradient": float(off.norm()) / length,
-        "psnr": score,
-        "exact": exact,
-    }
+    gradient = float(off.norm()) / length
+    return {"forward": forward, "gradient": gradient, "psnr": score, "exact": exact}
 
 
 def by_family(names: pd.DataFrame) -> pd.DataFrame:
-    """A row a family."""
+    """A row a family; `why` is its first refusal without the class that it is about and without
+    what to do."""
     rows = []
     for family, own in names.groupby("family", sort=False):
-        refused = own[own["mechanism"] == "refused"]
-        tried_out = own[own["psnr"].notna()]
+        counts, tried_out = own["mechanism"].value_counts(), own[own["psnr"].notna()]
+        why = own.loc[own["mechanism"] == "refused", "why"].head(1)
         rows.append(
             {
-                "family": family,
-                "example": own["name"].iloc[0],
-                "names": len(own),
-                "with a table": int((own["mechanism"] == "table").sum()),
-                "without": int((own["mechanism"] == "none").sum()),
-                "refused": len(refused),
-                "attacked": len(tried_out),
+                **{"family": family, "example": own["name"].iloc[0], "names": len(own)},
+                **{"with a table": counts.get("table", 0), "without": counts.get("none", 0)},
+                **{"refused": counts.get("refused", 0), "attacked": len(tried_out)},
                 "exact": int(tried_out["exact"].astype(bool).sum()),
                 "least psnr": tried_out["psnr"].min() if len(tried_out) else None,
                 "N ≤ D": int((own["patches"] <= own["width"]).sum()),
-                "why": shortened(refused["why"].iloc[0]) if len(refused) else "",
+                "why": "".join(why).partition(": ")[2].partition(". ")[0],
             }
         )
     return pd.DataFrame(rows)
-
-
-def shortened(why: str) -> str:
-    """A refusal without the class that it is about and without what to do."""
-    return why.partition(": ")[2].partition(". ")[0]
 
 
 def main(argv: list[str] | None = None) -> int:

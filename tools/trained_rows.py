@@ -153,10 +153,10 @@ def _noise(spec: Spec, models: pd.DataFrame, _: Path) -> tuple[Any, Any]:
 
 
 def _spread(spec: Spec, models: pd.DataFrame, _: Path) -> tuple[Any, Any]:
-    """Each row minus one of them, by seed and in the mean; the interval is of the seeds alone."""
+    """Each row minus one of them, in the mean of the seeds; the interval is of the seeds alone."""
     printed, base = printed_rows(spec["paper"]), spec["against"]
     named = printed[base].row.partition(":")[0]
-    ends = (", by seed", ", mean [95 %]", ", paper")
+    ends = (", mean [95 %]", ", paper")
     heads = [f"{_head(m)} − {named}{end}" for m in spec["fixed"] for end in ends]
     rows = []
     for name, row in printed.items():
@@ -165,13 +165,13 @@ def _spread(spec: Spec, models: pd.DataFrame, _: Path) -> tuple[Any, Any]:
             values = by_row(models, measure, spec["seeds"])
             single = seed_noise(values.drop(index=fixed).to_numpy())[2]
             if name not in values.index or base not in values.index:
-                cells += [DASH, DASH]
+                cells.append(DASH)
             else:
                 seeds = (values.loc[name] - values.loc[base]).to_numpy()
                 mean, half = seeds.mean(), single / math.sqrt(len(seeds))
                 fixed_row = {name, base} & {*fixed} or math.isnan(half)
                 interval = "" if fixed_row else f" [{mean - half:+.1f}, {mean + half:+.1f}]"
-                cells += [_by_seed("{:+.1f}", seeds), f"{mean:+.1f}{interval}"]
+                cells.append(f"{mean:+.1f}{interval}")
             cells.append(f"{getattr(row, measure) - getattr(printed[base], measure):+.1f}")
         if name != base:
             rows.append(cells)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +26,7 @@ from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.core.registry import Registry
-from mjp_privacy.interfaces import ClientInput, Setting, Truth
+from mjp_privacy.interfaces import ClientInput, Truth
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
@@ -38,76 +38,62 @@ def augmented(
 ) -> Tensor:
     """The images (m, C, S, S) in [0, 1] as they enter this round.
 
-    kind: a name in AUGMENTATIONS. `augmented(images, ids, "flip", round=0, seed=0)`.
+    flip   each is mirrored left to right with probability 1/2
+    crop   a square of 70 to 100 % of the side, anywhere in the image, enlarged to the whole side;
+           rounded to 8 bits, because training pipelines crop the decoded picture and not a float
+           tensor
+    mixup  a x + (1 - a) y, with y another image of the block and a >= 1/2 from Beta(.8, .8); the
+           label stays that of x, the image with the larger weight
+    none   as they are
     """
-    return AUGMENTATIONS[kind](images, image_ids, round, seed)
+    draws = [
+        random.Random(derive_seed("augment", kind, seed, image_id, round)) for image_id in image_ids
+    ]
+    if kind == "flip":
+        flips = torch.tensor([draw.random() < 0.5 for draw in draws])
+        return torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
+    if kind == "crop":
+        crops = [_crop(image, draw) for image, draw in zip(images, draws, strict=True)]
+        return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
+    return _mixup(images, image_ids, draws, round, seed) if kind == "mixup" else images
 
 
-def _rng(kind: str, image_id: str, round: int, seed: int) -> random.Random:
-    return random.Random(derive_seed("augment", kind, seed, image_id, round))
+def _crop(image: Tensor, draw: random.Random) -> Tensor:
+    size = image.shape[-1]
+    side = draw.randint(math.ceil(SMALLEST_CROP * size), size)
+    top, left = draw.randint(0, size - side), draw.randint(0, size - side)
+    part = image[None, :, top : top + side, left : left + side]
+    return interpolate(part, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def _none(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
-    return images
-
-
-def _flip(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
-    """Mirror each image left to right with probability 1/2."""
-    flips = [_rng("flip", image_id, round, seed).random() < 0.5 for image_id in image_ids]
-    return torch.where(torch.tensor(flips).view(-1, 1, 1, 1), images.flip(-1), images)
-
-
-def _crop(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
-    """A square of 70 to 100 % of the side, anywhere in the image, enlarged to the whole side.
-
-    Rounded to 8 bits, because training pipelines crop the decoded picture and not a float tensor.
-    """
-    size = images.shape[-1]
-    crops = []
-    for image, image_id in zip(images, image_ids, strict=True):
-        rng = _rng("crop", image_id, round, seed)
-        side = rng.randint(math.ceil(SMALLEST_CROP * size), size)
-        top, left = rng.randint(0, size - side), rng.randint(0, size - side)
-        part = image[None, :, top : top + side, left : left + side]
-        crops.append(interpolate(part, size=(size, size), mode="bilinear", align_corners=False))
-    return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
-
-
-def _mixup(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
-    """a x + (1 - a) y, with y another image of the block and a >= 1/2 from Beta(.8, .8).
-
-    The label stays that of x, the image with the larger weight.
-    """
+def _mixup(
+    images: Tensor,
+    image_ids: Sequence[str],
+    draws: Sequence[random.Random],
+    round: int,
+    seed: int,
+) -> Tensor:
     if len(images) < 2:
         raise UserError(
             "client.augment: mixup needs another image in the block, but this one holds no other. "
             "Give more images, or choose another augmentation."
         )
     mixed = []
-    for image, image_id in zip(images, image_ids, strict=True):
+    for image, image_id, draw in zip(images, image_ids, draws, strict=True):
         others = [place for place, name in enumerate(image_ids) if name != image_id]
         partner = min(
             others, key=lambda place: derive_seed("mixup", seed, image_id, image_ids[place], round)
         )
-        drawn = _rng("mixup", image_id, round, seed).betavariate(MIXUP_ALPHA, MIXUP_ALPHA)
+        drawn = draw.betavariate(MIXUP_ALPHA, MIXUP_ALPHA)
         share = max(drawn, 1 - drawn)
         mixed.append(share * image + (1 - share) * images[partner])
     return torch.stack(mixed)
 
 
-Augmentation = Callable[[Tensor, Sequence[str], int, int], Tensor]
-"""From (images, image ids, round, seed) to the changed images."""
-AUGMENTATIONS: Mapping[str, Augmentation] = {
-    "none": _none,
-    "flip": _flip,
-    "crop": _crop,
-    "mixup": _mixup,
-}
-
-
 @dataclass(frozen=True)
-class PaperSetting:
-    """Whether the client shuffles by MJP, and which image a reconstruction is compared with."""
+class Setting:
+    """One of the paper's settings by its letter: whether the client shuffles by MJP, and the image
+    that a reconstruction is compared with, as fed or from before the shuffle."""
 
     name: str
     shuffles: bool
@@ -138,9 +124,9 @@ class PaperSetting:
 
 
 SETTINGS: Registry[Setting] = Registry("setting")
-SETTINGS.register("a", PaperSetting("a", shuffles=False, against="plain"))
-SETTINGS.register("b", PaperSetting("b", shuffles=True, against="input"))
-SETTINGS.register("c", PaperSetting("c", shuffles=True, against="plain"))
+SETTINGS.register("a", Setting("a", shuffles=False, against="plain"))
+SETTINGS.register("b", Setting("b", shuffles=True, against="input"))
+SETTINGS.register("c", Setting("c", shuffles=True, against="plain"))
 
 
 def step_puzzles(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,31 +68,37 @@ class FedSGDClient:
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
         """What each step uploads: its gradient, or the weight difference of one plain SGD step.
 
+        The difference is that of weights stored in the model's dtype, and so rounded to the
+        precision of the weights, not of the step: little is left of a small step.
         names: the parameters wanted; None for all that are not withheld.
         """
+        sent = self.gradients(inputs, names=names)
+        if self.config.upload == "weight_difference":
+            for name, g in sent.items():
+                before = self.model.get_parameter(name).detach()
+                step = self.config.lr * (g + self.config.weight_decay * before)
+                sent[name] = before - step - before
+        return self.described(sent)
+
+    def described(self, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
+        """An upload of these values, with what the recipe says of it and further fields."""
         config = self.config
-        gradient = ClientUpdate(
-            self.gradients(inputs, names=names),
+        differs = config.upload == "weight_difference"
+        return ClientUpdate(
+            values,
+            kind=config.upload,
             dtype=self.model.like.dtype,
             batch=config.batch,
+            optimizer=config.optimizer,
+            lr=config.lr if differs else None,
+            steps=config.steps,
+            weight_decay=config.weight_decay if differs else 0.0,
+            momentum=config.momentum,
             dal_lambda=config.dal_lambda if self.localizes else 0.0,
             autocast=config.autocast,
+            clipped=config.clips,
+            **further,
         )
-        if config.upload == "gradient":
-            return gradient
-        return self._difference(gradient)
-
-    def _difference(self, gradient: ClientUpdate) -> ClientUpdate:
-        """w' - w of one plain SGD step, both stored in the model's dtype.
-
-        The difference is thus rounded to the precision of the weights, not of the step: little is
-        left of a small step.
-        """
-        lr, decay, sent = self.config.lr, self.config.weight_decay, {}
-        for name, g in gradient.grads.items():
-            before = self.model.get_parameter(name).detach()
-            sent[name] = before - lr * (g + decay * before) - before
-        return replace(gradient, grads=sent, kind="weight_difference", lr=lr, weight_decay=decay)
 
     @property
     def localizes(self) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ def make_upload(
 
     `make_upload(model, [inputs], ClientConfig(batch=4), names=["pos_embed"])`.
     """
-    _check_inputs(inputs, client)
+    assert len(inputs) == client.steps, "a client takes one input for each local step"
     trainer = FedSGDClient(model, client)
     if client.defenses or not client.one_plain_step:
         update = _defended(trainer, inputs, trainer.wanted(names), round, seed)
@@ -53,19 +52,6 @@ def make_upload(
     weights = weights_of(model) if client.server_lr else None
     update = replace(update, round=round, weights_before=weights, partners=client.partners)
     return noisy(update, client.position_noise, inputs[0].image_ids, seed=seed)
-
-
-def _check_inputs(inputs: Sequence[ClientInput], client: ClientConfig) -> None:
-    if len(inputs) != client.steps:
-        raise UserError(
-            f"An upload of {client.steps} local steps (client.steps) needs an input for each, got "
-            f"{len(inputs)}. Give one input for each step."
-        )
-    if any(tuple(step.image_ids) != tuple(inputs[0].image_ids) for step in inputs):
-        raise UserError(
-            "The inputs of a client's local steps hold different images: expected the same images "
-            "in the same order, because a client trains on its own images in every step."
-        )
 
 
 def _defended(
@@ -84,33 +70,11 @@ def _defended(
         for start in range(0, total, at_once)
     ]
     unknown = list(_joined([part.unknown for part in parts], names).values())
-    return described(
-        trainer,
+    return trainer.described(
         _joined([part.sent for part in parts], names),
         noise=_joined([part.noise for part in parts], names),
         rounding=_joined([part.rounding for part in parts], names),
         undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
-    )
-
-
-def described(trainer: FedSGDClient, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
-    """An upload of these values, with what the client's recipe says of it and further fields."""
-    client = trainer.config
-    differs = client.upload == "weight_difference"
-    return ClientUpdate(
-        values,
-        kind=client.upload,
-        dtype=trainer.model.like.dtype,
-        batch=client.batch,
-        optimizer=client.optimizer,
-        lr=client.lr if differs else None,
-        steps=client.steps,
-        weight_decay=client.weight_decay if differs else 0.0,
-        momentum=client.momentum,
-        dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
-        autocast=client.autocast,
-        clipped=client.clips,
-        **further,
     )
 
 

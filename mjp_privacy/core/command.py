@@ -183,7 +183,7 @@ def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
         line, code = f"error: {mistake}", BAD_USAGE
     elif storage := storage_error(error):
         _drop_output()  # it may be the output that has no room
-        line, code = f"error: {storage.what}. {storage.do}; then {usage.again}", NO_STORAGE
+        line, code = f"error: {storage} Then {usage.again}", NO_STORAGE
     elif out_of_memory(error):
         advice = getattr(error, "advice", MORE_MEMORY)
         text = one_line(error, 200) or "MemoryError"

@@ -12,21 +12,11 @@ from pathlib import Path
 
 from mjp_privacy.core.text import shown
 
-DISK_ERRORS = {
-    errno.ENOSPC: "Free some space",
-    errno.EDQUOT: "Free some space or raise the quota",
-    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "Make the file system writable or take another place",
-    errno.EACCES: "Get write access there or take another place",
-    errno.EPERM: "Get write access there or take another place",
-    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
-    errno.ENFILE: "Raise the system's limit on open files",
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.ENOLCK, errno.ENOTCONN, errno.ETIMEDOUT),
-        "See whether the disk or network is well",
-    ),
-}
-"""What helps, by the system's number of an error that is a disk's wherever it occurs."""
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
+    | {errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOLCK, errno.ENOTCONN, errno.ETIMEDOUT}
+)
+"""The system's numbers of errors that are a disk's wherever they occur."""
 GONE = (errno.ENOENT, errno.ENOTDIR)
 """Numbers of a path that is not there: a disk's only if its folder was taken away."""
 NUMBER = re.compile(r"\(os error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
@@ -59,14 +49,12 @@ class NoFile(BadFile):
 class StorageError(OSError):
     """A disk that does not take what is written: full, read-only, not ours, or gone.
 
-    `what` names the file and says what is wrong, `do` is what helps: "Free some space".
+    `what` names the file and says what is wrong.
     """
 
     def __init__(self, what: str, number: int) -> None:
-        gone = "Leave the folder where it is while a command works in it"
-        self.what, self.do = what, DISK_ERRORS.get(number, gone)
-        super().__init__(f"{what}. {self.do}, then give the same command again.")
-        self.errno = number
+        super().__init__(f"{what}. Mend that or give another place.")
+        self.what, self.errno = what, number
 
     @staticmethod
     def of(path: object, number: int) -> StorageError:

@@ -6,8 +6,8 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
     library.load(path)
 
 Whatever a file is instead of what is expected becomes one sentence that names it. By the same rules
-images are decoded in `data` and tensors read in `models/tensor_files.py`; nobody else opens a file
-(`tests/test_gate.py`).
+images are decoded in `data`, tensors read in `models/tensor_files.py` and configs in `configs`;
+nobody else opens a file (`tests/test_gate.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import stat
 import zlib
 from collections import Counter
@@ -28,42 +27,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
-from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
 from mjp_privacy.core.text import shown
-
-PACKAGE = Path(__file__).resolve().parents[1]
-STOCK = next(
-    (folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()),
-    PACKAGE / "configs",
-)
-
-
-def stock_config(path: str | Path) -> Path:
-    """The file of this path, else the stock config that is meant by it, else the path as it is.
-
-    stock_config("demo"), stock_config("configs/training/cifar10.yaml"): from any folder, as if it
-    were the checkout; a file that is there comes first, also one in `configs/` of this folder
-    """
-    path = Path(path)
-    is_name = not path.suffix
-    if path.is_file() or path.is_absolute() or not (is_name or path.parts[0] == "configs"):
-        return path
-    inside = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    name = inside.with_suffix(".yaml") if is_name else inside
-    found = (folder / name for folder in (Path("configs"), STOCK))
-    return next((file for file in found if file.is_file()), path)
-
-
-def stock_configs() -> Mapping[str, Path]:
-    """Every stock config by what a command takes for it, `configs/training/cifar10.yaml`."""
-    files = sorted(STOCK.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
-    return {f"configs/{file.relative_to(STOCK).as_posix()}": file for file in files}
-
 
 T = TypeVar("T")
 
@@ -273,99 +241,6 @@ def read_json_lines(path: Path, kind: FileKind) -> list[dict[str, Any]]:
         got = f"{len(damaged)} damaged line(s), whose checksums are of other content"
         raise kind.refusal(path, got, f"line {damaged[0]}")
     return objects
-
-
-# YAML --------------------------------------------------------------------------------------------
-
-CONFIG = FileKind("a YAML file with fields such as `name:`", "Start from one in configs/.", 1 << 18)
-MOST_NODES = 50_000
-"""Fields and values of a file, each counted as often as anchors repeat it."""
-ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
-"""Whole numbers that begin with a zero, and numbers of base 60."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The top-level fields of a YAML file, or of a stock config by its path in the checkout."""
-    path = stock_config(path)
-    try:
-        text = CONFIG.text(path)
-    except NoFile as error:
-        names = sorted(p.name for p in path.parent.glob("*.y*ml"))
-        names += [] if path.suffix else sorted(p.stem for p in STOCK.glob("*.yaml"))
-        raise UserError(
-            f"No config at {shown(path)!r}: expected a YAML file, or the name of a stock config."
-            f"{did_you_mean(path.name, names)} Those shipped: mjp list configs."
-        ) from error
-    content = yaml_value(text, shown(path))
-    if not isinstance(content, Mapping):
-        got = "an empty file" if content is None else type(content).__name__
-        raise CONFIG.refusal(path, got)
-    return content
-
-
-def yaml_value(text: str, where: str) -> Any:
-    """The value of a YAML text; `where` names it in messages: yaml_value("[1, 2]", "--values")."""
-    try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _check_node(node, {})
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except Exception as error:  # YAMLError, and what its constructors raise on odd values
-        text = shown(" ".join(str(error).split()) or type(error).__name__)
-        raise UserError(f"{where} is not valid YAML: {text}") from error
-
-
-def _check_node(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """The number of fields and values that a node stands for. ValueError for what a few lines of
-    anchors blow up, a field that stands twice, and numbers that mean something else elsewhere.
-
-    sizes: of the nodes that were counted, by their id; 0 of those that hold this one
-    """
-    if id(node) in sizes:
-        if not sizes[id(node)]:
-            raise ValueError("an anchor that holds itself")
-        return sizes[id(node)]
-    sizes[id(node)], size = 0, 1
-    inner: list[yaml.Node] = []
-    fault = ""
-    if isinstance(node, yaml.MappingNode):
-        names = set[str]()
-        for name, value in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value in names:
-                node, fault = name, "is given twice in one mapping"
-            names.add(str(name.value))
-            inner += [name, value]
-    elif isinstance(node, yaml.SequenceNode):
-        inner = node.value
-    elif isinstance(node, yaml.ScalarNode):
-        is_number = node.style is None and node.tag.endswith((":int", ":float"))
-        if is_number and ODD_NUMBER.fullmatch(node.value):
-            fault = "is a number of another base. Write it as 10 or in quotes"
-    if fault:
-        line = node.start_mark.line + 1
-        raise ValueError(f"line {line}: {shown(node.value, 60)!r} {fault}")
-    for child in inner:
-        size += _check_node(child, sizes)
-        if size > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
-    sizes[id(node)] = size
-    return size
 
 
 # CSV ---------------------------------------------------------------------------------------------

@@ -35,15 +35,12 @@ class Entry:
                 f"{self.where} is registered, but there is no file {file}. Write it, or mend the "
                 "line that registers it."
             ) from error
-        if not hasattr(module, attribute):
-            own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == name]
-            classes = [n for n in own if isinstance(getattr(module, n), type)]
-            raise UserError(
-                f"{self.where} is registered, but {file} has no {attribute}; its classes: "
-                f"{', '.join(classes) or 'none'}.{did_you_mean(attribute, classes)} Mend the line "
-                "that registers it."
-            )
-        return getattr(module, attribute)
+        if hasattr(module, attribute):
+            return getattr(module, attribute)
+        raise UserError(
+            f"{self.where} is registered, but {file} has no {attribute}."
+            f"{did_you_mean(attribute, vars(module))} Mend the line that registers it."
+        )
 
 
 class Registry(dict[str, T]):

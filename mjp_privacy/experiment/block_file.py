@@ -1,14 +1,13 @@
 """One file of a run's rows: parquet, a row for each image, its pictures as columns of bytes.
 
-    packed(ids, pictures)              the columns of pictures, as small as they are without loss
+    packed(ids, pictures)              the columns of pictures
     write_file(path, schema, pieces)   a table in pieces, with checksums of its pages
     BlockContent.of(path)              its images and columns, or a UserError in one line
     unpacked(read_pictures(path, group), 3)   the tensors of the fourth image of a row group
 
-`images`, the reconstructions, are float32 in [0, 1]. Private images are bytes where all values are
-multiples of 1/255, as those of every picture that was not resampled; a target that equals the plain
-or the fed images is not stored twice. A picture's field has metadata: shape and dtype, and scale or
-same, of what was packed.
+`images`, the reconstructions, are float32 in [0, 1]. A picture's field has metadata: shape and
+dtype, or the name of another one that it equals, as a target does. Private pictures are compressed:
+they have few values.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mjp_privacy.core.read import FileKind
 
@@ -111,11 +109,10 @@ def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Non
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    others = [column.name for column in schema if not is_picture(column)]
     layout: dict[str, Any] = {
-        "compression": {n: "ZSTD" if n in others else "NONE" for n in schema.names},
+        "compression": {n: "NONE" if n == "images" else "ZSTD" for n in schema.names},
         "use_dictionary": [c.name for c in schema if pa.types.is_string(c.type)],
-        "write_statistics": others,
+        "write_statistics": [column.name for column in schema if not is_picture(column)],
         "write_page_checksum": True,
     }
     with ParquetWriter(path, schema, **layout) as writer:
@@ -182,56 +179,27 @@ def is_picture(column: pa.Field) -> bool:
 
 def picture_layout(schema: pa.Schema) -> tuple[Any, ...]:
     """What the pictures of two files must have in common to stand in one."""
-    known = (b"shape", b"dtype", b"scale", b"same")
-    pictures = [column for column in schema if is_picture(column)]
-    return tuple((c.name, *(c.metadata.get(key) for key in known)) for c in pictures)
+    return tuple((c.name, *sorted(c.metadata.items())) for c in schema if is_picture(c))
 
 
 def packed(ids: Sequence[str], pictures: Pictures) -> dict[str, tuple[Any, dict[str, str] | None]]:
     """The columns of pictures of these images, each with its field's metadata."""
     import pyarrow as pa
 
-    if not pictures:
-        return {}
-    columns: dict[str, tuple[Any, dict[str, str] | None]] = {
-        "has_picture": (pa.array([image_id in pictures for image_id in ids]), None)
-    }
-    arrays = {
-        image_id: {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        for image_id, tensors in pictures.items()
-    }
-    for name in dict.fromkeys(name for own in arrays.values() for name in own):
-        cells = {image_id: own[name] for image_id, own in arrays.items() if name in own}
-        first = next(iter(cells.values()))
+    columns: dict[str, tuple[Any, dict[str, str] | None]] = {}
+    if pictures:
+        columns["has_picture"] = pa.array([image_id in pictures for image_id in ids]), None
+    bits: dict[str, list[bytes | None]] = {}
+    for name in sorted({name for own in pictures.values() for name in own}):
+        own = {key: of[name].cpu().numpy() for key, of in pictures.items() if name in of}
+        first = next(iter(own.values()))
+        bits[name] = [own[image_id].tobytes() if image_id in own else None for image_id in ids]
         metadata = {"shape": json.dumps(first.shape), "dtype": str(first.dtype)}
-        for other in ("plain", "input") if name == "target" else ():
-            pairs = [(own.get(name), own.get(other)) for own in arrays.values()]
-            if all(_same_bits(one, two) for one, two in pairs):
-                metadata["same"] = other
-                break
-        if "same" in metadata:
-            columns[name] = pa.nulls(len(ids)), metadata
-            continue
-        if name != "images" and first.dtype == np.float32:
-            with np.errstate(invalid="ignore"):  # of what is no number
-                small = {
-                    image_id: np.clip(np.round(values * np.float32(255)), 0, 255).astype("u1")
-                    for image_id, values in cells.items()
-                }
-            again = {n: values.astype(np.float32) / np.float32(255) for n, values in small.items()}
-            if all(_same_bits(again[n], values) for n, values in cells.items()):
-                cells, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
-        contents = [cells[n].tobytes() if n in cells else None for n in ids]
-        size = next(iter(cells.values())).nbytes
-        columns[name] = pa.array(contents, pa.binary(size)), metadata
+        columns[name] = pa.array(bits[name], pa.binary(first.nbytes)), metadata
+    for other in ("plain", "input"):
+        if "target" in bits and bits.get(other) == bits["target"]:
+            columns["target"] = pa.nulls(len(ids)), {"shape": "[]", "same": other}
     return columns
-
-
-def _same_bits(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
-    if one is None or other is None:
-        return False
-    same_kind = one.dtype == other.dtype and one.shape == other.shape
-    return same_kind and one.tobytes() == other.tobytes()
 
 
 def unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:
@@ -239,16 +207,10 @@ def unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:
     import torch
 
     tensors: dict[str, Tensor] = {}
-    same: dict[str, str] = {}
     for name in table.column_names:
-        known = {k.decode(): v.decode() for k, v in table.schema.field(name).metadata.items()}
-        if "same" in known:
-            same[name] = known["same"]
-            continue
-        cell = table[name][at].as_buffer()
-        if cell is None:  # others of the block have it
-            continue
-        values = np.frombuffer(cell, known["dtype"]).reshape(json.loads(known["shape"]))
-        tensor = torch.from_numpy(values.copy())
-        tensors[name] = tensor.float() / 255 if "scale" in known else tensor
-    return {**tensors, **{name: tensors[other] for name, other in same.items() if other in tensors}}
+        source = (table.schema.field(name).metadata.get(b"same") or name.encode()).decode()
+        known, cell = table.schema.field(source).metadata, table[source][at].as_buffer()
+        if cell is not None:  # else others of the block have it
+            values = np.frombuffer(cell, known[b"dtype"].decode())
+            tensors[name] = torch.from_numpy(values.reshape(json.loads(known[b"shape"])).copy())
+    return tensors

@@ -1,8 +1,8 @@
 """One cell on one block of images: observe the uploads, attack them, score the reconstructions.
 
-    attack_cell(CellTask(...), records, together) -> CellResult   a row for each image, and pictures
+    attack_cell(CellTask(...), records) -> CellResult   a row for each image, and its pictures
 
-    work_block ─ attack_cell ─ in_smaller_pieces ─ CellTask.run ─ run_steps ─ Attack.run
+    Worker.work_block ─ attack_cell ─ CellTask.run ─ run_steps ─ Attack.run
 
 A block is attacked at once. Where memory does not hold it, it is halved; where something else
 fails, each client step is attacked alone, so that what one image, attack or defence breaks stays
@@ -13,7 +13,7 @@ a piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.budget import OVER, SECONDS, over_budget
-from attacks.step import Done, checked_reconstruction, in_smaller_pieces, run_steps
+from attacks.step import Done, Pieces, checked_reconstruction, run_steps
 from attacks.step import without_reconstruction as unfinished
 from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
@@ -59,7 +59,6 @@ NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"
 COPIES = 6  # of an image's uploads that are alive at once, counted in the attack's float64
 SHARE = 0.5  # of the free memory that uploads may take
-Floats = NDArray[np.float64]
 PLACE = "matched_place"
 """Diagnostic: the place, from 0, at which the attack returned this image's reconstruction in its
 pool."""
@@ -77,6 +76,19 @@ class CellResult:
     remark: str = ""  # what is said of it while the run goes on
 
 
+def without_scores(records: Sequence[ImageRecord], status: str, reason: str) -> CellResult:
+    """Rows of images of one status, without scores."""
+    return CellResult(pd.DataFrame({"status": [status] * len(records), "reason": reason}))
+
+
+def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
+    """Rows of images that an error made fail, with its traceback where it is no user's mistake."""
+    known = isinstance(error, UserError)
+    reason = str(error) if known else format_error(error)
+    result = without_scores(records, "failed", reason)
+    return result if known else replace(result, traces={reason: format_traceback(error)})
+
+
 @dataclass(frozen=True)
 class CellTask:
     """A cell on a block: CellTask(...).run(records) attacks these images of it together."""
@@ -86,6 +98,11 @@ class CellTask:
     gradients: Sequence[str]  # the parameters whose gradients the clients upload
     facts: CellFacts
     residual: bool  # whether the gradient of each reconstruction is compared with the upload
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return self.uploads.model.like.device
 
     def run(self, records: Sequence[ImageRecord]) -> CellResult:
         """Observe, attack and score these images: whole client steps, in order."""
@@ -99,14 +116,13 @@ class CellTask:
             answer = attack.run(seen.view, truth, seen.inputs, generator=generator_of(0))
             made = checked_reconstruction(answer, seen.view, count)
             return self._scored(seen, records, Done(made, unfinished(made, count)))
-        device = self.device
-        started = clock(device)
+        started = clock(self.device)
         if (refusal := attack.unsupported(seen.view)) is not None:
             return without_scores(records, "unsupported", refusal.text)
         done = run_steps(attack, seen.view, count, generator_of, cell.attack.seconds)
-        attacked_at = clock(device)
+        attacked_at = clock(self.device)
         done = self._checked(seen, done)
-        checked_at = clock(device)
+        checked_at = clock(self.device)
         if uploads.scored:
             done = in_the_order_of(seen.target, done, seen.view.pool)
         result = self._scored(seen, records, done)
@@ -114,15 +130,10 @@ class CellTask:
             **seen.seconds,
             "attack": attacked_at - started,
             "residual": checked_at - attacked_at,
-            "score": clock(device) - checked_at,
+            "score": clock(self.device) - checked_at,
         }
         columns = {f"stage_seconds.{stage}": each / count for stage, each in taken.items()}
         return replace(result, rows=result.rows.assign(**columns), traces=done.traces)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is computed."""
-        return self.uploads.model.like.device
 
     def _refusal(self, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
@@ -158,52 +169,59 @@ class CellTask:
     def _scored(self, seen: Observation, records: Sequence[ImageRecord], done: Done) -> CellResult:
         """A row for every image: its scores, or the reason why it has none."""
         made, known = done.reconstruction, self.uploads.scored
-        status, reason = ["ok"] * len(records), [""] * len(records)
-        for word, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
-            for at, why in reasons.items():
-                status[at], reason[at] = word, why
-        rows = pd.DataFrame({"status": status, "reason": reason})
+        told = {at: ("unsupported", why) for at, why in made.inapplicable.items()}
+        told |= {at: ("failed", why) for at, why in done.failed.items()}
+        each = [told.get(at, ("ok", "")) for at in range(len(records))]
+        rows = pd.DataFrame(each, columns=["status", "reason"])
         places: list[int] = np.flatnonzero(rows["status"] == "ok").tolist()
         diagnostics: dict[str, Tensor] = dict(made.diagnostics) if places else {}
         tensors: dict[str, Tensor] = {}
-        columns: dict[str, Floats] = {}
-        if not places:
-            pass
-        elif made.images is None:  # an attack that only names the masked positions
+        columns: dict[str, NDArray[np.float64]] = {}
+        if places and made.images is None:  # an attack that only names the masked positions
             agreement = mask_agreement(made.mask, seen.inputs) if known else {}
             diagnostics |= {**agreement, **unshuffled_uploads(seen.view, self.cell.gamma)}
-            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_PICTURE
-        elif known:
+            rows.loc[places] = ["unscored", NO_PICTURE]
+        elif places and made.images is not None:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
-            images, memo = made.images.float().cpu(), self.uploads.memo
-            tensors = {"images": images, **seen.tensors()}
-            columns = self._scores(seen, records, images, places)
-            key = memo.content(seen.inputs.images), memo.content(seen.target)
-            limits: dict[str, Tensor] = memo.once(
-                ("bounds", self.cell.setting, *key), partial(bounds, seen, self.uploads.model)
-            )
-            diagnostics |= diagnose(seen, made, images, limits)
-        else:
-            tensors = {"images": made.images.float().cpu()}
-            if made.mask is not None:
-                tensors["named_mask"] = made.mask.cpu()
-            diagnostics |= of_unscored(seen.view, tensors["images"], diagnostics)
-            diagnostics |= unshuffled_uploads(seen.view, self.cell.gamma)
-            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
+            images = made.images.float().cpu()
+            if known:
+                tensors = {"images": images, **seen.tensors()}
+                columns = self._scores(seen, records, images, places)
+                diagnostics |= diagnose(seen, made, images, self._bounds(seen))
+            else:
+                named = {} if made.mask is None else {"named_mask": made.mask.cpu()}
+                tensors = {"images": images, **named}
+                diagnostics |= of_unscored(seen.view, images, diagnostics)
+                diagnostics |= unshuffled_uploads(seen.view, self.cell.gamma)
+                rows.loc[places] = ["unscored", NO_TRUTH.text]
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
         scored = pd.DataFrame(columns, index=places, dtype=np.float64).reindex(rows.index)
-        rows = pd.concat([rows, scored], axis=1)
-        if (seconds := self.cell.attack.seconds) is not None and OVER in made.diagnostics:
-            late = (made.diagnostics[OVER].cpu().numpy() == 1) & (rows["status"] != "failed")
-            if late.any():  # also of images of which the attack offers nothing
-                rows.loc[late, f"{OVER}.diagnostic"] = 1.0
-                rows.loc[late, f"{SECONDS}.diagnostic"] = seconds
-            rows.loc[late & (rows["status"] == "ok"), "reason"] = over_budget(seconds)
+        rows = self._with_time(pd.concat([rows, scored], axis=1), made)
         pictured = [records[at].image_id for at in places] if tensors else []
         stored = {name: tensor[places] for name, tensor in tensors.items()}
         return CellResult(rows, by_image(pictured, stored))
+
+    def _with_time(self, rows: pd.DataFrame, made: Reconstruction) -> pd.DataFrame:
+        """The rows; those of images whose attack was ended by its time say so, also where it offers
+        nothing of them."""
+        seconds = self.cell.attack.seconds
+        if seconds is not None and OVER in made.diagnostics:
+            late = (made.diagnostics[OVER].cpu().numpy() == 1) & (rows["status"] != "failed")
+            if late.any():
+                rows.loc[late, f"{OVER}.diagnostic"] = 1.0
+                rows.loc[late, f"{SECONDS}.diagnostic"] = seconds
+            rows.loc[late & (rows["status"] == "ok"), "reason"] = over_budget(seconds)
+        return rows
+
+    def _bounds(self, seen: Observation) -> Mapping[str, Tensor]:
+        """Ceiling and floor of these images, which cells of one client share."""
+        memo = self.uploads.memo
+        key = memo.content(seen.inputs.images), memo.content(seen.target)
+        make = partial(bounds, seen, self.uploads.model)
+        limits: Mapping[str, Tensor] = memo.once(("bounds", self.cell.setting, *key), make)
+        return limits
 
     def _scores(
         self,
@@ -211,12 +229,12 @@ class CellTask:
         records: Sequence[ImageRecord],
         images: Tensor,
         places: list[int],
-    ) -> dict[str, Floats]:
+    ) -> dict[str, NDArray[np.float64]]:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN for an image without a label."""
         memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
-        make: Callable[[], References] = partial(prepare, target, device=self.device)
-        references: References = memo.recent("references", memo.content(target), make)
+        make = partial(prepare, target, device=self.device)
+        references: References = memo.recent(memo.content(target), make)
         every = len(places) == len(images)
         scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
@@ -240,84 +258,90 @@ class CellTask:
         return columns
 
 
-def attack_cell(
-    task: CellTask, records: Sequence[ImageRecord], together: dict[str, int]
-) -> CellResult:
-    """The cell's result for these images: whole client steps of a block, in order.
-
-    together: how many images of a cell memory held in an earlier block, by run_id; what is learnt
-    is added
-    """
-    run_id, batch, undivided = task.facts.run_id, task.cell.client.batch, task.cell.client.undivided
-    number = len(records)
-    if not undivided:
-        number = _that_fit(task, min(together.get(run_id, number), number))
-    cause = "" if number == len(records) else "memory holds fewer images"
-
-    def attempt(piece: Sequence[ImageRecord]) -> CellResult:
-        if len(piece) > together.get(run_id, len(piece)) and not undivided:
-            raise MemoryError  # as an earlier piece has found out
-        result = task.run(piece)
-        if cause and len(piece) < len(records):
-            _forget(task)
-            rows = result.rows
-            marked = pd.Series(float(len(piece)), rows.index).where(rows["status"] == "ok")
-            result = replace(result, rows=rows.assign(**{f"{TOGETHER}.diagnostic": marked}))
-        return result
+def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
+    """The cell's result for these images: whole client steps of a block, in order."""
+    client, most = task.cell.client, len(records)
+    if not client.undivided:
+        most = _that_fit(task, most)
+    cause = "" if most == len(records) else "memory holds fewer images"
 
     def smaller(piece: Sequence[ImageRecord], error: BaseException) -> list[Sequence[ImageRecord]]:
-        nonlocal cause
-        if undivided or len(piece) == batch:
+        nonlocal cause, most
+        if out_of_memory(error):
+            _forget(task)
+        if client.undivided or len(piece) == client.batch:
             return []
-        size = batch
-        if out_of_memory(error):
-            cause = f"out of memory with {len(piece)} images"
-            half = max(len(piece) // batch // 2, 1) * batch
-            size = together[run_id] = min(half, together.get(run_id, half))
-            _forget(task)
-        return [piece[at : at + size] for at in range(0, len(piece), size)]
+        if not out_of_memory(error):
+            return _steps(piece, client.batch)
+        cause = cause or f"out of memory with {len(piece)} images"
+        most = min(most, max(len(piece) // client.batch // 2, 1) * client.batch)
+        return _steps(piece, most)
 
-    def give_up(piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
-        if out_of_memory(error):
-            _forget(task)
-            free = (free_bytes(task.device) or 0) / 2**30
-            return without_scores(
-                piece,
-                "failed",
-                f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} "
-                "GiB free: expected more memory, or a smaller client.batch",
-            )
-        return failed(piece, error)
-
-    pieces = [records[at : at + number] for at in range(0, len(records), number)]
-    parts = in_smaller_pieces(pieces, attempt, smaller, give_up)
-    result = CellResult(
+    pieces, parts = Pieces(_steps(records, most), smaller), list[CellResult]()
+    for piece in pieces:
+        with pieces:
+            if len(piece) > most:
+                raise MemoryError  # as an earlier piece has found out
+            result = task.run(piece)
+            if cause and len(piece) < len(records):
+                _forget(task)
+                ok = result.rows["status"] == "ok"
+                together = ok.map({True: float(len(piece))})
+                rows = result.rows.assign(**{f"{TOGETHER}.diagnostic": together})
+                result = replace(result, rows=rows)
+            parts.append(result)
+        if pieces.failed is not None:
+            parts.append(_given_up(task, piece, pieces.failed))
+    facts, remark = task.facts, ""
+    if cause:
+        remark = (
+            f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, "
+            f"computed {most} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random "
+            "choices of an attack may differ from those of a whole block"
+        )
+    return CellResult(
         pd.concat([part.rows for part in parts], ignore_index=True),
         {name: pictures for part in parts for name, pictures in part.pictures.items()},
         {reason: text for part in parts for reason, text in part.traces.items()},
+        remark,
     )
-    if not cause:
-        return result
-    facts, held = task.facts, together.get(run_id, number)
-    remark = (
-        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, "
-        f"computed {held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random "
-        "choices of an attack may differ from those of a whole block"
+
+
+def _steps(records: Sequence[ImageRecord], size: int) -> list[Sequence[ImageRecord]]:
+    """The images in pieces of this size."""
+    return [records[at : at + size] for at in range(0, len(records), size)]
+
+
+def _given_up(task: CellTask, piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
+    """The rows of images that cannot be divided any more."""
+    if not out_of_memory(error):
+        return failed(piece, error)
+    free = (free_bytes(task.device) or 0) / 2**30
+    return without_scores(
+        piece,
+        "failed",
+        f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} GiB free: "
+        "expected more memory, or a smaller client.batch",
     )
-    return replace(result, remark=remark)
 
 
-def without_scores(records: Sequence[ImageRecord], status: str, reason: str) -> CellResult:
-    """Rows of images of one status, without scores."""
-    return CellResult(pd.DataFrame({"status": [status] * len(records), "reason": reason}))
+def _that_fit(task: CellTask, images: int) -> int:
+    """How many of the images are computed together: as many as memory holds the uploads of."""
+    batch, free = task.cell.client.batch, free_bytes(task.device)
+    if not free or not task.cell.uploads:
+        return images
+    parameters = dict(task.uploads.model.named_parameters())
+    entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
+    each = entries * task.cell.uploads * COPIES * torch.float64.itemsize
+    while images > batch and images * each > SHARE * free / workers_beside():
+        images = max(images // batch // 2, 1) * batch
+    return images
 
 
-def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
-    """Rows of images that an error made fail, with its traceback where it is no user's mistake."""
-    known = isinstance(error, UserError)
-    reason = str(error) if known else format_error(error)
-    result = without_scores(records, "failed", reason)
-    return result if known else replace(result, traces={reason: format_traceback(error)})
+def _forget(task: CellTask) -> None:
+    """Drop what cells of the block share; later cells compute it again."""
+    task.uploads.memo.clear()
+    release_memory(task.device)
 
 
 def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
@@ -348,23 +372,3 @@ def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
         {moved[at]: reason for at, reason in answer.inapplicable.items()},
     )
     return Done(reordered, {moved[at]: why for at, why in done.failed.items()}, done.traces)
-
-
-def _that_fit(task: CellTask, images: int) -> int:
-    """How many of the images are computed together: as many as memory holds the uploads of."""
-    batch, free = task.cell.client.batch, free_bytes(task.device)
-    if not free or not task.cell.uploads:
-        return images
-    parameters = dict(task.uploads.model.named_parameters())
-    entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
-    each = entries * task.cell.uploads * COPIES * torch.float64.itemsize
-    own = SHARE * free / workers_beside()
-    while images > batch and images * each > own:
-        images = max(images // batch // 2, 1) * batch
-    return images
-
-
-def _forget(task: CellTask) -> None:
-    """Drop what cells of the block share; later cells compute it again."""
-    task.uploads.memo.clear()
-    release_memory(task.device)

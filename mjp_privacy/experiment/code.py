@@ -36,8 +36,6 @@ from mjp_privacy.client.defenses.registry import DEFENSES
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.plan import Finished, Plan
 
 ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
@@ -217,56 +215,6 @@ def check_stale(stale: str) -> None:
     if stale not in get_args(Stale):
         known = ", ".join(map(repr, get_args(Stale)))
         raise UserError(f"Expected stale to be one of {known} (see run_experiment), got {stale!r}.")
-
-
-def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
-    """The code that makes each cell's results.
-
-    with_defenses: whether this command computes uploads; those that are recorded were made before.
-    """
-    reader = SourceReader()
-    return {
-        cell: reader.code_of(cell.attack.name, cell.client.defenses if with_defenses else ())
-        for cell in plan.cells
-    }
-
-
-def cells_of_other_code(
-    plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
-) -> dict[Cell, set[str]]:
-    """The cells that hold finished images of other code, each with the digests of that code; "":
-    it was not recorded."""
-    made: dict[Cell, set[str]] = {}
-    for cell, run_id in run_ids.items():
-        known = finished.of(run_id)
-        images = [r.image_id for block in plan.blocks[cell.model] for r in block.records]
-        made[cell] = {known[name].code for name in images if name in known} - {codes[cell].digest}
-    return {cell: digests for cell, digests in made.items() if digests}
-
-
-def refuse_other_code(
-    plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
-) -> None:
-    """Raise UserError if other code made finished units of this plan, naming the files that
-    differ."""
-    cells = cells_of_other_code(plan, run_ids, codes, finished)
-    differing: dict[str, None] = {}  # an ordered set
-    for cell, digests in cells.items():
-        abouts = finished.store.about(run_ids[cell])
-        recorded = {d: files for about in abouts for d, files in about.get("code", {}).items()}
-        for digest in sorted(digests):
-            differing |= dict.fromkeys(differences(recorded.get(digest), codes[cell].files))
-    if cells:
-        raise UserError(
-            f"{of_other_code(len(cells), plan)} made by other code ({', '.join(differing)}): "
-            '--fresh makes these again, --keep keeps them. From Python: stale="fresh" or '
-            'stale="keep".'
-        )
-
-
-def of_other_code(count: int, plan: Plan) -> str:
-    """How many cells have results of other code, as messages begin."""
-    return f"{count} of {len(plan.cells)} cells hold{'s' if count == 1 else ''} results"
 
 
 def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:

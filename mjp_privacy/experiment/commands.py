@@ -13,8 +13,8 @@ import tyro
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.configs import stock_config
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import stock_config
 from mjp_privacy.core.text import counted, plain, shown
 from mjp_privacy.experiment.config import (
     SUFFIXES,
@@ -24,7 +24,7 @@ from mjp_privacy.experiment.config import (
     check_experiment,
     load_experiment,
 )
-from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
+from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -104,9 +104,7 @@ class AttackArguments:
     """Write into a folder that holds other files and no run."""
     add: bool = False
     """Put this experiment beside another one into its run's folder, so that they share a table."""
-    by: Annotated[EngineOptions, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=EngineOptions
-    )
+    by: Annotated[EngineConfig, tyro.conf.arg(name="")] = AUTO
 
 
 def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None = None) -> int:
@@ -121,7 +119,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
         named = str(arguments.config)
         experiment = load_experiment(named)
         arguments = _parse(argv, usage, experiment)
-    engine = arguments.by.config()  # a mistake in it is told before anything is read
+    engine = engine_config(arguments.by)  # a mistake in it is told before anything is read
     configured = experiment
     experiment = dataclasses.replace(experiment, **vars(arguments.overrides))
     check_experiment(experiment, named)
@@ -132,9 +130,9 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
 
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        from mjp_privacy.experiment.overrides import idle_attacks, unreached, with_weights
+        from mjp_privacy.experiment.overrides import unreached, with_weights
 
-        for note in (*unreached(argv, experiment), *idle_attacks(experiment)):
+        for note in unreached(configured, experiment):
             print(note, file=sys.stderr)
         made_of = [
             m.checkpoint for m in with_weights(experiment, arguments.weights).models.values()
@@ -152,22 +150,16 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if answer is not None:
         print(f"\n{answer(summary.out)}")
     print(f"Next: mjp report {summary.out}")
-    if summary.failures:
-        print(
-            f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr
-        )
-        print("\n".join(_shown(summary.failed_because)), file=sys.stderr)
-    if summary.not_done:
-        print("Not done; the same command goes on with these blocks:", file=sys.stderr)
-        print("\n".join(_shown(summary.not_done)), file=sys.stderr)
+    for title, lines in (
+        ("Failed; each is a row with its reason:", summary.failures),
+        ("Not done; the same command goes on with these blocks:", summary.not_done),
+    ):
+        if lines:
+            further = len(lines) - REASONS_SHOWN
+            rest = [f"… and {further} further reason(s)"] if further > 0 else []
+            shown_lines = [f"  {plain(line)}" for line in (*lines[:REASONS_SHOWN], *rest)]
+            print(title, *shown_lines, sep="\n", file=sys.stderr)
     return DONE if summary.exit_code == 0 else SOME_FAILED
-
-
-def _shown(reasons: Sequence[str]) -> list[str]:
-    """Lines of the first reasons, and one that stands for the others."""
-    further = len(reasons) - REASONS_SHOWN
-    rest = [f"… and {further} further reason(s)"] if further > 0 else []
-    return [f"  {plain(line)}" for line in (*reasons[:REASONS_SHOWN], *rest)]
 
 
 def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfig) -> RunSummary:

@@ -18,8 +18,8 @@ from pydantic import Field
 from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
+from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import (
     Classes,
@@ -54,6 +54,7 @@ Seconds = Annotated[float, Field(strict=True, ge=0.001, le=1e7)]
 MOST_CELLS = 10_000
 """Lines of a table; a grid of more is a slip of the pen."""
 Lines = Field(max_length=MOST_CELLS)
+Some = Field(min_length=1, max_length=1000)
 
 
 @schema
@@ -101,18 +102,18 @@ class ModelConfig:
 class GridEntry:
     """A part of the grid: all combinations of these lists, in the order of the table."""
 
-    models: Annotated[tuple[Label, ...], Many]
-    settings: Annotated[tuple[SettingName, ...], Many]
-    gammas: Annotated[tuple[Share, ...], Many] = (0.27,)
+    models: Annotated[tuple[Label, ...], Some]
+    settings: Annotated[tuple[SettingName, ...], Some]
+    gammas: Annotated[tuple[Share, ...], Some] = (0.27,)
     """Shuffle ratios of settings b and c; nothing is shuffled in setting a."""
-    attacks: Annotated[tuple[Label, ...], Many] | None = None
+    attacks: Annotated[tuple[Label, ...], Some] | None = None
     """Labels of the attacks to run; None: all attacks of the experiment."""
     paper_setting: SettingName | None = None
     """The setting that the paper prints for this row, if it differs from the one computed."""
     note: Text | None = None
     client: Annotated[dict[Label, Any], Many] | None = None
     """Fields of the client that differ here from the experiment's client."""
-    dtypes: Annotated[tuple[DtypeName, ...], Many] | None = None
+    dtypes: Annotated[tuple[DtypeName, ...], Some] | None = None
     """Precisions of this entry's gradients, whatever the experiment's are; None: those."""
     only_with: Literal["unknown_embedding"] | None = None
     """Leave out models that have no such part; the run says which (`overrides.decided`)."""
@@ -164,8 +165,8 @@ class Experiment:
     models: Annotated[dict[Label, ModelConfig], Lines] = dataclasses.field(default_factory=dict)
     grid: Annotated[tuple[GridEntry, ...], Lines] = ()
     """Models and grid may both be left out; such a config names the attacks on recorded uploads."""
-    attacks: Annotated[tuple[AttackConfig, ...], Many] = (AttackConfig("april"),)
-    dtypes: Annotated[tuple[DtypeName, ...], Many] = ("float32",)
+    attacks: Annotated[tuple[AttackConfig, ...], Some] = (AttackConfig("april"),)
+    dtypes: Annotated[tuple[DtypeName, ...], Some] = ("float32",)
     client: ClientConfig = ClientConfig()
     seed: Seed = 0
     block: BlockSize = 20
@@ -271,10 +272,9 @@ def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
 
 
 def check_experiment(experiment: Experiment, where: str) -> None:
-    """Raise if a name does not exist, a list is empty or fields contradict each other."""
-    for field in ("grid", "dtypes", "attacks"):
-        if not getattr(experiment, field) and (field != "grid" or experiment.models):
-            raise UserError(f"{where}, {field}: expected at least one entry, got none.")
+    """Raise if a name does not exist, the grid is empty or fields contradict each other."""
+    if experiment.models and not experiment.grid:
+        raise UserError(f"{where}, grid: expected at least one entry, got none.")
     _check_titles(experiment.attacks, where)
     check_client(experiment.client, experiment.block, f"{where}, client")
     for place, entry in enumerate(experiment.grid):
@@ -327,12 +327,8 @@ def _check_titles(attacks: Sequence[AttackConfig], where: str) -> None:
 
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
-    """Raise for names that do not exist, empty lists, and a client that cannot be."""
+    """Raise for names that do not exist, and a client that cannot be."""
     labels = [attack.title for attack in experiment.attacks]
-    for field in ("models", "settings", "gammas", "attacks", "dtypes"):
-        values = getattr(entry, field)
-        if values is not None and not values:
-            raise UserError(f"{where}.{field}: expected at least one entry, got none.")
     for model in entry.models:
         if model not in experiment.models:
             raise UserError(f"{where}: {unknown_name('model', model, list(experiment.models))}")

@@ -29,8 +29,6 @@ from mjp_privacy.experiment.config import (
 if TYPE_CHECKING:
     from mjp_privacy.models import LoadedModel
 
-CLIENT, DTYPES = "--client.", "dtypes"
-
 
 def with_changes(
     experiment: Experiment,
@@ -155,58 +153,37 @@ def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Expe
     return dataclasses.replace(experiment, models=models)
 
 
-# options that entries of the grid do not take -----------------------------------------------------
+def unreached(before: Experiment, changed: Experiment) -> list[str]:
+    """A note for each field that the command line changed, such as `client.batch`, and that some
+    entries of the grid do not take because they set their own value: nobody shall take a figure of
+    batch 1 for one of batch 4. Raises where no entry takes it.
 
-
-def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
-    """A note for each option, such as --client.batch, that some entries of the grid do not take
-    because they set their own value: nobody shall take a figure of batch 1 for one of batch 4.
-
-    Raises where no entry takes it, because the option would change nothing. `experiment` is the
-    one that the options have changed already.
-
-        unreached(["batches.yaml", "--client.batch", "4"], experiment)
+    unreached(load_experiment("batches"), experiment with other fields of its own)
     """
-    fields = {f"{CLIENT}{f.name}": f.name for f in dataclasses.fields(ClientConfig)}
-    fields |= {f"{CLIENT}no_{name}": name for name in fields.values()} | {f"--{DTYPES}": DTYPES}
+    known: dict[str, tuple[Any, Any, list[Any]]] = {
+        "dtypes": (before.dtypes, changed.dtypes, [entry.dtypes for entry in changed.grid])
+    }
+    for name in (f.name for f in dataclasses.fields(ClientConfig)):
+        own = [(entry.client or {}).get(name) for entry in changed.grid]
+        old, new = getattr(before.client, name), getattr(changed.client, name)
+        known[f"client.{name}"] = old, new, [tuple(v) if isinstance(v, list) else v for v in own]
     notes = []
-    for option in dict.fromkeys(word.partition("=")[0] for word in argv):
-        field = fields.get(f"--{option.removeprefix('--').replace('-', '_')}")
-        if field is None:
+    for name, (old, new, own) in known.items():
+        values = [value for value in own if value not in (None, new)]
+        if old == new or not values:
             continue
-        wanted = experiment.dtypes if field == DTYPES else getattr(experiment.client, field)
-        said = [
-            entry.dtypes if field == DTYPES else (entry.client or {}).get(field)
-            for entry in experiment.grid
-        ]
-        values = [tuple(value) if isinstance(value, list) else value for value in said]
-        own = [
-            (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
-            for value in values
-            if value not in (None, wanted)
-        ]
-        if not own:
-            continue
-        listed = plain(", ".join(dict.fromkeys(own)))
-        if len(own) == len(experiment.grid):
+        listed = plain(", ".join(dict.fromkeys(map(str, values))))
+        if len(values) == len(own):
             raise UserError(
-                f"{option} would change nothing: expected an entry in the grid of "
-                f"{experiment.name} without its own {field}, but they say {listed}. Leave the "
-                "option out, or change a copy of the config."
+                f"--{name} would change nothing: expected an entry in the grid of {changed.name} "
+                f"without its own {name}, but they say {listed}. Leave the option out, or change "
+                "a copy of the config."
             )
         notes.append(
-            f"note: {option} does not reach {len(own)} of the grid's {len(experiment.grid)} "
-            f"entries, whose own {field} is {listed}"
+            f"note: --{name} does not reach {len(values)} of the grid's {len(own)} entries, which "
+            f"say {listed}"
         )
     return notes
-
-
-def idle_attacks(experiment: Experiment) -> list[str]:
-    """A note where the experiment lists attacks that no entry of its grid takes."""
-    labels = [attack.title for attack in experiment.attacks]
-    taken = {label for entry in experiment.grid for label in entry.attacks or labels}
-    idle = plain(", ".join(label for label in labels if label not in taken))
-    return [f"note: no entry of the grid takes {idle}: name it there, too"] if idle else []
 
 
 # conditions ---------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What a run will do, decided before anything is computed: cells, their attacks, blocks of images.
 
-`run` makes a plan, `work` carries it out. A unit is one image in one cell; which units are finished
-already, `Finished` says.
+`run` makes a plan, `work` carries it out. A unit is one image in one cell.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
-from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -23,7 +21,6 @@ from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import Block, UploadSource
-from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 
@@ -39,7 +36,11 @@ class Plan:
     @property
     def units(self) -> int:
         """The number of units: images, counted once in each cell."""
-        return sum(len(block.records) for cell in self.cells for block in self.blocks[cell.model])
+        return sum(len(self.images(cell.model)) for cell in self.cells)
+
+    def images(self, model: str) -> list[str]:
+        """The ids of the model's images."""
+        return [record.image_id for block in self.blocks[model] for record in block.records]
 
     def cells_of(self, model: str) -> list[Cell]:
         """The cells that attack this model, in table order."""
@@ -51,12 +52,10 @@ class Plan:
         They are the union over all attacks that share the upload, finished or not, so that an
         interrupted run computes the same upload again; and the one that residuals are taken over.
         """
-
-        key = self._upload(cell)
         names: list[str] = []
         for peer in self.cells:
             attack = peer.attacker
-            if self._upload(peer) != key or isinstance(attack, Control):
+            if _upload(peer) != _upload(cell) or isinstance(attack, Control):
                 continue
             if refused_by_network(peer, model) is not None:
                 continue  # what it reads is not there
@@ -71,16 +70,11 @@ class Plan:
                     raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
 
-    def _upload(self, cell: Cell) -> tuple[Any, ...]:
-        """What cells that attack the same uploads have in common."""
-        victim = cell.victim if cell.uploads else None
-        return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
-
     def groups(self, model: str) -> list[list[Cell]]:
         """The model's cells, those together that attack the same uploads: the work of one task."""
         groups: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells_of(model):
-            groups.setdefault(self._upload(cell), []).append(cell)
+            groups.setdefault(_upload(cell), []).append(cell)
         return list(groups.values())
 
     def needs_residual(self, cell: Cell, model: LoadedModel, *, scored: bool) -> bool:
@@ -95,45 +89,21 @@ class Plan:
             altered = not peer.uploads or (
                 peer.victim == "april_block" and model.first_block != "closed_form"
             )
-            return None if altered else self._upload(peer)[:-1]
+            return None if altered else _upload(peer)[:-1]
 
         return met(cell) is not None and sum(met(peer) == met(cell) for peer in self.cells) > 1
 
 
-@dataclass
-class Finished:
-    """Which images need not be attacked again: Finished(store).left(run_id, block, code, None).
-
-    again: whether images that other code finished are done again
-    """
-
-    store: RunStore
-    again: bool = False
-    _cells: dict[str, dict[str, Unit]] = field(default_factory=dict, init=False)
-
-    def of(self, run_id: str) -> dict[str, Unit]:
-        """The finished images of a cell, as they were when it was first asked for."""
-        if run_id not in self._cells:
-            self._cells[run_id] = self.store.finished(run_id)
-        return self._cells[run_id]
-
-    def left(self, run_id: str, block: Block, code: str, seconds: float | None) -> list[str]:
-        """The images of the block that are to be done: they have no rows, failed, were made by
-        other code if that is not to stay, or were ended after less time than there is now."""
-        known, allowed = self.of(run_id), math.inf if seconds is None else seconds
-        return [
-            name
-            for name in (record.image_id for record in block.records)
-            if (unit := known.get(name)) is None
-            or 0 < unit.late < allowed
-            or (self.again and unit.code != code)
-        ]
+def _upload(cell: Cell) -> tuple[Any, ...]:
+    """What cells that attack the same uploads have in common."""
+    victim = cell.victim if cell.uploads else None
+    return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
     """Expand the grid into cells and cut each model's images into blocks of whole client steps.
 
-    A cell that appears twice, or images that do not fill the last client step, are errors.
+    A cell that appears twice, or images that do not fill the blocks, are errors.
     """
     cells, keys = expand(experiment), set[str]()
     for cell in cells:
@@ -144,50 +114,36 @@ def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
             )
         keys.add(key)
     used = {cell.model for cell in cells}
-    models = [name for name in experiment.models if name in used]
     blocks: dict[str, list[Block]] = {}
-    for name in models:
+    for name in (name for name in experiment.models if name in used):
         records, size = source.records(name), experiment.block
-        clients = [cell.client for cell in cells if cell.model == name]
-        if len(records) % (multiple := math.lcm(*(client.batch for client in clients))):
-            batches = ", ".join(map(str, sorted({client.batch for client in clients})))
-            raise UserError(
-                f"{len(records)} images do not fill the client steps of {name} (client.batch "
-                f"{batches}). Expected a multiple of {multiple}, such as --limit "
-                f"{_fitting(len(records), clients, size)}."
-            )
+        _check_blocks(name, len(records), [c for c in cells if c.model == name], size, source)
         starts = range(0, len(records), size)
         blocks[name] = [Block(n, records[at : at + size]) for n, at in enumerate(starts)]
     return Plan(experiment, cells, blocks)
 
 
-def check_partners(plan: Plan) -> None:
-    """Raise where the last block of a simulated client that shuffles its images is one batch: its
-    images would have the same partners in every round, as if they were fixed."""
-    block = plan.experiment.block
-    for name, blocks in plan.blocks.items():
-        clients = [cell.client for cell in plan.cells_of(name)]
-        least, images = _fewest(clients), sum(len(one.records) for one in blocks)
-        if blocks and len(blocks[-1].records) < least:
-            raise UserError(
-                f"{images} images leave {len(blocks[-1].records)} for the last block of {name} "
-                f"(block {block}). Expected two batches at least with partners: fresh "
-                f"({least} images), because those of a single batch keep their partners. Give "
-                f"another number of images, such as --limit {_fitting(images, clients, block)}."
-            )
+def _check_blocks(
+    name: str, images: int, cells: Sequence[Cell], size: int, source: UploadSource
+) -> None:
+    """Raise where images do not fill the client steps of a model, or where the last block of a
+    simulated client that shuffles its images is one batch: its images would have the same partners
+    in every round, as if they were fixed. Recorded clients are as they were."""
+    multiple = math.lcm(*(cell.client.batch for cell in cells))
+    shuffling = [] if source.recorded else [c for c in cells if c.client.partners == "fresh"]
+    least = max((2 * cell.client.batch for cell in shuffling), default=0)
 
+    def fits(number: int) -> bool:
+        return number % multiple == 0 and (number % size == 0 or number % size >= least)
 
-def _fewest(clients: Sequence[ClientConfig]) -> int:
-    """How many images a block holds at least: two batches of each client that shuffles them."""
-    return max((2 * client.batch for client in clients if client.partners == "fresh"), default=0)
-
-
-def _fitting(images: int, clients: Sequence[ClientConfig], block: int) -> int:
-    """The largest number of images up to this one, or else the smallest above it, that fills the
-    steps of all clients and leaves no batch alone whose partners should be fresh."""
-    multiple, least = math.lcm(*(client.batch for client in clients)), _fewest(clients)
-    numbers = chain(range(images, 0, -1), count(images + 1))
-    return next(n for n in numbers if n % multiple == 0 and (n % block == 0 or n % block >= least))
+    if not fits(images):
+        advised = next(n for n in chain(range(images, 0, -1), count(images + 1)) if fits(n))
+        batches = ", ".join(map(str, sorted({cell.client.batch for cell in cells})))
+        raise UserError(
+            f"{images} images do not fill blocks of {size} with the client steps of {name} "
+            f"(client.batch {batches}; a client with partners: fresh needs two steps in each). "
+            f"Expected another number of images, such as --limit {advised}."
+        )
 
 
 # what will not apply ------------------------------------------------------------------------------
@@ -197,9 +153,10 @@ def _fitting(images: int, clients: Sequence[ClientConfig], block: int) -> int:
 class Forecast:
     """What is known of a run before it starts."""
 
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
     """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
-    unopened: Mapping[str, str]  # models that cannot be opened, with the reason
+    unopened: Mapping[str, str] = field(default_factory=dict)
+    """Models that cannot be opened, with the reason."""
     largest_model: int = 0  # bytes of the float32 weights of the largest model
 
 
@@ -212,11 +169,10 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
     for model, blocks in plan.blocks.items():
         own: list[tuple[str, str]] = []
         try:
-            parameters = source.outline(model).parameters()
+            parameters = source.outline(model).model.parameters()
             largest = max(largest, sum(p.numel() * p.element_size() for p in parameters))
             for cell in plan.cells_of(model):
-                names = partial(plan.gradients, cell)
-                found = [source.foresee(cell, names, block.records) for block in blocks]
+                found = source.foresee(cell, partial(plan.gradients, cell), blocks)
                 reasons = dict.fromkeys(refusal.text for refusal in found if refusal is not None)
                 own += [(reason, cell.attack.title) for reason in reasons]
         except UserError as error:

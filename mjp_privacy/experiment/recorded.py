@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConf
 from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lacking
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
+    Block,
     Block0,
     EachRefused,
     ImageNote,
@@ -90,6 +91,7 @@ class Recorded(UploadSource):
     """
 
     labels = "as recorded"
+    recorded = True
 
     def __init__(
         self,
@@ -98,12 +100,11 @@ class Recorded(UploadSource):
         device: torch.device,
         refused: Mapping[str, str],
     ) -> None:
-        self.groups = {group.name: group for group in groups}
-        self.device, self.refused = device, refused
+        super().__init__(device)
+        self.groups, self.refused = {group.name: group for group in groups}, refused
         self.data = folder.resolve().name
         # a digest of the folder's path: other folders are called `uploads`, too
         self.place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-        self._outlines: dict[str, LoadedModel] = {}
         self._sent: dict[str, frozenset[str]] = {}  # the names of each upload's tensors
 
     def group(self, model: str) -> Group:
@@ -135,30 +136,30 @@ class Recorded(UploadSource):
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=notes))
         return RecordedUploads(group, ModelVariants(loaded, self.device))
 
-    def outline(self, model: str) -> LoadedModel:
+    def read_outline(self, model: str) -> LoadedModel:
         """What the header of the group's weights tells."""
-        if model not in self._outlines:
-            self._outlines[model] = self.group(model).series[0].first.outline()
-        return self._outlines[model]
+        return self.group(model).series[0].first.outline()
 
     def foresee(
         self,
         cell: Cell,
         names: Callable[[LoadedModel], Sequence[str]],
-        records: Sequence[ImageRecord],
-    ) -> Refusal | None:
+        blocks: Sequence[Block],
+    ) -> Iterator[Refusal | None]:
         """What the headers of the group's uploads and of its weights tell."""
-        group = self.group(cell.model)
-        if not cell.uploads:
-            return None if group.scored else NO_TRUTH
+        group, outline = self.group(cell.model), self.outline(cell.model).model
 
         def sent_by(upload: Upload) -> frozenset[str]:
             if upload.name not in self._sent:
                 self._sent[upload.name] = frozenset(upload.names())
             return self._sent[upload.name]
 
-        series, outline = group.of(records), self.outline(cell.model)
-        return foreseen_of_series(series, outline, cell, names, sent_by)
+        for block in blocks:
+            if not cell.uploads:
+                yield None if group.scored else NO_TRUTH
+            else:
+                series = group.of(block.records)
+                yield foreseen_of_series(series, outline, cell, names, sent_by)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise where the run holds lines of another folder of this name, which these would

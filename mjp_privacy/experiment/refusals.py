@@ -18,9 +18,8 @@ from attacks import lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
-from mjp_privacy.client.upload import described
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.source import ModelVariants
+from mjp_privacy.experiment.source import META, ModelVariants
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -87,7 +86,6 @@ def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | N
 
 # before a run -------------------------------------------------------------------------------------
 
-META = torch.device("meta")
 Names = Callable[[LoadedModel], Sequence[str]]
 
 
@@ -110,7 +108,7 @@ def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | Non
         return None
     sent = trainer.wanted([name for name in needed if name in known])
     further = {"partners": client.partners, "position_noise": client.position_noise}
-    update = described(trainer, _empty(known, sent), **further)
+    update = trainer.described(_empty(known, sent), **further)
     return _asked(cell, model, [update] * cell.uploads, labelled=True)
 
 

@@ -7,9 +7,9 @@ folder was made with.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,15 +26,15 @@ from mjp_privacy.core.machine import clock
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.refusals import META, foreseen
+from mjp_privacy.experiment.refusals import foreseen
 from mjp_privacy.experiment.source import (
+    Block,
     Block0,
     ImageNote,
     ModelUploads,
     ModelVariants,
     Observation,
     UploadSource,
-    moved,
 )
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
@@ -45,6 +45,8 @@ from mjp_privacy.models.loading import check_values, outline_model
 class Simulated(UploadSource):
     """The source that simulates every client from its private images."""
 
+    recorded = False
+
     def __init__(
         self,
         experiment: Experiment,
@@ -52,11 +54,10 @@ class Simulated(UploadSource):
         chosen: Sequence[ImageRecord],
         device: torch.device,
     ) -> None:
-        self.experiment, self.images, self.device = experiment, images, device
+        super().__init__(device)
+        self.experiment, self.images = experiment, images
         self.chosen = chosen  # those of `images` that are attacked
         self.data, self.labels = images.path.resolve().name, images.labels_described
-        self._outlines: dict[str, ModelVariants] = {}
-        self._foreseen: dict[Cell, Refusal | None] = {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The chosen images, the same for every model."""
@@ -71,25 +72,19 @@ class Simulated(UploadSource):
         variants = ModelVariants(loaded, self.device, self.experiment.seed)
         return SimulatedUploads(variants, self.images, self.experiment.seed)
 
-    def outline(self, model: str) -> LoadedModel:
+    def read_outline(self, model: str) -> LoadedModel:
         """What the header of the model's weights tells."""
-        if model not in self._outlines:
-            config = self.experiment.models[model]
-            outline = outline_model(config.model, whole=True, **config.loading())
-            self._outlines[model] = ModelVariants(outline, META)
-        return self._outlines[model].model
+        config = self.experiment.models[model]
+        return outline_model(config.model, whole=True, **config.loading())
 
     def foresee(
         self,
         cell: Cell,
         names: Callable[[LoadedModel], Sequence[str]],
-        records: Sequence[ImageRecord],
-    ) -> Refusal | None:
+        blocks: Sequence[Block],
+    ) -> Iterator[Refusal | None]:
         """What the model's outline and the client's config tell; images make no difference."""
-        if cell not in self._foreseen:
-            self.outline(cell.model)
-            self._foreseen[cell] = foreseen(self._outlines[cell.model], cell, names)
-        return self._foreseen[cell]
+        yield foreseen(self.outline(cell.model), cell, names)
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -153,38 +148,37 @@ class SimulatedUploads(ModelUploads):
         photographs = torch.stack([self.images[record] for record in records])
         ids = tuple(record.image_id for record in records)
         labels = self.memo.once(("labels", ids), lambda: self._labels(records, photographs))
-        batch = _Batch(ids, photographs, labels)
+        read = ClientInput(photographs, labels, ids)
         rounds = []  # of each round the inputs of its local steps
         for number in range(cell.uploads or 1):
-            ordered = batch.ordered(feeding.order(ids, number))
+            order = feeding.order(ids, number)
+            names_in_order = tuple(ids[place] for place in order.tolist())
+            ordered = ClientInput(photographs[order], labels[order], names_in_order)
             steps = feeding.rounds_of_steps(number)
             rounds.append([self._input(feeding, ordered, step) for step in steps])
-        first = [steps[0] for steps in rounds]
-        plain = self._photographs(feeding, batch, 0)
-        labels = first[0].labels
+        first, plain = rounds[0][0], self._photographs(feeding, read, 0)
         if not cell.uploads:
-            return Observation(cell, photographs, plain, first[0], [self.model], [], labels)
+            return Observation(cell, photographs, plain, first, [self.model], [], first.labels)
         self._gradient_seconds = 0.0
-        models = self._models(cell, first)
+        models = self._models(cell, [steps[0] for steps in rounds])
         updates = self._updates(cell, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
-        return Observation(cell, photographs, plain, first[0], models, updates, labels, seconds)
+        return Observation(cell, photographs, plain, first, models, updates, first.labels, seconds)
 
-    # inputs -----------------------------------------------------------------------------------
-
-    def _photographs(self, feeding: Feeding, batch: _Batch, round: int) -> Tensor:
+    def _photographs(self, feeding: Feeding, read: ClientInput, round: int) -> Tensor:
         """The images as they enter this round: augmented, not shuffled."""
         photographs: Tensor = self.memo.once(
-            ("photographs", feeding, batch.ids, round),
-            lambda: feeding.photographs(batch.images, batch.ids, round),
+            ("photographs", feeding, read.image_ids, round),
+            lambda: feeding.photographs(read.images, read.image_ids, round),
         )
         return photographs
 
-    def _input(self, feeding: Feeding, batch: _Batch, round: int) -> ClientInput:
-        plain = self._photographs(feeding, batch, round)
+    def _input(self, feeding: Feeding, read: ClientInput, round: int) -> ClientInput:
+        """The same shuffled, as the client feeds them."""
+        plain = self._photographs(feeding, read, round)
         inputs: ClientInput = self.memo.once(
-            ("input", feeding, batch.ids, round),
-            lambda: feeding.puzzled(plain, batch.labels, batch.ids, round),
+            ("input", feeding, read.image_ids, round),
+            lambda: feeding.puzzled(plain, read.labels, read.image_ids, round),
         )
         return inputs
 
@@ -194,8 +188,6 @@ class SimulatedUploads(ModelUploads):
         if (labels < 0).any():
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
-
-    # uploads ----------------------------------------------------------------------------------
 
     def _models(self, cell: Cell, rounds: Sequence[ClientInput]) -> list[LoadedModel]:
         """The model that the clients train in each of these rounds."""
@@ -240,23 +232,24 @@ class SimulatedUploads(ModelUploads):
         return self.memo.once(key, timed)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Images of a block that are observed together."""
-
-    ids: tuple[str, ...]
-    images: Tensor
-    labels: Tensor
-
-    def ordered(self, order: Tensor) -> _Batch:
-        """The same images in another order."""
-        ids = tuple(self.ids[place] for place in order.tolist())
-        return _Batch(ids, self.images[order], self.labels[order])
-
-
 def federation_key(cell: Cell) -> tuple[Any, ...]:
     """Everything in the config that a round's model and upload depend on; a key for `Memo`."""
     return cell.victim, cell.setting, cell.gamma, cell.dtype, cell.client
+
+
+def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
+    """A copy of the client's model after the server's step at the end of this round.
+
+    All clients of a round have the same weights w. The server takes one step along the mean of
+    their gradients over every image of the block, w - server_lr * mean gradient; parameters whose
+    gradient is withheld stay as they are.
+    """
+    mean = client.mean_gradient(inputs)
+    model = copy.deepcopy(client.model)
+    with torch.no_grad():
+        for name, gradient in mean.items():
+            model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)
+    return model
 
 
 # the images ---------------------------------------------------------------------------------------
@@ -272,12 +265,10 @@ def chosen_images(
     chosen_images(open_images("photographs"), experiment, limit=20)
 
     Only a limit replaces files: without one every file is taken, and one that is no image has rows
-    that say so.
+    that say so. An image without a label belongs to every class.
     """
-    records = source.records
-    if (
-        choice := experiment.classes
-    ) is not None:  # an image without a label belongs to every class
+    records, choice = source.records, experiment.classes
+    if choice is not None:
         records = tuple(r for r in records if r.label is None or choice.holds(r.label))
         if not records:
             raise UserError(
@@ -304,44 +295,23 @@ def check_same_images(
     known = _known_images(store)
     available = {record.image_id for record in source.records}
     absent = [name for name in known if name not in available]
-    if absent and not available & known.keys():
+    if absent and len(absent) == len(known):
         _refuse(store, absent, "are not among these images", "the images it was made with")
-    again = [(record, known[record.image_id]) for record in chosen if record.image_id in known]
-    relabelled = [
-        record.image_id
-        for record, before in again  # one that had no label may get one: rows of another run_id
-        if not (record.label is None or pd.isna(before["label"]))
-        and int(before["label"]) != record.label
-    ]
-    _refuse(store, relabelled, "had another label", "the labels it was made with")
-    changed = []
-    for record, before in again:
+    relabelled, changed = [], []
+    for record in (record for record in chosen if record.image_id in known):
+        before = known[record.image_id]
+        # an image that had no label may get one: its rows are then of another run_id
+        same = record.label is None or pd.isna(before["label"]) or before["label"] == record.label
+        relabelled += [] if same else [record.image_id]
         try:
             same = file_sha256(source, record) == before["sha256"]
             same = same or pixel_sha256(source.decode(record)) == before["pixel_sha256"]
         except ImageError:
             same = False
         changed += [] if same else [record.image_id]
+    _refuse(store, relabelled, "had another label", "the labels it was made with")
     _refuse(store, changed, "had other pixels", "the same pixels under the same name")
     return absent
-
-
-def _known_images(store: RunStore) -> dict[str, dict[str, Any]]:
-    """The images of the folder that could be read, with their hashes, and with the label that any
-    of its cells has of them: some may be of the time before there were labels."""
-    known: dict[str, dict[str, Any]] = {}
-    for run_id in store.stored_cells():
-        ids = {name for names in store.cell(run_id).ids for name in names}
-        told = {name for name, of_image in known.items() if not pd.isna(of_image["label"])}
-        if told >= ids or "pixel_sha256" not in store.cell(run_id).columns:
-            continue
-        rows = store.read(run_id, KNOWN_BY)
-        rows = rows[(rows["status"] != "unreadable") & rows["pixel_sha256"].fillna("").ne("")]
-        for row in rows.to_dict("records"):
-            of_image = known.setdefault(str(row["image_id"]), {str(k): v for k, v in row.items()})
-            if pd.isna(of_image["label"]):
-                of_image["label"] = row["label"]
-    return known
 
 
 def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:
@@ -351,6 +321,19 @@ def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str
             f"{len(image_ids)} image(s) of the run folder {store.root} {fault}: "
             f"{first_of(image_ids, 3)}. Expected {expected}. Give these, or another --out."
         )
+
+
+def _known_images(store: RunStore) -> dict[str, dict[Hashable, Any]]:
+    """The images of the folder that could be read, by id, with their hashes, and with the label
+    that any of its cells has of them: some may be of the time before there were labels."""
+    cells = [r for r in store.stored_cells() if "pixel_sha256" in store.cell(r).columns]
+    if not cells:
+        return {}
+    rows = pd.concat([store.read(run_id, KNOWN_BY) for run_id in cells])
+    rows = rows[(rows["status"] != "unreadable") & rows["pixel_sha256"].fillna("").ne("")]
+    rows = rows.sort_values("label", kind="stable", na_position="last")
+    by_name = rows.drop_duplicates("image_id").set_index("image_id").to_dict("index")
+    return {str(name): of_image for name, of_image in by_name.items()}
 
 
 def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:

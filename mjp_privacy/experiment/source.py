@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.client.feeding import SETTINGS
-from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
@@ -41,10 +40,11 @@ from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
 
+META = torch.device("meta")
 NAMED = 3  # refused images that a message names
 IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
-RECENT = 2  # values that a memo keeps of a name whose values are large
+RECENT = 2  # large values that a memo keeps
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
-        self._recent: dict[str, dict[Hashable, Any]] = {}
+        self._recent: dict[Hashable, Any] = {}
         self._contents: list[Tensor] = []
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -101,13 +101,12 @@ class Memo:
             self._values[key] = make()
         return self._values[key]
 
-    def recent(self, name: str, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The same for values that are large: only the last two of a name are kept."""
-        kept = self._recent.setdefault(name, {})
-        value = kept.pop(key) if key in kept else make()
-        kept[key] = value  # at the end, as the last one used
-        while len(kept) > RECENT:
-            del kept[next(iter(kept))]
+    def recent(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The same for values that are large: only the last ones are kept."""
+        value = self._recent.pop(key) if key in self._recent else make()
+        self._recent[key] = value  # at the end, as the last one used
+        while len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
         return value
 
     def content(self, tensor: Tensor | None) -> int:
@@ -237,6 +236,11 @@ class UploadSource(ABC):
     labels: str  # where the images' labels come from, in words
     place: str | None = None
     """What tells folders of recorded uploads of one name apart; None of images."""
+    recorded: ClassVar[bool]  # whether the uploads were made before, by whoever it was
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._outlines: dict[str, ModelVariants] = {}
 
     @abstractmethod
     def records(self, model: str) -> Sequence[ImageRecord]:
@@ -250,22 +254,28 @@ class UploadSource(ABC):
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
 
+    def outline(self, model: str) -> ModelVariants:
+        """The model without weights, and altered copies. A UserError is one that `open` would
+        raise."""
+        if model not in self._outlines:
+            self._outlines[model] = ModelVariants(self.read_outline(model), META)
+        return self._outlines[model]
+
     @abstractmethod
-    def outline(self, model: str) -> LoadedModel:
-        """The model without weights. A UserError is one that `open` would raise."""
+    def read_outline(self, model: str) -> LoadedModel:
+        """What the header of the model's weights tells."""
 
     @abstractmethod
     def foresee(
         self,
         cell: Cell,
         names: Callable[[LoadedModel], Sequence[str]],
-        records: Sequence[ImageRecord],
-    ) -> Refusal | None:
-        """Why the cell's attack will not apply to these images, as far as that is known before
-        weights or uploads are read; or None.
+        blocks: Sequence[Block],
+    ) -> Iterator[Refusal | None]:
+        """Why the cell's attack will not apply to images of these blocks, as far as that is known
+        before weights or uploads are read; None of those to which it may.
 
         names    the parameters that the cell's clients upload, of a model without weights
-        records  images of one block in order, whole client steps
         """
 
     @abstractmethod
@@ -315,18 +325,3 @@ class ModelVariants:
                 altered = with_adapters(altered, adapters, self.seed)
             self._copies[key] = altered.to(getattr(torch, dtype))
         return self._copies[key]
-
-
-def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
-    """A copy of the client's model after the server's step at the end of this round.
-
-    All clients of a round have the same weights w. The server takes one step along the mean of
-    their gradients over every image of the block, w - server_lr * mean gradient; parameters whose
-    gradient is withheld stay as they are.
-    """
-    mean = client.mean_gradient(inputs)
-    model = copy.deepcopy(client.model)
-    with torch.no_grad():
-        for name, gradient in mean.items():
-            model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)
-    return model

@@ -206,34 +206,32 @@ class RunStore:
     def compact(self, run_id: str, fewest_files: int = FEWEST_FILES) -> int:
         """Tidy a cell after a run; how many files went.
 
-        Very many small files become few, with row groups of about MOST_BYTES; rows that later ones
-        replaced go. No other process may write rows of the cell meanwhile; whoever reads them reads
-        either, and a kill leaves either or both.
+        Very many small files, or those with rows that later ones replaced, become few, with row
+        groups of about MOST_BYTES. No other process may write rows of the cell meanwhile; whoever
+        reads them reads either, and a kill leaves either or both.
         """
         rows, folder, total = self.cell(run_id), self.folder(run_id), 0
         sizes = [file.path.stat().st_size for file in rows.files]
-        small = {at for at, size in enumerate(sizes) if size < FULL / 2}
-        small = small if len(small) >= fewest_files else set()
-        partly = {at for at, kept in enumerate(rows.kept) if kept is not None}
-        gone = {at for at, kept in enumerate(rows.kept) if kept is not None and not kept.any()}
+        replaced = [kept is not None for kept in rows.kept]
+        chosen = [at for at, size in enumerate(sizes) if size < FULL / 2 or replaced[at]]
+        if len(chosen) < fewest_files and not any(replaced):
+            return 0
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for at in sorted(small | partly):
-            if not rows.files[at].is_whole:
-                raise ValueError(f"{shown(rows.files[at].path)} changed after it was written")
-        for at in sorted((small | partly) - gone):
-            total += sizes[at]
-            together = picture_layout(schema_of(rows.files[at].path)), total // FULL
-            key = ("all", *together) if at in small else (rows.files[at].block, at)
-            groups.setdefault(key, []).append(at)
-        for (name, *_), places in groups.items():
+        for at in chosen:
+            file, kept = rows.files[at], rows.kept[at]
+            if not file.is_whole:
+                raise ValueError(f"{shown(file.path)} changed after it was written")
+            if kept is None or kept.any():
+                total += sizes[at]
+                key = *picture_layout(schema_of(file.path)), total // FULL
+                groups.setdefault(key, []).append(at)
+        for places in groups.values():
             schema = joined_schema([rows.files[at].path for at in places])
-            pieces = (rows.piece(at) for at in places)
-            write_pieces(folder, name, schema, pieces)
-        for at in small | partly:
+            write_pieces(folder, "all", schema, (rows.piece(at) for at in places))
+        for at in chosen:
             rows.files[at].path.unlink(missing_ok=True)
-        if groups:
-            fsync(folder)
-        return len(small | partly)
+        fsync(folder)
+        return len(chosen)
 
     # reading ------------------------------------------------------------------------------------
 
@@ -371,16 +369,7 @@ class RunStore:
         return list(latest.values())
 
     def check_format(self) -> None:
-        """Raise for a folder that an earlier version wrote, or with a file in place of a folder."""
-        places = [self.root / name for name in ("rows", "experiments", ASIDE)]
-        places += (self.root / "rows").glob("*") if (self.root / "rows").is_dir() else []
-        for path in places:
-            if (is_there(path) or path.is_symlink()) and not path.is_dir():
-                raise UserError(
-                    f"{shown(path)}: expected a folder, got a file or a link to nowhere. Put the "
-                    "folder back if you have it; else take this file away, and the same attack "
-                    "makes again what was in it."
-                )
+        """Raise for a folder that an earlier version wrote."""
         if old := self._old_file():
             raise UserError(
                 f"{shown(self.root)} was written by an earlier version of mjp-privacy: expected "

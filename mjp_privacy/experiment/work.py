@@ -9,6 +9,7 @@ whole, even where some of its images are finished.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.cell import (
     CellResult,
     CellTask,
@@ -28,26 +30,32 @@ from mjp_privacy.experiment.cell import (
     without_scores,
 )
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
-from mjp_privacy.experiment.code import SourceCode
-from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.plan import Finished, Plan
+from mjp_privacy.experiment.code import SourceCode, SourceReader
+from mjp_privacy.experiment.config import Cell, Experiment
+from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import Block, EachRefused, ModelUploads, UploadSource
+from mjp_privacy.experiment.store import RunStore, Unit
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
 
-Codes = Mapping[Cell, SourceCode]
-
 
 @dataclass(frozen=True)
-class CellDone:
-    """What is told of a cell's block once its rows are on disk."""
+class News:
+    """What is told of a block: of one of its cells once its rows are on disk, or of a worker's
+    task."""
 
-    units: int  # images that were attacked
-    where: str  # model, setting and precision, as they are shown
-    finished: int = 0  # images of the block that were finished before
+    where: str = ""  # model, setting and precision, as they are shown
+    units: int = 0  # images that were attacked
+    finished: int = 0  # images that were finished before
     messages: Sequence[tuple[str, str]] = ()
     """What is said of it, each with the traceback that goes into the log, or ""."""
+    altered: Altered = field(default_factory=Altered)  # of the images that a worker has opened
+    lost: str = ""  # the model and the block of a task that nobody finished
+    error: str = ""  # why, in one line; for a fault its traceback
+    storage: int = 0
+    """The system's number of the error where a disk did not take what was written: that ends the
+    run, and `error` says which file it was."""
 
 
 @dataclass
@@ -61,45 +69,63 @@ class OpenModel:
     trace: str = ""  # the traceback, where it is no user's mistake
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Where images have reasons of their own: why each of them cannot be attacked, by image_id."""
-    together: dict[str, int] = field(default_factory=dict)
-    """How many images of a cell are computed together where memory does not hold a block, by
-    run_id; learnt while the run goes on."""
 
     @classmethod
     def of(cls, plan: Plan, source: UploadSource, name: str) -> OpenModel:
         """Load a model; what goes wrong is told by its rows, for other models still run."""
         uploads: ModelUploads | None = None
-        reason, traceback, reasons = "", "", dict[str, str]()
+        reason, trace, reasons = "", "", dict[str, str]()
         try:
             uploads = source.open(name)
-        except EachRefused as error:
-            reason, reasons = str(error), dict(error.reasons)
         except UserError as error:
             reason = str(error)
+            reasons = dict(error.reasons) if isinstance(error, EachRefused) else {}
         except Exception as error:
             if interrupted():
                 raise
             reason = NO_MEMORY if out_of_memory(error) else format_error(error)
-            traceback = format_traceback(error)
+            trace = format_traceback(error)
         loaded = None if uploads is None else uploads.model
         facts = {
             cell: describe(cell, plan.experiment, source, loaded, reason)
             for cell in plan.cells_of(name)
         }
-        return cls(name, uploads, facts, reason, traceback, reasons)
+        return cls(name, uploads, facts, reason, trace, reasons)
 
 
 @dataclass
 class Worker:
-    """What does a plan's work in one process: Worker(plan, source, codes, finished, made_with)."""
+    """What does a plan's work in one process: Worker.of(experiment, source, store, ...).
+
+    again: whether images that other code finished are done again
+    """
 
     plan: Plan
     source: UploadSource
-    codes: Codes
-    finished: Finished
+    store: RunStore
+    codes: Mapping[Cell, SourceCode]
     made_with: Mapping[str, str | int]
     """Software and machine, which stand in the metadata of every file."""
+    again: bool = False
     opened: OpenModel | None = None
+    known: dict[str, dict[str, Unit]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        source: UploadSource,
+        store: RunStore,
+        made_with: Mapping[str, str | int],
+        again: bool,
+    ) -> Worker:
+        """Plan the work, and see which code would do it; recorded uploads were made before."""
+        plan, reader = make_plan(experiment, source), SourceReader()
+        codes = {
+            cell: reader.code_of(cell.attack.name, () if source.recorded else cell.client.defenses)
+            for cell in plan.cells
+        }
+        return cls(plan, source, store, codes, made_with, again)
 
     def open(self, name: str) -> OpenModel:
         """The model of this name; the one before is forgotten first, so that one is in memory."""
@@ -108,23 +134,42 @@ class Worker:
             self.opened = OpenModel.of(self.plan, self.source, name)
         return self.opened
 
-    def left(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
-        """The images of a block that are to be done in each of these cells of a model."""
-        return {
-            cell: self.finished.left(
-                opened.facts[cell].run_id, block, self.codes[cell].digest, cell.attack.seconds
-            )
-            for cell in cells
-        }
+    def finished(self, run_id: str) -> dict[str, Unit]:
+        """The finished images of a cell, as they were when it was first asked for."""
+        if run_id not in self.known:
+            self.known[run_id] = self.store.finished(run_id)
+        return self.known[run_id]
 
-    def work_block(
-        self, opened: OpenModel, block: Block, cells: Sequence[Cell]
-    ) -> Iterator[CellDone]:
+    def of_other_code(self, run_ids: Mapping[Cell, str]) -> dict[Cell, set[str]]:
+        """The cells that hold finished images of other code, each with the digests of that code;
+        "": it was not recorded."""
+        made: dict[Cell, set[str]] = {}
+        for cell, run_id in run_ids.items():
+            known, images = self.finished(run_id), self.plan.images(cell.model)
+            digests = {known[name].code for name in images if name in known}
+            made[cell] = digests - {self.codes[cell].digest}
+        return {cell: digests for cell, digests in made.items() if digests}
+
+    def left(self, opened: OpenModel, block: Block, cell: Cell) -> list[str]:
+        """The images of a block that are to be done in a cell: they have no rows, failed, were made
+        by other code if that is not to stay, or were ended after less time than there is now."""
+        known, code = self.finished(opened.facts[cell].run_id), self.codes[cell].digest
+        allowed = math.inf if cell.attack.seconds is None else cell.attack.seconds
+        return [
+            name
+            for name in (record.image_id for record in block.records)
+            if (unit := known.get(name)) is None
+            or 0 < unit.late < allowed
+            or (self.again and unit.code != code)
+        ]
+
+    def work_block(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> Iterator[News]:
         """Do what is not finished of one block in these cells of a model."""
-        left, count = self.left(opened, block, cells), len(block.records)
+        left = {cell: self.left(opened, block, cell) for cell in cells}
+        count, uploads = len(block.records), opened.uploads
         if done := sum(count - len(ids) for ids in left.values()):
-            yield CellDone(0, opened.name, done)
-        pending, uploads = [cell for cell in cells if left[cell]], opened.uploads
+            yield News(opened.name, finished=done)
+        pending = [cell for cell in cells if left[cell]]
         error: Exception | None = None
         seconds = 0.0
         if pending and uploads is not None:
@@ -143,15 +188,15 @@ class Worker:
                     result.rows["stage_seconds.decode"] = seconds / count
                     seconds = 0.0
             else:
+                result = without_scores(block.records, "failed", opened.reason)
                 own = [opened.reasons.get(r.image_id, opened.reason) for r in block.records]
-                result = without_scores(block.records, "failed", "")
                 result.rows["reason"] = own
             self._write(opened, cell, block, result, left[cell])
             where = f"{opened.name} {cell.setting} {cell.dtype}"
             messages = [(result.remark, "")] if result.remark else []
             for reason, text in result.traces.items():
                 messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
-            yield CellDone(len(left[cell]), where, messages=messages)
+            yield News(where, len(left[cell]), messages=messages)
 
     def _work_cell(
         self, opened: OpenModel, uploads: ModelUploads, block: Block, cell: Cell
@@ -166,19 +211,17 @@ class Worker:
         if not usable:
             return CellResult(rows)
         try:
-            model = uploads.model
             gradients: Sequence[str] = ()
-            if refused_by_network(cell, model) is None:
+            if refused_by_network(cell, uploads.model) is None:
                 gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
-            residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
+            residual = self.plan.needs_residual(cell, uploads.model, scored=uploads.scored)
+            task = CellTask(uploads, cell, gradients, opened.facts[cell], residual)
         except Exception as error:  # of the attack's own `needs`, or of a copy of the model
             if interrupted():
                 raise
             result = failed(usable, error)
         else:
-            facts = opened.facts[cell]
-            task = CellTask(uploads, cell, gradients, facts, residual)
-            result = attack_cell(task, usable, opened.together)
+            result = attack_cell(task, usable)
         if not lost:
             return result
         places = [at for at, record in enumerate(block.records) if record not in lost]
@@ -213,7 +256,7 @@ class Worker:
             }
         )
         rows = pd.concat([of_image, result.rows.reset_index(drop=True)], axis=1)
-        wanted = {*left, *self._renewed(facts.run_id, cell, block, result.rows)}
+        wanted = {*left, *self._renewed(facts.run_id, code.digest, rows)}
         rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
         pictures = {name: of for name, of in result.pictures.items() if name in wanted}
         about = {
@@ -222,17 +265,17 @@ class Worker:
             "made_with": dict(self.made_with),
             "written": time.time(),
         }
-        self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
+        self.store.write(facts.run_id, block.index, rows, pictures, about)
 
-    def _renewed(self, run_id: str, cell: Cell, block: Block, rows: pd.DataFrame) -> Iterator[str]:
+    def _renewed(self, run_id: str, code: str, rows: pd.DataFrame) -> list[str]:
         """The images that were finished by the same code and were made again as well as before.
 
         Numbers move with the images they are computed with, so that all rows of a block should be
         of one attack on it. What failed now, or was ended by less time, stays as it was.
         """
-        known, late = self.finished.of(run_id), f"{OVER}.diagnostic"
-        for at, record in enumerate(block.records):
-            unit, row = known.get(record.image_id), rows.iloc[at]
-            same = unit is not None and unit.code == self.codes[cell].digest
-            if same and row["status"] in ("ok", "unscored") and row.get(late) != 1:
-                yield record.image_id
+        known = self.finished(run_id)
+        well = rows["status"].isin(("ok", "unscored"))
+        if f"{OVER}.diagnostic" in rows:
+            well &= rows[f"{OVER}.diagnostic"] != 1
+        made = rows.loc[well, "image_id"]
+        return [name for name in made if name in known and known[name].code == code]

@@ -17,7 +17,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks
-from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
+from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.refusals import META, foreseen
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.source import ModelVariants
@@ -85,7 +85,7 @@ def check_campaign(
     keep_apart(out, {"--data": data, "--val": val})
     check_attacks(config.attacks, config.name)
     if by is not None:
-        check_engine(by)
+        engine_config(by)
     output_folder(out)
     if is_there(out / ATTACK) and not (out / ATTACK).is_dir():
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ import tyro
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.experiment.engines.options import EngineOptions
+from mjp_privacy.experiment.engines.options import AUTO, EngineConfig
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class FederateArguments:
     command stops where it finds any."""
     keep: bool = False
     """Keep such results and attack what is missing."""
-    attack: Annotated[EngineOptions, tyro.conf.arg(name="attack")] = field(
-        default_factory=EngineOptions
-    )
+    attack: Annotated[EngineConfig, tyro.conf.arg(name="attack")] = AUTO
     """Who attacks what was recorded."""
 
 
@@ -71,12 +69,13 @@ def federate(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.experiment.code import stale_choice
     from mjp_privacy.experiment.config import check_attacks
+    from mjp_privacy.experiment.engines.options import engine_config
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
     from mjp_privacy.federation.config import load_federation, what_moved, with_rounds
 
     stale = stale_choice(arguments.fresh, arguments.keep)
-    by = arguments.attack.config()  # a mistake in it is told before the training
+    by = engine_config(arguments.attack)  # a mistake in it is told before the training
     whole = load_federation(arguments.config, arguments.row, seed=arguments.seed)
     config = whole if arguments.rounds is None else with_rounds(whole, arguments.rounds)
     if moved := what_moved(whole, config):

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage, print_json
-from mjp_privacy.core.read import stock_configs
+from mjp_privacy.core.configs import stock_configs
 from mjp_privacy.core.registry import unknown_name
 
 

@@ -7,7 +7,7 @@ never averages these uploads, so training is the same with and without recording
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +34,6 @@ CLOSED_FORM = (
 )
 """The parameters that closed-form attacks read; a tenth of a model of 1.3 million parameters."""
 
-Only = Collection[str] | None
-"""Names of uploads, or None: all."""
-
 
 @dataclass
 class Recorder:
@@ -51,25 +48,26 @@ class Recorder:
         place_of = {record: place for place, record in enumerate(self.task.train.records)}
         self.places = [place_of[record] for record in chosen]
 
-    def due(self, round: int) -> Iterator[tuple[Probe, int]]:
-        """The probes that are recorded in this round, each with the round its series began in."""
+    def due(self, round: int) -> Iterator[tuple[Probe, int, list[str]]]:
+        """The probes that are recorded in this round, each with the round its series began in and
+        the names of its uploads."""
         record = self.task.config.record
         for probe in record.probes:
+            kind = f"b{probe.batch}s{probe_client(self.task.config.client, probe).steps}"
+            numbers = range(len(self.places) // probe.batch)
             for start in record.rounds:
                 if start <= round < start + probe.uploads:
-                    yield probe, start
+                    names = [f"{kind}_r{start:05d}_{n:03d}_at{round:05d}" for n in numbers]
+                    yield probe, start, names
 
-    def names(self, probe: Probe, start: int, round: int) -> list[str]:
-        """The names of a probe's uploads in a round of a series that began at `start`."""
-        batch, steps = probe.batch, probe_client(self.task.config.client, probe).steps
-        series = range(len(self.places) // batch)
-        return [f"b{batch}s{steps}_r{start:05d}_{n:03d}_at{round:05d}" for n in series]
-
-    def record(self, weights: Mapping[str, Tensor], round: int, only: Only = None) -> None:
+    def record(
+        self, weights: Mapping[str, Tensor], round: int, only: Collection[str] | None = None
+    ) -> None:
         """Write the probes' uploads of a round, or those with these names."""
-        for probe, start in self.due(round):
-            if only is None or not set(only).isdisjoint(self.names(probe, start, round)):
-                self._record(probe, start, weights, round, only)
+        for probe, start, names in self.due(round):
+            wanted = names if only is None else [name for name in names if name in only]
+            if wanted:
+                self._record(probe, start, names, weights, round, wanted)
 
     def damaged(self, until: int) -> dict[int, list[str]]:
         """The uploads of rounds before this one that are not there as they were recorded, by
@@ -86,7 +84,7 @@ class Recorder:
         return None
 
     def _names(self, round: int) -> list[str]:
-        return [name for due in self.due(round) for name in self.names(*due, round)]
+        return [name for _, _, names in self.due(round) for name in names]
 
     def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
@@ -106,20 +104,28 @@ class Recorder:
             return True
 
     def _record(
-        self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int, only: Only
+        self,
+        probe: Probe,
+        start: int,
+        names: Sequence[str],
+        weights: Mapping[str, Tensor],
+        round: int,
+        wanted: Collection[str],
     ) -> None:
+        """Make the probe's uploads of a round, and write those that are wanted."""
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
-        places = task.shuffled(self.places, client, round - start)
-        inputs = task.steps(places, client, round)
-        model = task.with_weights(weights)
+        feeding = task.feeding(client)
+        order = feeding.order(task.ids(self.places), round - start)
+        places = [self.places[index] for index in order.tolist()]
+        inputs, model = task.steps(places, client, round), task.with_weights(weights)
         kept = kept_names(config, model)
         update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
         partial = len(kept) < len(_sent_names(config, model))
         header = header_of(config, client, model, self.folder, partial)
-        names, plain = self.names(probe, start, round), task.photographs(places, client, round)
+        plain = feeding.photographs(task.pixels(places), task.ids(places), round)
         for step, name in enumerate(names):
-            if only is None or name in only:
+            if name in wanted:
                 own = replace(header, series=name.partition("_at")[0])
                 sent, images = update.part(slice(step, step + 1)), probe.images_of(step)
                 fed = inputs[0].part(images)

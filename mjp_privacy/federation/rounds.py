@@ -13,42 +13,104 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines, typed
-from mjp_privacy.core.schema import NotNegative, Whole, listed_mistakes, schema
+from mjp_privacy.core.schema import NotNegative, Whole, schema
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.task import ServerState, Task, Weights
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 from mjp_privacy.training.journal import METRICS, Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     MODEL,
     STATE,
+    check_config,
     check_weights,
-    difference,
+    export_fault,
+    identity_of,
     load_checkpoint,
     save_checkpoint,
 )
 from mjp_privacy.uploads.record import save_weights
 
-UPLOADS, ATTACK = "uploads", "attack"
-FINAL = FileKind("the final weights of this federation", "They are written again.", 1 << 40)
+# what its folder holds ----------------------------------------------------------------------------
+
+UPLOADS, ATTACK, RESOLVED = "uploads", "attack", "federation.json"
+AFTER_TRAINING = ("attacks",)
+"""Fields of a config that decide nothing of the training."""
+CONFIG = FileKind(
+    "the config that `mjp federate` wrote", "Give another --out, or delete this folder.", 1 << 20
+)
+LINES = FileKind(
+    "a line for each evaluation, as `mjp federate` writes them",
+    "Delete the line that is wrong; the others still hold.",
+)
+Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+
+
+@schema
+class Evaluation:
+    """A line of metrics.jsonl: the federation after some rounds."""
+
+    step: Whole
+    round: Whole
+    val_top1: Percent | None
+    moved: NotNegative | None = None
+    val_images: Whole = 0
+    timing: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class StoredServer:
+    """The server's optimiser in a checkpoint."""
+
+    step: Whole
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class StoredState:
+    """A checkpoint of a federation: its round, its weights, the server's optimiser."""
+
+    step: Whole
+    model: dict[str, Any]
+    optimizer: StoredServer
+    seconds: NotNegative
+
+
+def stored_config(folder: Path) -> FederationConfig:
+    """The config of the federation in this folder."""
+    return read_json(folder / RESOLVED, CONFIG, FederationConfig)
+
+
+def training_part(config: FederationConfig) -> dict[str, Any]:
+    """The config without what decides nothing of the training."""
+    return {name: value for name, value in plain(config).items() if name not in AFTER_TRAINING}
+
+
+def evaluations(folder: Path) -> list[Evaluation]:
+    """All complete lines of the folder's metrics.jsonl; one that is no evaluation is an error, and
+    so is one that changed after it was written."""
+    path = folder / METRICS
+    return [typed(line, path, LINES, Evaluation) for line in read_json_lines(path, LINES)]
+
+
+# the rounds ---------------------------------------------------------------------------------------
+
 CHECKPOINT_SECONDS = 60.0
 REPLAY_SECONDS = 600.0
 """What computing all rounds again may take where the weights of damaged uploads are lost."""
@@ -77,12 +139,9 @@ class Federation:
         if finished := self.begin():
             return finished
         while self.round < self.config.rounds:
-            self._one_round()
+            self.record()
+            self.advance(self.task.round_uploads(self.weights, self.round))
         return self.end()
-
-    def _one_round(self) -> None:
-        self.record()
-        self.advance(self.task.round_uploads(self.weights, self.round))
 
     def begin(self) -> Path | None:
         """Start at round 0, or where a killed run stopped.
@@ -99,51 +158,17 @@ class Federation:
         mended = self._mend_uploads()
         path = self.out / MODEL
         if self.round == self.config.rounds and is_there(path):
-            try:
-                check_model(self.weights, path)
-            except BadFile as error:  # it is not what was trained
-                self.journal.say(str(error))
-                return write_model(self.task, self.weights, path)
-            if not mended:
+            expected = {name: weight.cpu() for name, weight in self.weights.items()}
+            if fault := export_fault(path, expected):
+                self.journal.say(f"{shown(path)}: {fault}; it is written again")
+                self._write_model()
+            elif not mended:
                 self.journal.say("finished already; nothing to do")
             return path
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
         return None
-
-    def _mend_uploads(self) -> bool:
-        """Make uploads of earlier rounds again whose files are damaged or missing, and say so;
-        whether there were any. They follow from the seed and the weights of their round."""
-        damaged = self.recorder.damaged(self.round)
-        stored = {round for round in damaged if self.recorder.weights(round) is not None}
-        computed = self._replayed(damaged.keys() - stored)
-        for round in stored | computed.keys():
-            weights = self.recorder.weights(round) or computed[round]
-            self.recorder.record(weights, round, only=damaged[round])
-        lost = damaged.keys() - stored - computed.keys()
-        for rounds, what in (
-            (damaged.keys() - lost, "were changed, damaged or missing and were made again"),
-            (lost, "are damaged or missing, and the weights of their rounds are lost"),
-        ):
-            if names := [name for round in sorted(rounds) for name in damaged[round]]:
-                where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
-                self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
-        return bool(damaged)
-
-    def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:
-        """The weights before these rounds, computed again from round 0 on; none where that takes
-        long, or ends with other weights than the federation has, as other threads make them."""
-        if not rounds or self.seconds > REPLAY_SECONDS:
-            return {}
-        weights, state, found = self.task.initial_weights(), ServerState(), dict[int, Weights]()
-        for round in range(self.round):
-            if round in rounds:
-                found[round] = weights
-            uploads = self.task.round_uploads(weights, round)
-            weights, state = self.task.server_step(weights, state, uploads, round)
-        same = all(torch.equal(weights[name], self.weights[name]) for name in weights)
-        return found if same else {}
 
     def record(self) -> None:
         """Write the uploads of the round's probes.
@@ -176,59 +201,53 @@ class Federation:
             self.save()
             self._saved = time.monotonic()
         if time.monotonic() - self._said > SAY_SECONDS:
-            self._say(took)
+            images = self.config.clients.per_round * self.config.client.batch / took
+            minutes, rest = divmod(round((self.config.rounds - self.round) * took), 60)
+            self._say(f" · {images:.0f} images/s · {minutes} min {rest:02d} s left")
             self._said = time.monotonic()
 
     def end(self) -> Path:
         """Save, and write the final model; its path."""
         self.save()
-        if tested := self._tested():
-            self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
-        return write_model(self.task, self.weights, self.out / MODEL)
+        self._say("")
+        return self._write_model()
+
+    def _write_model(self) -> Path:
+        """Write the final weights as a checkpoint that `load_model` reads without options."""
+        path, facts = self.out / MODEL, {"trained_gamma": self.config.gamma}
+        model = self.task.with_weights(self.weights)
+        save_weights(path, model, {"name": self.config.name, **facts})
+        return path
 
     def _measure(self, norm: float | None) -> None:
         """Write a line of metrics.jsonl about the current weights, once for each round."""
         if any(line.step == self.round for line in evaluations(self.out)):
             return
-        tested = self.task.test is not None
-        top1 = round(self.task.evaluate(self.weights), 4) if tested else None
+        test = self.task.test
         self.journal.write(
             {
                 "step": self.round,
                 "round": self.round,
-                "val_top1": top1,
+                "val_top1": round(self.task.evaluate(self.weights), 4) if test else None,
                 "moved": norm,
-                "val_images": len(self.task.test) if self.task.test else 0,
+                "val_images": len(test) if test else 0,
                 "timing": {"seconds_per_round": self.seconds / self.round if self.round else None},
             }
         )
 
-    def _tested(self) -> str:
-        """The last accuracy for a line of progress; empty where there is none."""
-        top1 = [line.val_top1 for line in evaluations(self.out) if line.val_top1 is not None]
-        return f" · top-1 {top1[-1]:.1f} %" if top1 else ""
+    def _say(self, more: str) -> None:
+        """A line of progress, with the last accuracy where there is one."""
+        tested = [line.val_top1 for line in evaluations(self.out) if line.val_top1 is not None]
+        top1 = f" · top-1 {tested[-1]:.1f} %" if tested else ""
+        self.journal.say(f"{self.config.name}: round {self.round}/{self.config.rounds}{top1}{more}")
 
-    def _say(self, seconds: float) -> None:
-        left = (self.config.rounds - self.round) * seconds
-        images = self.config.clients.per_round * self.task.examples(0) / seconds
-        minutes, rest = divmod(round(left), 60)
-        self.journal.say(
-            f"{self.config.name}: round {self.round}/{self.config.rounds}{self._tested()} · "
-            f"{images:.0f} images/s · {minutes} min {rest:02d} s left"
-        )
-
-    # checkpoints ------------------------------------------------------------------------------
+    # after a kill -----------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must agree with for the run to go on from it."""
         task, initial = self.task, self.config.initial
         file = Path(initial.checkpoint) if initial else None
-        return {
-            "config": json.dumps(training_part(self.config)),
-            "images": task.train.digest(),
-            "validation": task.test.digest() if task.test else "none",
-            "initial": file_sha256(file) if file and file.is_file() else "none",
-        }
+        return identity_of(training_part(self.config), task.train, task.test, file)
 
     def save(self) -> None:
         """Write a checkpoint that the same command goes on from."""
@@ -245,9 +264,17 @@ class Federation:
         evaluations(self.out)  # a damaged line is told before anything is computed
         state = load_checkpoint(self.out, self._identity(), without=AFTER_TRAINING)
         if state is not None:
+            path, device = self.out / CHECKPOINT, self.task.device
+            stored = typed(state, path, STATE, StoredState)
+            if stored.step > self.config.rounds:
+                got = f"round {stored.step} of {self.config.rounds} rounds"
+                raise STATE.refusal(path, got, "step")
             like = {name: weight.cpu() for name, weight in self.weights.items()}
-            stored = StoredState.of(state, like, self.config.rounds, self.out)
-            server, device = stored.optimizer, self.task.device
+            check_weights(stored.model, like, path, "model")
+            server = stored.optimizer
+            for moments in (server.first, server.second):  # of what clients send, maybe a part
+                known = {name: like[name] for name in like if name in moments}
+                check_weights(moments, known, path, "optimizer")
             self.round, self.seconds = stored.step, stored.seconds
             self.weights, first, second = (
                 {name: tensor.to(device) for name, tensor in of.items()}
@@ -256,34 +283,43 @@ class Federation:
             self.state = ServerState(server.step, first, second)
             self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
         elif is_there(self.out / RESOLVED):  # killed before its first checkpoint
-            before, now = (
-                json.loads(json.dumps(training_part(config)))
-                for config in (stored_config(self.out), self.config)
-            )
-            if before != now:
-                raise UserError(
-                    f"--out holds a run of another config: {difference(before, now)}. Expected the "
-                    "same config. Give another --out."
-                )
+            configs = (stored_config(self.out), self.config)
+            check_config(*(json.loads(json.dumps(training_part(one))) for one in configs))
         self.journal.keep_until(self.round)
 
+    def _mend_uploads(self) -> bool:
+        """Make uploads of earlier rounds again whose files are damaged or missing, and say so;
+        whether there were any. They follow from the seed and the weights of their round."""
+        damaged = self.recorder.damaged(self.round)
+        weights = {round: self.recorder.weights(round) for round in damaged}
+        weights |= self._replayed({round for round in weights if weights[round] is None})
+        made, lost = list[str](), list[str]()
+        for round, names in damaged.items():
+            if before := weights[round]:
+                self.recorder.record(before, round, only=names)
+            (made if before else lost).extend(names)
+        for names, what in (
+            (made, "were changed, damaged or missing and were made again"),
+            (lost, "are damaged or missing, and the weights of their rounds are lost"),
+        ):
+            if names:
+                where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
+                self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
+        return bool(damaged)
 
-def write_model(task: Task, weights: Weights, path: Path) -> Path:
-    """Write the final weights as a checkpoint that `load_model` reads without further options."""
-    facts = {"name": task.config.name, "trained_gamma": task.config.gamma}
-    save_weights(path, task.with_weights(weights), facts)
-    return path
-
-
-def check_model(weights: Weights, path: Path) -> None:
-    """Raise BadFile unless this is the file that `write_model` writes."""
-    check_digest(path, FINAL, needed=True)
-    stored = TensorFile(path, FINAL, FLOATS).tensors()
-    same = stored.keys() >= weights.keys() and all(
-        torch.equal(stored[name], weight.cpu()) for name, weight in weights.items()
-    )
-    if not same:
-        raise FINAL.refusal(path, "other weights than the last checkpoint's")
+    def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:
+        """The weights before these rounds, computed again from round 0 on; none where that takes
+        long, or ends with other weights than the federation has, as other threads make them."""
+        if not rounds or self.seconds > REPLAY_SECONDS:
+            return {}
+        weights, state, found = self.task.initial_weights(), ServerState(), dict[int, Weights]()
+        for round in range(self.round):
+            if round in rounds:
+                found[round] = weights
+            uploads = self.task.round_uploads(weights, round)
+            weights, state = self.task.server_step(weights, state, uploads, round)
+        same = all(torch.equal(weights[name], self.weights[name]) for name in weights)
+        return found if same else {}
 
 
 def federate(
@@ -302,92 +338,3 @@ def federate(
     folder = output_folder(Path(out))
     with lock(folder):
         return Federation(task, folder).run()
-
-
-RESOLVED = "federation.json"
-AFTER_TRAINING = ("attacks",)
-"""Fields of a config that decide nothing of the training."""
-
-CONFIG = FileKind(
-    "the config that `mjp federate` wrote", "Give another --out, or delete this folder.", 1 << 20
-)
-LINES = FileKind(
-    "a line for each evaluation, as `mjp federate` writes them",
-    "Delete the line that is wrong; the others still hold.",
-)
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-
-
-@schema
-class Evaluation:
-    """A line of metrics.jsonl: the federation after some rounds."""
-
-    step: Whole
-    round: Whole
-    val_top1: Percent | None
-    moved: NotNegative | None = None
-    val_images: Whole = 0
-    timing: dict[str, Any] | None = None
-
-
-def stored_config(folder: Path) -> FederationConfig:
-    """The config of the federation in this folder."""
-    return read_json(folder / RESOLVED, CONFIG, FederationConfig)
-
-
-def training_part(config: FederationConfig) -> dict[str, Any]:
-    """The config without what decides nothing of the training."""
-    return {name: value for name, value in plain(config).items() if name not in AFTER_TRAINING}
-
-
-def evaluations(folder: Path) -> list[Evaluation]:
-    """All complete lines of the folder's metrics.jsonl; one that is no evaluation is an error, and
-    so is one that changed after it was written."""
-    path = folder / METRICS
-    lines = []
-    for number, line in enumerate(read_json_lines(path, LINES), 1):
-        try:
-            lines.append(TypeAdapter(Evaluation).validate_python(line))
-        except ValidationError as error:
-            got = listed_mistakes(error, Evaluation)
-            what = f"{shown(path)}, evaluation {number}: expected {LINES.expected}; got {got}"
-            raise BadFile(path, f"{what}\n{LINES.do}", got) from error
-    return lines
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class StoredServer:
-    """The server's optimiser in a checkpoint."""
-
-    step: Whole
-    first: dict[str, Any]
-    second: dict[str, Any]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class StoredState:
-    """A checkpoint of a federation: its round, its weights, the server's optimiser."""
-
-    step: Whole
-    model: dict[str, Any]
-    optimizer: StoredServer
-    seconds: NotNegative
-
-    @classmethod
-    def of(
-        cls, state: Mapping[str, Any], like: Mapping[str, Tensor], rounds: int, folder: Path
-    ) -> StoredState:
-        """The state that `load_checkpoint` gave; UserError where it is not one of this model.
-
-        like: the federation's weights before round 0
-        """
-        path = folder / CHECKPOINT
-        stored = typed(state, path, STATE, cls)
-        if stored.step > rounds:
-            raise STATE.refusal(path, f"round {stored.step} of {rounds} rounds", "step")
-        check_weights(stored.model, like, path, "model")
-        for name in ("first", "second"):  # of what clients send, which may be a part
-            moments = getattr(stored.optimizer, name)
-            known = {n: weight for n, weight in like.items() if n in moments}
-            check_weights(moments, known, path, name)
-        return stored

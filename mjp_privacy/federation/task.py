@@ -23,7 +23,7 @@ from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
-from mjp_privacy.data import embedded_images, spread_subset
+from mjp_privacy.data import embedded_images
 from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -48,8 +48,8 @@ class Task:
         device: torch.device,
     ) -> None:
         self.config, self.device = config, device
-        self.train = _part_of(train, config.train_images, config.seed)
-        self.test = None if test is None else _part_of(test, config.test_images, config.seed)
+        self.train = train.drawn(config.train_images, config.seed)
+        self.test = None if test is None else test.drawn(config.test_images, config.seed)
         self.model = _initial_model(config).to(device)
         side = config.model.img_size
         self.images = decode_all(self.train, side)
@@ -69,34 +69,29 @@ class Task:
         return cls(config, *federation_images(config, data, val), torch.device(device))
 
     def _split(self) -> list[list[int]]:
-        clients, seed = self.config.clients, self.config.seed
-        if len(self.train) < clients.number:
+        clients, labels, seed = self.config.clients, self.train.labels, self.config.seed
+        if len(labels) < clients.number:
             raise UserError(
-                f"clients.number: expected at most as many clients as images ({len(self.train)}), "
+                f"clients.number: expected at most as many clients as images ({len(labels)}), "
                 f"got {clients.number}. Give fewer clients or more images."
             )
         if clients.split == "iid":
-            return iid(self.train.labels, clients.number, seed=seed)
-        least = min(self.config.client.batch, len(self.train) // clients.number)
-        return dirichlet(
-            self.train.labels, clients.number, alpha=clients.alpha, least=least, seed=seed
-        )
+            return iid(labels, clients.number, seed=seed)
+        least = min(self.config.client.batch, len(labels) // clients.number)
+        return dirichlet(labels, clients.number, alpha=clients.alpha, least=least, seed=seed)
 
     # server -----------------------------------------------------------------------------------
 
     def initial_weights(self) -> Weights:
         """The weights before round 0 by parameter name, on the task's device."""
-        return {
-            name: p.detach().clone()
-            for name, p in _initial_model(self.config).to(self.device).named_parameters()
-        }
+        model = _initial_model(self.config).to(self.device)
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round, drawn for (seed, round), in order of their numbers."""
         clients = self.config.clients
-        order = torch.randperm(
-            clients.number, generator=torch_generator("participants", self.config.seed, round)
-        )
+        generator = torch_generator("participants", self.config.seed, round)
+        order = torch.randperm(clients.number, generator=generator)
         return sorted(order[: clients.per_round].tolist())
 
     def server_step(
@@ -125,10 +120,6 @@ class Task:
 
     # clients ----------------------------------------------------------------------------------
 
-    def examples(self, client: int) -> int:
-        """How many images this client trains on in each local step of a round."""
-        return self.config.client.batch
-
     def round_uploads(
         self, weights: Mapping[str, Tensor], round: int
     ) -> Iterator[tuple[ClientUpdate, int]]:
@@ -140,8 +131,8 @@ class Task:
         clients = self.participants(round)
         client = self.config.client
         if client.defenses or client.position_noise or client.upload != "gradient":
-            updates = self.client_updates(weights, clients, round)
-            yield from zip(updates, map(self.examples, clients), strict=True)
+            for update in self.client_updates(weights, clients, round):
+                yield update, client.batch
             return
         places = [place for number in clients for place in self.drawn(number, round)]
         trainer = FedSGDClient(self.with_weights(weights), client)
@@ -170,54 +161,40 @@ class Task:
         """A client's images of a round; none occurs twice where the client has enough.
 
         With fresh partners a client goes through its images in epochs, batch by batch of an order
-        that is shuffled anew for each; otherwise every round draws a batch by itself.
+        that is shuffled anew for each, and what does not fill a batch is left out of an epoch, as a
+        data loader drops it. Otherwise every round draws a batch by itself.
         """
-        part = self.parts[client]
-        if self.config.client.partners == "fresh":
-            return self._batch_of_epoch(client, round)
-        generator = torch_generator("client images", self.config.seed, client, round)
-        wanted, order = self.examples(client), torch.randperm(len(part), generator=generator)
-        repeated = order.repeat(-(-wanted // len(part)))[:wanted]
-        return [part[index] for index in repeated.tolist()]
-
-    def _batch_of_epoch(self, client: int, round: int) -> list[int]:
-        """The batch of this round in the client's epochs. What does not fill a batch is left out
-        of an epoch, as a data loader drops it; a client with fewer images repeats them."""
         part, batch = self.parts[client], self.config.client.batch
-        epoch, place = divmod(round, max(len(part) // batch, 1))
-        generator = torch_generator("client epoch", self.config.seed, client, epoch)
+        what, number, place = "client images", round, 0
+        if self.config.client.partners == "fresh":
+            what = "client epoch"
+            number, place = divmod(round, max(len(part) // batch, 1))
+        generator = torch_generator(what, self.config.seed, client, number)
         order = torch.randperm(len(part), generator=generator)
-        order = order.repeat(-(-batch // len(part)))[place * batch : (place + 1) * batch]
-        return [part[index] for index in order.tolist()]
-
-    def shuffled(self, places: Sequence[int], client: ClientConfig, epoch: int) -> list[int]:
-        """These training images in the order of an epoch of a client with these images alone."""
-        order = self._feeding(client).order(self._ids(places), epoch)
-        return [places[index] for index in order.tolist()]
+        repeated = order.repeat(-(-batch // len(part)))[place * batch : (place + 1) * batch]
+        return [part[index] for index in repeated.tolist()]
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
         """What the model is fed for these training images in each local step of a round."""
-        numbers = self._feeding(client).rounds_of_steps(round)
+        numbers = self.feeding(client).rounds_of_steps(round)
         return [self.inputs(places, client, number) for number in numbers]
 
     def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
         """What the model is fed for these training images in a round: augmented, then shuffled."""
         labels = torch.tensor([self.train.labels[place] for place in places])
-        pixels, ids = self._pixels(places), self._ids(places)
-        return self._feeding(client).input(pixels, labels, ids, round)
+        return self.feeding(client).input(self.pixels(places), labels, self.ids(places), round)
 
-    def photographs(self, places: Sequence[int], client: ClientConfig, round: int) -> Tensor:
-        """These training images as they enter a round: augmented, not yet shuffled."""
-        return self._feeding(client).photographs(self._pixels(places), self._ids(places), round)
-
-    def _feeding(self, client: ClientConfig) -> Feeding:
+    def feeding(self, client: ClientConfig) -> Feeding:
+        """How such a client feeds its images to the model."""
         config = self.config
         return Feeding(client, config.setting, config.gamma, config.model.patch_size, config.seed)
 
-    def _pixels(self, places: Sequence[int]) -> Tensor:
+    def pixels(self, places: Sequence[int]) -> Tensor:
+        """These training images, in [0, 1]."""
         return self.images[list(places)].float() / 255
 
-    def _ids(self, places: Sequence[int]) -> tuple[str, ...]:
+    def ids(self, places: Sequence[int]) -> tuple[str, ...]:
+        """The names of these training images."""
         return tuple(self.train.records[place].image_id for place in places)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> LoadedModel:
@@ -233,12 +210,6 @@ class Task:
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
         return model
-
-
-def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
-    if limit is None:
-        return examples
-    return Examples(examples.source, tuple(spread_subset(examples.records, limit, seed)))
 
 
 def _initial_model(config: FederationConfig) -> LoadedModel:

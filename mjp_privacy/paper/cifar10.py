@@ -12,7 +12,6 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -47,27 +46,8 @@ WHERE = (
 ARCHIVE = FileKind("CIFAR-10's binary version as a .tar.gz", WHERE, LARGEST)
 BATCH = FileKind("a file of CIFAR-10's binary version", WHERE, LARGEST)
 
-Showing = Callable[[Sequence["Picture"]], Iterable["Picture"]]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture with the number of its class and its place among the pictures of that class."""
-
-    pixels: NDArray[np.uint8]  # (32, 32, 3)
-    label: int
-    place: int
-
-    @property
-    def name(self) -> str:
-        """Its name in the zip, such as `airplane/0000.png`."""
-        return f"{CLASSES[self.label]}/{self.place:04d}.png"
-
-    def png(self) -> bytes:
-        """The picture as a file."""
-        content = io.BytesIO()
-        Image.fromarray(self.pixels).save(content, "PNG")
-        return content.getvalue()
+Picture = tuple[str, NDArray[np.uint8]]  # its name in the zip, and (32, 32, 3)
+Showing = Callable[[Sequence[Picture]], Iterable[Picture]]
 
 
 def make_cifar10(source: Path, out: Path, showing: Showing = iter) -> str:
@@ -84,7 +64,12 @@ def make_cifar10(source: Path, out: Path, showing: Showing = iter) -> str:
                 f"{shown(out / name)} is there already. Expected a folder without it: give another "
                 "--out, or remove the file."
             )
-    contents = _of_folder(source) if source.is_dir() else _of_archive(source)
+    names = [name for files in FILES.values() for name in files]
+    contents = (
+        {name: BATCH.bytes(source / name) for name in names}
+        if source.is_dir()
+        else _of_archive(source, names)
+    )
     sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
     for name, pictures in sets.items():
@@ -96,15 +81,9 @@ def make_cifar10(source: Path, out: Path, showing: Showing = iter) -> str:
     )
 
 
-def _of_folder(folder: Path) -> dict[str, bytes]:
-    names = [name for files in FILES.values() for name in files]
-    return {name: BATCH.bytes(folder / name) for name in names}
-
-
-def _of_archive(path: Path) -> dict[str, bytes]:
+def _of_archive(path: Path, wanted: Sequence[str]) -> dict[str, bytes]:
     """The files by name; nothing is unpacked to the disk, and no file is read unbounded."""
     ARCHIVE.check(path)
-    wanted = {name for files in FILES.values() for name in files}
     contents: dict[str, bytes] = {}
     with ARCHIVE.reading(path), tarfile.open(path, "r:gz") as archive:
         for entry in archive:
@@ -116,7 +95,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
             file = archive.extractfile(entry) if name in wanted else None
             if file is not None:
                 contents[name] = file.read(RECORD * IN_A_FILE + 1)
-    missing = sorted(wanted - set(contents))
+    missing = [name for name in wanted if name not in contents]
     if missing:
         raise ARCHIVE.refusal(path, f"an archive without {', '.join(missing)}")
     return contents
@@ -125,7 +104,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
 def _pictures(
     source: Path, contents: Mapping[str, bytes], files: Sequence[str]
 ) -> Iterator[Picture]:
-    """The pictures of these files, each numbered within its class."""
+    """The pictures of these files, each numbered within its class: `airplane/0000.png`."""
     counted = [0] * len(CLASSES)
     for file in files:
         content = contents[file]
@@ -139,12 +118,14 @@ def _pictures(
         for record in records:
             label = int(record[0])
             pixels = np.ascontiguousarray(record[1:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
-            yield Picture(pixels, label, counted[label])
+            yield f"{CLASSES[label]}/{counted[label]:04d}.png", pixels
             counted[label] += 1
 
 
 def _zip(pictures: Iterable[Picture], path: Path) -> None:
     """The same bytes for the same pictures; PNG is compressed already."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for picture in pictures:
-            archive.writestr(zipfile.ZipInfo(picture.name), picture.png())
+        for name, pixels in pictures:
+            content = io.BytesIO()
+            Image.fromarray(pixels).save(content, "PNG")
+            archive.writestr(zipfile.ZipInfo(name), content.getvalue())

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from mjp_privacy.core.command import Outcome
@@ -81,89 +80,75 @@ def make_corrupted(
     refuse_out(source.path, out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=choosing)
     places = _places([record for record, _ in sample.chosen])
-    lists = _lists(sample, places, seed, size, _plain_classes(source))
-    _check_same(out, lists)
+    lists = _lists(source, sample, places, seed, size)
+    if out.is_dir() and any(out.iterdir()):
+        for name, content in lists.items():
+            if not (out / name).is_file() or DESCRIPTION.bytes(out / name) != content:
+                raise UserError(
+                    f"{shown(out)} is not empty and holds something other than these images "
+                    "corrupted with this seed and size. Expected a new or empty folder, or one "
+                    "where the same command was stopped: give another --out, or move the files "
+                    "away."
+                )
     output_folder(out)
-    for name, text in lists.items():
-        write_atomically(out / name, partial(_write_text, text))
-    new = 0
-    for record in corrupting([record for record, _ in sample.chosen]):
-        new += _corrupt(source, record, out, places[record], seed, size)
+    for name, content in lists.items():
+        write_atomically(out / name, partial(_write, content))
+    new = sum(
+        _corrupt(source, record, out, places[record], seed, size)
+        for record in corrupting([record for record, _ in sample.chosen])
+    )
     count = len(sample.chosen)
-    what = f"{count} images under {len(CORRUPTIONS)} corruptions at {len(SEVERITIES)} severities"
-    there = f" ({new} files new, the others were there)" if new < count * 75 else ""
     lines = [
-        f"Wrote {what} to {shown(out)}{there}.",
+        f"{shown(out)} holds {count} images under {len(CORRUPTIONS)} corruptions at "
+        f"{len(SEVERITIES)} severities; {new} files are new.",
         f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
         *remarks(sample, per_class, source.altered.remark),
     ]
     return Outcome("\n".join(lines), sample.reasons)
 
 
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+
+
 def _corrupt(
     source: ImageSource, record: ImageRecord, out: Path, place: str, seed: int, size: int
 ) -> int:
     """Write one image's 75 files; the number of those that were not there."""
-    targets = {
-        (corruption, severity): out / corruption / str(severity) / place
-        for corruption in CORRUPTIONS
-        for severity in SEVERITIES
-    }
+    cells = [(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
+    targets = {cell: out / cell[0] / str(cell[1]) / place for cell in cells}
     missing = {cell: path for cell, path in targets.items() if not path.is_file()}
     if not missing:
         return 0
-    pixels = _prepared(source, record, size)
-    for (corruption, severity), path in missing.items():
-        name = PurePosixPath(record.image_id).name
-        chance = derive_seed("corrupt", seed, str(record.label), name, corruption, severity)
-        changed = corrupted(pixels, corruption, severity, np.random.default_rng(chance))
-        _save(path, changed)
+    square = Preprocessing.robustness_sets(size)(source.decode(record)).permute(1, 2, 0).numpy()
+    pixels = np.rint(square * 255).astype(np.uint8)
+    name = PurePosixPath(record.image_id).name
+    for cell, path in missing.items():
+        chance = derive_seed("corrupt", seed, str(record.label), name, *cell)
+        picture = Image.fromarray(corrupted(pixels, *cell, np.random.default_rng(chance)))
+        write_atomically(path, partial(picture.save, format="JPEG", quality=QUALITY, optimize=True))
     return len(missing)
 
 
-def _write_text(text: str, path: Path) -> None:
-    path.write_bytes(text.encode())
-
-
-def _save(path: Path, pixels: NDArray[np.uint8]) -> None:
-    picture = Image.fromarray(pixels)
-    write_atomically(
-        path, lambda target: picture.save(target, "JPEG", quality=QUALITY, optimize=True)
-    )
-
-
-def _prepared(source: ImageSource, record: ImageRecord, size: int) -> NDArray[np.uint8]:
-    """The central square, in 8 bits."""
-    prepare = Preprocessing.robustness_sets(size)
-    pixels = prepare(source.decode(record)).permute(1, 2, 0).numpy()
-    return np.rint(pixels * 255).astype(np.uint8)
-
-
 def _places(records: Sequence[ImageRecord]) -> Mapping[ImageRecord, str]:
-    """`class/name.JPEG` of each image; where two would share one, both have their whole path."""
-    plain = {record: f"{_class_of(record)}/{_stem(record)}.JPEG" for record in records}
-    often = Counter(plain.values())
+    """`class/name.JPEG` of each image; where two would share one, both have their whole path.
+
+    A class is the synset whose index is the label, if the image lies in its folder; else the label.
+    """
+    folders, places = {}, {}
+    for record in records:
+        parts = PurePosixPath(record.image_id).parts[:-1]
+        synset = next((part for part in reversed(parts) if is_synset(part)), "")
+        is_label = synset_indices().get(synset) == record.label
+        folders[record] = synset if is_label else str(record.label)
+        places[record] = f"{folders[record]}/{PurePosixPath(record.image_id).stem}.JPEG"
+    often = Counter(places.values())
     return {
-        record: place if often[place] == 1 else f"{_class_of(record)}/{_whole(record)}.JPEG"
-        for record, place in plain.items()
+        record: place
+        if often[place] == 1
+        else f"{folders[record]}/{record.image_id.replace('/', '__')}.JPEG"
+        for record, place in places.items()
     }
-
-
-def _class_of(record: ImageRecord) -> str:
-    """The synset whose index is the label, if the image lies in its folder; else the label."""
-    folders = PurePosixPath(record.image_id).parts[:-1]
-    synset = next((part for part in reversed(folders) if is_synset(part)), None)
-    if synset is not None and synset_indices().get(synset) == record.label:
-        return synset
-    return str(record.label)
-
-
-def _stem(record: ImageRecord) -> str:
-    return PurePosixPath(record.image_id).stem
-
-
-def _whole(record: ImageRecord) -> str:
-    return record.image_id.replace("/", "__")
 
 
 def classes_of(path: Path) -> int | None:
@@ -177,26 +162,14 @@ def classes_of(path: Path) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _plain_classes(source: ImageSource) -> int | None:
-    """How many plain class folders were numbered in sorted order; None for other labels."""
-    records = source.records
-    if records[0].label_source != "folder" or all(is_class_index(_class(r)) for r in records):
-        return None
-    return len({record.label for record in records})
-
-
-def _class(record: ImageRecord) -> str:
-    return PurePosixPath(record.image_id).parent.name
-
-
 def _lists(
+    source: ImageSource,
     sample: Sample,
     places: Mapping[ImageRecord, str],
     seed: int,
     size: int,
-    plain_classes: int | None,
-) -> dict[str, str]:
-    """The text of each list that stands in the folder, by its name."""
+) -> dict[str, bytes]:
+    """The content of each list that stands in the folder, by its name."""
     rows = [
         (places[record], record.label, record.image_id, sha256) for record, sha256 in sample.chosen
     ]
@@ -206,26 +179,13 @@ def _lists(
         "size": size,
         "images": len(rows),
         "differs_from_the_official_files": list(DIFFERENCES),
-        **({} if plain_classes is None else {PLAIN: plain_classes}),
     }
-    return {
+    folders = {PurePosixPath(record.image_id).parent.name for record in source.records}
+    if source.records[0].label_source == "folder" and not all(map(is_class_index, folders)):
+        about[PLAIN] = len({record.label for record in source.records})
+    texts = {
         MARKER: json.dumps(about, indent=1) + "\n",
         "images.csv": csv_text(("file", "label", "image_id", "sha256"), rows),
         "skipped.csv": sample.tables()["skipped.csv"],
     }
-
-
-def _check_same(out: Path, lists: Mapping[str, str]) -> None:
-    """Raise if the folder holds something else than the beginning of this set."""
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    same = all(
-        (out / name).is_file() and DESCRIPTION.bytes(out / name) == text.encode()
-        for name, text in lists.items()
-    )
-    if not same:
-        raise UserError(
-            f"{shown(out)} is not empty and holds something other than these images corrupted with "
-            "this seed and size. Expected a new or empty folder, or one where the same command was "
-            "stopped: give another --out, or move the files away."
-        )
+    return {name: text.encode() for name, text in texts.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,7 @@ def noise_table(grid: int, width: int, seed: int) -> PositionTable:
 
 DIMENSIONS = (3, 4, 5, 6, 7)
 """Columns of the paper's Table 6."""
+MOST_ENERGY = 0.9
 
 
 def explained_variance(table: PositionTable) -> Matrix:
@@ -165,24 +166,10 @@ REPEATS = 10
 """Draws of the folds."""
 
 
-@dataclass(frozen=True)
-class PlaceError:
-    """Mean absolute errors in patches, with the standard deviation over draws of the folds (NaN of
-    a single draw).
-
-    constant_1d, constant_2d: errors of the best guess without an embedding, the middle.
-    """
-
-    mae_1d: float
-    std_1d: float
-    mae_2d: float
-    std_2d: float
-    constant_1d: float
-    constant_2d: float
-
-
-def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> PlaceError:
-    """The errors of a table's places: place_error(table).mae_2d is 0 for an exact linear map.
+def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> dict[str, float]:
+    """Mean absolute errors in patches of a linear map to the places, with the standard deviation
+    over draws of the folds (NaN of a single draw), and errors of the best guess without an
+    embedding, the middle: mae_1d, mae_1d_std, mae_2d, mae_2d_std, constant_1d, constant_2d.
 
     As the authors' script does it (`pestudy/absolute.py`): linear regression with an intercept,
     five folds over the patches in random order, mean absolute error on the patches left out. Where
@@ -194,18 +181,13 @@ def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) 
     be 11 %.
     """
     errors = np.stack([_left_out_errors(table, seed, draw) for draw in range(repeats)])
-    one, two = errors[:, 0], errors[:, 1:].mean(axis=1)
     places = table.places()
     middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
-    spreads = (float(x.std()) if repeats > 1 else math.nan for x in (one, two))
-    return PlaceError(
-        float(one.mean()),
-        next(spreads),
-        float(two.mean()),
-        next(spreads),
-        float(middle[0]),
-        float(middle[1:].mean()),
-    )
+    found: dict[str, float] = {}
+    for name, of_draws in (("mae_1d", errors[:, 0]), ("mae_2d", errors[:, 1:].mean(axis=1))):
+        found[name] = float(of_draws.mean())
+        found[f"{name}_std"] = float(of_draws.std()) if repeats > 1 else math.nan
+    return found | {"constant_1d": float(middle[0]), "constant_2d": float(middle[1:].mean())}
 
 
 def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
@@ -359,21 +341,21 @@ SEEDS = 10
 class Figures:
     """What a table holds.
 
-    variance    cumulative shares by PCA (Table 6); energy: the same of its SVD (Fig. 4)
-    places      errors of a linear map to the patches' places (Table 8)
-    neighbours  cosine similarity of patches that share a side; others: of all other pairs
+    variance  cumulative shares by PCA (Table 6); energy: the same of its SVD (Fig. 4)
+    numbers   by their column of analysis.csv: the table's size, shares in percent, errors in
+              patches (Table 8), and the cosine similarity of patches that share a side, and of all
+              other pairs
     """
 
+    table: PositionTable
     variance: Matrix
     energy: Matrix
-    places: PlaceError
-    neighbours: float
-    others: float
+    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Analysed:
-    """One model: its table and that one's figures, None without position embeddings.
+    """One model, with the figures of its table: None without position embeddings.
 
     start       how much of it is the noise it began as, where the file tells
     rest        figures of what was learned beside that start
@@ -383,7 +365,6 @@ class Analysed:
     label: str
     architecture: str
     trained_gamma: float | None
-    table: PositionTable | None
     figures: Figures | None
     start: Start | None
     rest: Figures | None
@@ -392,23 +373,30 @@ class Analysed:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Figures of SEEDS tables from N(0, 1), none of them trained."""
+Noise = Sequence[Figures]
+"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
 
-    grid: int
-    width: int
-    tables: tuple[Figures, ...]
+
+def ends(noise: Noise, number: str) -> tuple[float, float]:
+    """The smallest and the largest of a number over tables of noise."""
+    values = [figures.numbers[number] for figures in noise]
+    return min(values), max(values)
 
 
 def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
     """All figures of one table; seed, repeats: of the draws of the regression's folds."""
-    return Figures(
-        explained_variance(table),
-        energy(table),
-        place_error(table, seed=seed, repeats=repeats),
-        *neighbours_and_others(table),
-    )
+    variance, of_energy = explained_variance(table), energy(table)
+    neighbours, others = neighbours_and_others(table)
+    numbers = {
+        **{"grid": table.grid, "width": table.width},
+        **{f"variance_{k}": 100 * at(variance, k) for k in DIMENSIONS},
+        **{f"energy_{k}": 100 * at(of_energy, k) for k in DIMENSIONS},
+        "dimensions_for_90": dimensions_for(of_energy, MOST_ENERGY),
+        **place_error(table, seed=seed, repeats=repeats),
+        "neighbour_similarity": neighbours,
+        "other_similarity": others,
+    }
+    return Figures(table, variance, of_energy, numbers)
 
 
 def analysed(
@@ -428,7 +416,6 @@ def analysed(
         label,
         model.card.architecture,
         model.card.trained_gamma,
-        table,
         None if table is None else figures_of(table, seed=seed),
         start,
         None if start is None else figures_of(start.rest, seed=seed),
@@ -444,6 +431,4 @@ def noise(grid: int, width: int, seeds: int = SEEDS) -> Noise:
     Each has one draw of the folds: what differs between tables is more than that.
     """
     drawn = enumerate(noise_table(grid, width, seed) for seed in range(seeds))
-    return Noise(
-        grid, width, tuple(figures_of(table, seed=seed, repeats=1) for seed, table in drawn)
-    )
+    return [figures_of(table, seed=seed, repeats=1) for seed, table in drawn]

@@ -68,8 +68,8 @@ def drawn_tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]
     also what else it has."""
     tables: list[tuple[str, PositionTable]] = []
     for result in results:
-        if result.table is not None:
-            tables.append((drawn(result.label), result.table))
+        if result.figures is not None:
+            tables.append((drawn(result.label), result.figures.table))
         if result.start is not None and result.start.share > MOSTLY:
             tables.append((f"{drawn(result.label)}, without its start", result.start.rest))
     return tables[:MOST_ROWS]
@@ -79,7 +79,7 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
     """One curve a model over the number of dimensions; a dotted one of what was learned beside the
     start; a band of noise."""
     for noise in noises:
-        curves = 100 * np.stack([_cut(getattr(figures, name)) for figures in noise.tables])
+        curves = 100 * np.stack([_cut(getattr(figures, name)) for figures in noise])
         dimensions = np.arange(1, curves.shape[1] + 1)
         low, high = curves.min(axis=0), curves.max(axis=0)
         axes.fill_between(dimensions, low, high, color=MUTED, alpha=0.5, label="noise")
@@ -112,24 +112,22 @@ def _cut(curve: Matrix) -> Matrix:
 
 def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) -> None:
     """Bars of the 2D errors (Table 8), beside the error of noise and of a constant."""
-    shown = [(n, result) for n, result in enumerate(results) if result.figures is not None]
     bars: list[tuple[str, float, float, str]] = []
-    for number, result in shown:
-        assert result.figures is not None
-        places = result.figures.places
-        bars.append((drawn(result.label), places.mae_2d, places.std_2d, colour(number)))
+    for number, result in enumerate(results):
+        if result.figures is not None:
+            found, constant = result.figures.numbers, result.figures.numbers["constant_2d"]
+            bars.append((drawn(result.label), found["mae_2d"], found["mae_2d_std"], colour(number)))
     for noise in noises:
-        errors = [figures.places.mae_2d for figures in noise.tables]
-        name = f"noise {noise.grid}×{noise.grid}×{noise.width}"
+        errors = [figures.numbers["mae_2d"] for figures in noise]
+        grid, width = noise[0].table.grid, noise[0].table.width
+        name = f"noise {grid}×{grid}×{width}"
         bars.append((name, float(np.mean(errors)), float(np.std(errors)), MUTED))
     names, values, around, colours = zip(*bars, strict=True)
     axes.barh(range(len(bars)), values, xerr=around, color=colours, height=0.7)
     axes.set_yticks(range(len(bars)), names, fontsize=6)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    first = shown[0][1].figures
-    assert first is not None
-    axes.axvline(first.places.constant_2d, color=INK, linewidth=0.8, linestyle="--")
+    axes.axvline(constant, color=INK, linewidth=0.8, linestyle="--")
     axes.set_xlabel("patches   (dashed: a constant guess)", fontsize=8)
     axes.set_title("2D error of a linear map (Table 8)")
     axes.tick_params(labelsize=7)

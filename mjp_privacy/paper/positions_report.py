@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.command import Outcome
+from mjp_privacy.core.command import Outcome, plain_value
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically, write_json
 from mjp_privacy.core.text import formula_free, shown
@@ -41,11 +41,9 @@ from mjp_privacy.paper.positions import (
     MOSTLY,
     REPEATS,
     Analysed,
-    Figures,
     Noise,
     analysed,
-    at,
-    dimensions_for,
+    ends,
     noise,
     position_table,
 )
@@ -56,30 +54,15 @@ from mjp_privacy.paper.positions_picture import (
     drawn_tables,
     umap_library,
 )
+from mjp_privacy.training.evaluation import markdown_table, shown_number, with_interval
 from mjp_privacy.training.published import PUBLISHED
 
 # what the paper prints ----------------------------------------------------------------------------
 
 GRID, WIDTH = 14, 384
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """One model of the paper. None: not printed.
-
-    variance      Table 6, percent of the variance in 3, 4, 5, 6 and 7 dimensions
-    mae_1d, ...   Table 8, mean absolute errors in patches with their ±
-    """
-
-    model: str
-    variance: Sequence[float] | None
-    mae_1d: float
-    std_1d: float
-    mae_2d: float
-    std_2d: float
-
-
-PRINTED = tuple(PublishedTable(**row) for row in PUBLISHED["tables_6_and_8"])
+PRINTED: Sequence[Mapping[str, Any]] = PUBLISHED["tables_6_and_8"]
+"""A line for each of its models: `variance` is Table 6, percent in 3 to 7 dimensions, None where it
+is not printed; mae_1d, std_1d, mae_2d and std_2d are Table 8's errors in patches with their ±."""
 
 CAVEATS = (
     "The paper's lines are of DeiT-S: 14×14 patches of width 384, 300 epochs of ImageNet. A figure "
@@ -98,69 +81,58 @@ READ = 0.5
 """Of the error of a constant guess: below it the patches' places count as read."""
 
 
-def sentences(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[str]:
-    """One for each model, in their order."""
-    by_size = {(noise.grid, noise.width): noise for noise in noises}
-    return [_sentence(result, by_size) for result in results]
-
-
-def _sentence(result: Analysed, noises: dict[tuple[int, int], Noise]) -> str:
-    table, figures = result.table, result.figures
-    if table is None or figures is None:
+def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
+    """What a model's table holds, beside noise of its size."""
+    if result.figures is None:
         return f"{result.label}: has no position embeddings, so nothing tells a place."
-    noise = noises[table.grid, table.width]
-    low, high = spread(noise)
-    parts = [
-        f"{result.label}: {_verdict(result, figures)}. 3 dimensions hold "
-        f"{100 * at(figures.variance, 3):.1f} % of the variance (noise {low:.1f} to {high:.1f}), a "
-        f"linear map misses a patch by {figures.places.mae_2d:.2f} (a constant by "
-        f"{figures.places.constant_2d:.2f})"
-    ]
-    if result.start is not None and result.rest is not None and result.start.share >= MOSTLY:
-        parts.append(
-            f"{100 * result.start.share:.1f} % of the variance is still that of its start, N(0, "
-            f"{result.start.std:.1g}²); of what was learned beside it 3 dimensions hold "
-            f"{100 * at(result.rest.variance, 3):.1f} %"
+    numbers, start, rest = result.figures.numbers, result.start, result.rest
+    size = [numbers["grid"], numbers["width"]]
+    of_size = next(n for n in noises if size == [n[0].numbers["grid"], n[0].numbers["width"]])
+    low, high = ends(of_size, "variance_3")
+    kept = ""
+    if start is not None and rest is not None and start.share >= MOSTLY:
+        verdict = "mostly the noise it started from"
+        kept = (
+            f"; {100 * start.share:.1f} % of the variance is still that of its start, N(0, "
+            f"{start.std:.1g}²); of what was learned beside it 3 dimensions hold "
+            f"{rest.numbers['variance_3']:.1f} %"
         )
-    return "; ".join(parts) + "."
+    elif numbers["mae_2d"] <= READ * numbers["constant_2d"]:
+        verdict = "the patches' places can be read from it"
+    else:
+        verdict = "a linear map reads little of the patches' places"
+    return (
+        f"{result.label}: {verdict}. 3 dimensions hold {numbers['variance_3']:.1f} % of the "
+        f"variance (noise {low:.1f} to {high:.1f}), a linear map misses a patch by "
+        f"{numbers['mae_2d']:.2f} (a constant by {numbers['constant_2d']:.2f}){kept}."
+    )
 
 
-def _verdict(result: Analysed, figures: Figures) -> str:
-    if result.start is not None and result.start.share >= MOSTLY:
-        return "mostly the noise it started from"
-    if figures.places.mae_2d <= READ * figures.places.constant_2d:
-        return "the patches' places can be read from it"
-    return "a linear map reads little of the patches' places"
+# the figures as flat rows: of a `model`, of `noise`, of the `paper` -------------------------------
+
+Row = dict[str, Any]
+OF_SIZE = ("grid", "width", "constant_1d", "constant_2d")
+"""Numbers of a table that its size says."""
 
 
-def spread(noise: Noise, dimensions: int = 3) -> tuple[float, float]:
-    """The smallest and the largest share of the variance over the seeds, in percent."""
-    shares = [100 * at(figures.variance, dimensions) for figures in noise.tables]
-    return min(shares), max(shares)
-
-
-# the figures as flat rows -------------------------------------------------------------------------
-
-Row = dict[str, str | int | float | None]
-
-MOST_ENERGY = 0.9
-NOISE, PAPER = "noise", "paper"
-"""What a row is of, in the column `kind`; else it is a `model`."""
-
-
-def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> Iterator[Row]:
+def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[Row]:
     """One for each model, each drawn table of noise, and each model of the paper.
 
     Shares are in percent, errors in patches.
     """
-    for result in results:
-        yield _of_model(result)
+    lines = [_of_model(result) for result in results]
     for drawn in noises:
-        for seed, figures in enumerate(drawn.tables):
-            size: Row = {"grid": drawn.grid, "width": drawn.width, "seed": seed}
-            yield {"kind": NOISE, "label": "N(0, 1), not trained", **size, **_of_table(figures)}
+        about = {"kind": "noise", "label": "N(0, 1), not trained"}
+        lines += [{**about, **f.numbers, "seed": seed} for seed, f in enumerate(drawn)]
     for published in PRINTED:
-        yield _of_paper(published)
+        line: Row = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
+        for k, share in zip(DIMENSIONS, published["variance"] or (), strict=False):
+            line[f"variance_{k}"] = share
+        for name in ("1d", "2d"):
+            line[f"mae_{name}"] = published[f"mae_{name}"]
+            line[f"mae_{name}_std"] = published[f"std_{name}"]
+        lines.append(line)
+    return lines
 
 
 def _of_model(result: Analysed) -> Row:
@@ -170,42 +142,19 @@ def _of_model(result: Analysed) -> Row:
         "architecture": result.architecture,
         "trained_gamma": result.trained_gamma,
     }
-    if result.table is not None and result.figures is not None:
-        row |= {"grid": result.table.grid, "width": result.table.width}
-        row |= _of_table(result.figures)
+    row |= result.figures.numbers if result.figures is not None else {}
     if result.start is not None and result.rest is not None:
-        start = result.start
+        start, learned = result.start, result.rest.numbers
         row |= {"start_std": start.std, "start_left": start.left, "start_share": 100 * start.share}
-        learned = _of_table(result.rest).items()
-        row |= {f"rest_{name}": value for name, value in learned if "constant" not in name}
+        own = [name for name in learned if name not in OF_SIZE]
+        row |= {f"rest_{name}": learned[name] for name in own}
     looked = result.attention
     row |= {"head_diversity": looked.head_diversity, "image_diversity": looked.image_diversity}
     return row | {"attention_spread": looked.spread, "images": result.images}
 
 
-def _of_table(figures: Figures) -> Row:
-    places = figures.places
-    row: Row = {f"variance_{k}": 100 * at(figures.variance, k) for k in DIMENSIONS}
-    row |= {f"energy_{k}": 100 * at(figures.energy, k) for k in DIMENSIONS}
-    row |= {"dimensions_for_90": dimensions_for(figures.energy, MOST_ENERGY)}
-    row |= {"mae_1d": places.mae_1d, "mae_1d_std": places.std_1d}
-    row |= {"mae_2d": places.mae_2d, "mae_2d_std": places.std_2d}
-    row |= {"constant_1d": places.constant_1d, "constant_2d": places.constant_2d}
-    return row | {"neighbour_similarity": figures.neighbours, "other_similarity": figures.others}
-
-
-def _of_paper(published: PublishedTable) -> Row:
-    row: Row = {"kind": PAPER, "label": published.model, "grid": GRID, "width": WIDTH}
-    if published.variance is not None:
-        shares = zip(DIMENSIONS, published.variance, strict=True)
-        row |= {f"variance_{k}": share for k, share in shares}
-    row |= {"mae_1d": published.mae_1d, "mae_1d_std": published.std_1d}
-    return row | {"mae_2d": published.mae_2d, "mae_2d_std": published.std_2d}
-
-
 # what is printed and written ----------------------------------------------------------------------
 
-DASH = "–"
 COLUMNS: Mapping[str, tuple[str, int]] = {  # of a row: heading, decimals
     **{f"variance_{k}": (f"{k} dim. %" if k == DIMENSIONS[0] else f"{k}", 2) for k in DIMENSIONS},
     "dimensions_for_90": ("90 % in", 0),
@@ -219,6 +168,8 @@ COLUMNS: Mapping[str, tuple[str, int]] = {  # of a row: heading, decimals
 }
 RANGED = ("variance_3", "mae_2d")
 """Columns that show noise with its smallest and largest value over the seeds."""
+COUNTS = ("grid", "width", "dimensions_for_90", "rest_dimensions_for_90", "images", "seed")
+"""Columns of whole numbers."""
 
 LEGEND = (
     "3 dim. %, 4 … 7: variance that PCA keeps (Table 6). 90 % in: singular values that hold 90 % "
@@ -237,124 +188,69 @@ LEGEND = (
 )
 
 
-def console(results: Sequence[Analysed], noises: Sequence[Noise]) -> str:
-    """The answer in sentences, then the table."""
-    return "\n".join([*sentences(results, noises), "", *_table(list(rows(results, noises)))])
-
-
 def write_tables(
-    results: Sequence[Analysed], noises: Sequence[Noise], out: Path, *, has_umap: bool = False
-) -> None:
-    """analysis.md, analysis.csv and analysis.json into a folder."""
-    lines = list(rows(results, noises))
-    markdown = _markdown(results, noises, lines, has_umap)
-    table = _csv(lines)
-    write_atomically(out / "analysis.csv", lambda place: place.write_text(table, "utf-8"))
-    write_json(out / "analysis.json", _json(results, lines))
-    write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
-
-
-def _markdown(
-    results: Sequence[Analysed], noises: Sequence[Noise], lines: Sequence[Row], has_umap: bool
+    results: Sequence[Analysed], noises: Sequence[Noise], out: Path, *, has_umap: bool
 ) -> str:
+    """Write analysis.md, analysis.csv and analysis.json into a folder; what the command prints."""
+    lines, said = rows(results, noises), [sentence(result, noises) for result in results]
+    table = pd.DataFrame(lines)
+    table = table.astype({name: "Int64" for name in COUNTS if name in table})
+    table["label"] = table["label"].map(formula_free)
+    cells = markdown_table(["Model", *(head for head, _ in COLUMNS.values())], _cells(lines))
     notes = [f"{result.label}: {note}" for result in results for note in result.notes]
-    attention = [
-        f"![attention of {_escaped(result.label)}](attention_{number}.png)"
-        for number, result in enumerate(results, 1)
-    ]
     parts = [
         "# What the position embeddings hold",
-        "\n".join(f"- {_escaped(said)}" for said in sentences(results, noises)),
-        "\n".join(_table(lines)),
-        "\n".join(f"- {_escaped(said)}" for said in (*LEGEND, *CAVEATS, *notes)),
+        "\n".join(f"- {_escaped(words)}" for words in said),
+        "\n".join(cells),
+        "\n".join(f"- {_escaped(words)}" for words in (*LEGEND, *CAVEATS, *notes)),
         "![tables](analysis.png)",
         *(["![planes by UMAP](umap.png)"] if has_umap else []),
-        *attention,
+        *(
+            f"![attention of {_escaped(result.label)}](attention_{number}.png)"
+            for number, result in enumerate(results, 1)
+        ),
     ]
-    return "\n\n".join(parts) + "\n"
+    markdown = "\n\n".join(parts) + "\n"
+    curves = {
+        result.label: {"variance": figures.variance.tolist(), "energy": figures.energy.tolist()}
+        for result in results
+        if (figures := result.figures) is not None
+    }
+    content = {"rows": lines, "curves": curves, "caveats": CAVEATS}
+    write_atomically(out / "analysis.csv", partial(table.to_csv, index=False))
+    write_json(out / "analysis.json", plain_value(content))
+    write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
+    return "\n".join([*said, "", *cells])
 
 
-def _table(lines: Sequence[Row]) -> list[str]:
-    """Lines of a Markdown table with aligned columns: models, noise of each size, the paper."""
-    cells = [["Model", *(heading for heading, _ in COLUMNS.values())]]
-    cells += [_cells(_escaped(line["label"]), line) for line in lines if line["kind"] == "model"]
-    drawn = [line for line in lines if line["kind"] == NOISE]
-    for size in dict.fromkeys((line["grid"], line["width"]) for line in drawn):
-        cells.append(_noise_cells([x for x in drawn if (x["grid"], x["width"]) == size]))
-    paper = [line for line in lines if line["kind"] == PAPER]
-    cells += [_cells(f"paper: {line['label']}", line) for line in paper]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligned = [
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in cells
-    ]
-    return [aligned[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *aligned[1:]]
+def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
+    """Models, noise of each size, the paper."""
+    frame = pd.DataFrame(lines)
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame, *COLUMNS])))
+    for (kind, *_), same in frame.groupby(["kind", "grid", "width"], sort=False, dropna=False):
+        if kind != "noise":
+            for line in same.to_dict("records"):
+                name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
+                yield [name, *(_number(line, column) for column in COLUMNS)]
+            continue
+        first, cells = same.iloc[0], []
+        for column, (_, decimals) in COLUMNS.items():
+            values = same[column]
+            low, high = (values.min(), values.max()) if column in RANGED else (math.nan, math.nan)
+            cells.append(with_interval(values.mean(), low, high, f".{decimals}f"))
+        yield [f"noise {first.grid}×{first.grid}×{first.width}, {len(same)} seeds", *cells]
 
 
-def _cells(name: str, line: Row) -> list[str]:
-    cells = [name]
-    for column, (_, decimals) in COLUMNS.items():
-        cell, around = _number(line.get(column), decimals), line.get(f"{column}_std")
-        cells.append(cell if around is None else f"{cell}±{_number(around, decimals)}")
-    return cells
-
-
-def _noise_cells(lines: Sequence[Row]) -> list[str]:
-    first = lines[0]
-    cells = [f"noise {first['grid']}×{first['grid']}×{first['width']}, {len(lines)} seeds"]
-    for column, (_, decimals) in COLUMNS.items():
-        values = [float(line[column] or 0) for line in lines if column in line]
-        mean = _number(sum(values) / len(values), decimals) if values else DASH
-        ends = (
-            f"[{_number(min(values), decimals)}, {_number(max(values), decimals)}]"
-            if values
-            else ""
-        )
-        cells.append(f"{mean} {ends}" if column in RANGED else mean)
-    return cells
-
-
-def _number(value: object, decimals: int) -> str:
-    if not isinstance(value, int | float) or math.isnan(value):
-        return DASH
-    return f"{value:.{decimals}f}"
+def _number(line: Mapping[Any, Any], column: str) -> str:
+    form = f".{COLUMNS[column][1]}f"
+    around = line.get(f"{column}_std")
+    number = shown_number(line.get(column), form)
+    return number if pd.isna(around) else f"{number}±{around:{form}}"
 
 
 def _escaped(text: object) -> str:
-    """A stranger's word in Markdown: it is no element, no link and no column."""
-    word = html.escape(str(text), quote=False)
-    return re.sub(r"([|`\[\]])", r"\\\1", word)
-
-
-def _csv(lines: Sequence[Row]) -> str:
-    columns = list(dict.fromkeys(column for line in lines for column in line))
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({n: formula_free(v) if isinstance(v, str) else v for n, v in line.items()})
-    return stream.getvalue()
-
-
-def _json(results: Sequence[Analysed], lines: Sequence[Row]) -> dict[str, object]:
-    """The rows, and whole curves by model."""
-    curves = {
-        result.label: {
-            "variance": result.figures.variance.tolist(),
-            "energy": result.figures.energy.tolist(),
-        }
-        for result in results
-        if result.figures is not None
-    }
-    plain = [{name: _finite(value) for name, value in line.items()} for line in lines]
-    return {"rows": plain, "curves": curves, "caveats": list(CAVEATS)}
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+    """A stranger's word in Markdown: it is no element and no link."""
+    return re.sub(r"([`\[\]])", r"\\\1", html.escape(str(text), quote=False))
 
 
 # the command --------------------------------------------------------------------------------------
@@ -391,13 +287,14 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
         results.append(analysed(label, model, metadata, pixels, seed=arguments.seed))
         path = out / f"attention_{len(results)}.png"
         draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
-    noises = _noises(results)
+    tables = [result.figures.table for result in results if result.figures is not None]
+    sizes = dict.fromkeys((table.grid, table.width) for table in tables)
+    noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
-    write_tables(results, noises, out)
     if arguments.umap:
         draw_umap(drawn_tables(results), out / "umap.png")
-        write_tables(results, noises, out, has_umap=True)
-    return Outcome(f"{console(results, noises)}\n{out / 'analysis.md'}", failed)
+    text = write_tables(results, noises, out, has_umap=arguments.umap)
+    return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
 
 
 def _load(checkpoint: NamedCheckpoint, arguments: AnalysisArguments) -> LoadedModel:
@@ -453,10 +350,3 @@ def _pixels(
             f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
         )
     return torch.stack(pictures)
-
-
-def _noises(results: Sequence[Analysed]) -> list[Noise]:
-    """Noise in the size of every table, each size once."""
-    tables = [result.table for result in results if result.table is not None]
-    sizes = dict.fromkeys((table.grid, table.width) for table in tables)
-    return [noise(grid, width) for grid, width in sizes]

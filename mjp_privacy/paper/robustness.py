@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -13,34 +13,21 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
-from mjp_privacy.data import (
-    ImageError,
-    ImageRecord,
-    ImageSource,
-    Preprocessing,
-    open_images,
-    spread_subset,
-)
+from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.labels import NUM_IMAGENET
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import named_checkpoints
-from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES
+from mjp_privacy.paper.corruptions import CORRUPTIONS
 from mjp_privacy.paper.robustness_scores import (
-    AGAINST_ALEXNET,
     CAVEATS,
-    NORMALISED,
-    UNNORMALISED,
     Line,
-    PublishedRobustness,
     corruption_lines,
     counterpart,
     difference_lines,
-    errors_by_cell,
     hard_lines,
-    number_of_images,
+    line,
     share,
     strange_lines,
-    table_of,
     wrong_severities,
 )
 from mjp_privacy.paper.robustness_sets import (
@@ -50,7 +37,7 @@ from mjp_privacy.paper.robustness_sets import (
     two_hundred_classes,
 )
 from mjp_privacy.training.evaluation import (
-    DASH,
+    beside,
     check_labels,
     check_options,
     load_checkpoint,
@@ -62,126 +49,7 @@ from mjp_privacy.training.evaluation import (
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
-# the tables: a sentence, then the figures ---------------------------------------------------------
-
-OWN = (
-    "These images were made by `mjp sample --corrupt`: our own code, not the official files; "
-    "corrupted.json beside them says what differs. Compare models with each other, not with "
-    "figures of ImageNet-C."
-)
-HEADS = ("corruption", *(str(severity) for severity in SEVERITIES), "mean")
-
-
-def markdown(lines: Sequence[Line]) -> str:
-    """All lines, model by model and set by set, with notes below."""
-    parts = []
-    for key in dict.fromkeys((line.images, line.model) for line in lines):
-        group = [line for line in lines if (line.images, line.model) == key]
-        corrupted = any(line.corruption for line in group)
-        parts += _corruption_table(group) if corrupted else _plain_table(group)
-        parts.append("")
-    return "\n".join([*parts, *(f"- {note}" for note in _notes(lines)), ""])
-
-
-def _corruption_table(lines: Sequence[Line]) -> list[str]:
-    model, images = lines[0].model, lines[0].images
-    by_place = {(line.corruption, line.severity, line.measure): line for line in lines}
-    counts = sorted({line.figure.n for line in lines if line.measure == "error"})
-    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    present = [name for name in CORRUPTIONS if (name, None, "mean error") in by_place]
-    printed = any(line.paper is not None for line in lines)
-    against = [AGAINST_ALEXNET] if any(line.measure == AGAINST_ALEXNET for line in lines) else []
-    text = (
-        f"**{model}** on {images}: {_summary(lines, present)} "
-        f"{numbers} images in each of {len(present) * len(SEVERITIES)} cells."
-    )
-    rows = []
-    for name in present:
-        cells = [name]
-        cells += [_with_interval(by_place[name, severity, "error"]) for severity in SEVERITIES]
-        total = by_place[name, None, "mean error"]
-        cells += [_with_interval(total)]
-        cells += [_with_interval(by_place[name, None, measure]) for measure in against]
-        cells += [_beside(total)] if printed else []
-        rows.append(cells)
-    heads = [*HEADS, *against, *(["paper's mean"] if printed else [])]
-    rest = [line for line in lines if not line.corruption]
-    below = ["", *_plain_rows(rest)] if rest else []
-    return [text, "", *markdown_table(heads, rows), *below]
-
-
-def _summary(lines: Sequence[Line], present: Sequence[str]) -> str:
-    """The sentence on mCE, or why there is none."""
-    means = {line.measure: line for line in lines}
-    if UNNORMALISED not in means:
-        missing = [name for name in CORRUPTIONS if name not in present]
-        return f"no mCE, which is a mean over all 15 corruptions; missing: {', '.join(missing)}."
-    plain = f"{means[UNNORMALISED].figure.percent:.1f} unnormalised"
-    if NORMALISED not in means:
-        other = "and none against AlexNet, whose errors are among ImageNet's 1000 classes"
-        return f"mCE {plain}, {other};"
-    return f"mCE {means[NORMALISED].figure.percent:.1f} against AlexNet, {plain};"
-
-
-def _plain_table(lines: Sequence[Line]) -> list[str]:
-    first = lines[0]
-    figure = f"{first.measure} {first.figure.percent:.1f} % of {first.figure.n} images"
-    return [f"**{first.model}** on {first.images}: {figure}.", "", *_plain_rows(lines)]
-
-
-def _plain_rows(lines: Sequence[Line]) -> list[str]:
-    printed = any(line.paper is not None for line in lines)
-    rows = []
-    for line in lines:
-        figure = line.figure
-        n = f"{figure.n}" + (f" ({figure.failed} unreadable)" if figure.failed else "")
-        cells = [line.measure, _with_interval(line), figure.interval, n]
-        rows.append([*cells, *([_beside(line)] if printed else [])])
-    heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
-    return markdown_table(heads, rows)
-
-
-def _notes(lines: Sequence[Line]) -> Iterable[str]:
-    if any(line.images == "our own corruptions" for line in lines):
-        yield OWN
-    if any(line.corruption for line in lines):
-        yield (
-            "Errors in %, with Wilson's 95 % interval; means over severities with a bootstrap over "
-            "images. mCE is the mean of the 15 means: unnormalised as they are, or each divided by "
-            "AlexNet's published error on the official files."
-        )
-    yield (
-        "Photographs are cut out as the sets' official scripts do it: short side 256 for a side of "
-        "224, bilinear; pictures of ImageNet-C are cut out already."
-    )
-    if any("difference to" in line.measure for line in lines):
-        yield "Differences are paired: each image under one model with itself under the other."
-    if any(line.measure == "AUPR" for line in lines):
-        yield (
-            "AUPR: strange images told from those of --data by the largest softmax share among the "
-            "200 classes. It grows with the share of strange images, which chance would reach."
-        )
-    if any(line.measure == "RMS calibration error" for line in lines):
-        yield (
-            "RMS calibration error over all bins of 100 images; the official code leaves out the "
-            "last bin."
-        )
-    if any(line.corruption and line.paper is not None for line in lines):
-        yield from CAVEATS
-
-
-def _with_interval(line: Line) -> str:
-    return with_interval(line.figure.percent, line.figure.low, line.figure.high)
-
-
-def _beside(line: Line) -> str:
-    if line.paper is None:
-        return DASH
-    return f"{line.paper:g} ({line.figure.percent - line.paper:+.1f})"
-
-
-# the command --------------------------------------------------------------------------------------
-
+OURS = "our own corruptions"
 OFFICIAL_CELL = 50_000
 """Images under each corruption and severity of the published ImageNet-C."""
 VALIDATION_OF_CLASS = 50
@@ -194,83 +62,101 @@ class Model:
 
     label: str
     network: LoadedModel
-    paper: PublishedRobustness | None
-
-    @property
-    def whole(self) -> Preprocessing:
-        """For pictures that are cut out already, as ImageNet-C's: nothing more is cut off."""
-        size = self.network.card.img_size
-        return Preprocessing(size, size, "bilinear")
-
-    @property
-    def cut(self) -> Preprocessing:
-        """For photographs, cut out as ImageNet-C's were: not with the checkpoint's own crop."""
-        return Preprocessing.robustness_sets(self.network.card.img_size)
+    paper: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The sets of images that the command line names, opened and checked; `unreadable` gains the
-    reasons of images that cannot be read, by their paths."""
+    """The sets of images that the command line names, opened and checked; of the published sets
+    with whether each is the published one."""
 
+    arguments: EvaluationArguments
     corrupted: CorruptionFolders | None
-    hard: tuple[ImageSource, bool] | None  # ImageNet-A; whether it is the published set
+    hard: tuple[ImageSource, bool] | None  # ImageNet-A
     strange: tuple[ImageSource, bool] | None  # ImageNet-O
     ordinary: ImageSource | None  # --data
     unreadable: dict[str, str] = field(default_factory=dict)
+    """The reasons of images that could not be read, by their paths."""
 
-    def note(self, source: ImageSource, error: ImageError) -> None:
-        """Keep why an image of this set cannot be read."""
-        self.unreadable[str(source.path / error.image_id)] = error.reason
+    def chosen(self, records: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
+        """As many as the command line asks for."""
+        return spread_subset(records, self.arguments.limit, self.arguments.seed)
+
+    def photographs(
+        self,
+        model: Model,
+        source: ImageSource,
+        records: Sequence[ImageRecord],
+        classes: Sequence[int] | None = None,
+    ) -> pd.DataFrame:
+        """The model's answers to photographs, among these classes; UserError where one restricts
+        them and no image can be read. They are cut out as ImageNet-C's were, not with the
+        checkpoint's own crop."""
+        prepare = Preprocessing.robustness_sets(model.network.card.img_size)
+        chosen = self.chosen(records)
+        with Progress(model.label, len(chosen), "images") as bar:
+            rows = answers(model.network, source, chosen, prepare, bar, self.unreadable, classes)
+        if classes is not None and rows["correct"].isna().all():
+            first, reason = next(iter(self.unreadable.items()), ("", ""))
+            raise UserError(
+                f"None of the {len(rows)} images of {source.path.name} can be read, such as "
+                f"{shown(first)}: {shown(reason)}. Expected at least one: unpack the archive "
+                "again, or mend that."
+            )
+        return rows
 
 
 def write_robustness(arguments: EvaluationArguments) -> Outcome:
-    """The tables of all checkpoints as Markdown; files in --out are updated as models are done."""
+    """The tables of all checkpoints as Markdown; files in --out are updated set by set."""
     check_options(arguments)
-    sets = _opened(arguments)
-    lines: list[Line] = []
+    sets = opened(arguments)
+    tables: list[pd.DataFrame] = []
     errors: dict[str, pd.DataFrame] = {}
-    text = ""
-    for more in _measured(arguments, sets, errors):
-        lines += more
-        text = markdown(lines)
-        if arguments.out:
-            reasons = pd.DataFrame(sets.unreadable.items(), columns=["image", "reason"])
-            tables = {"unreadable.csv": reasons}
-            if errors:
-                wrong = [wrong_severities(mine, label) for label, mine in errors.items()]
-                tables["per_image.csv"] = pd.concat(wrong).reset_index()
-            tables["robustness.csv"] = table_of(lines)
-            write_report(arguments.out, tables, "robustness.md", text)
-    return Outcome(text, sets.unreadable, table_of(lines).to_dict("records"))
+    text, table = "", pd.DataFrame()
+    for model in _models(arguments, sets):
+        for images, lines in _measured(model, sets, errors):
+            found = pd.DataFrame(lines).astype({"severity": "Int64", "paper": float})
+            found.insert(0, "model", model.label)
+            found.insert(1, "images", images)
+            tables.append(found)
+            table = pd.concat(tables, ignore_index=True)
+            text = markdown(table)
+            if arguments.out:
+                reasons = pd.DataFrame(sets.unreadable.items(), columns=["image", "reason"])
+                files = {"unreadable.csv": reasons}
+                if errors:
+                    wrong = {label: wrong_severities(mine) for label, mine in errors.items()}
+                    rows = pd.concat(wrong, names=["model"]).swaplevel().reset_index()
+                    files["per_image.csv"] = rows
+                files["robustness.csv"] = table
+                write_report(arguments.out, files, "robustness.md", text)
+    return Outcome(text, sets.unreadable, table.to_dict("records"))
 
 
-def _opened(arguments: EvaluationArguments) -> Sets:
+def opened(arguments: EvaluationArguments) -> Sets:
+    """The sets, and --out made apart from them."""
     if arguments.imagenet_o and arguments.data is None:
         raise UserError(
             "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "
             "photographs of its 200 classes, such as ImageNet's validation set; got none."
         )
     c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
+    ordinary = open_images(arguments.data, arguments.labels) if arguments.data else None
+    if ordinary and ordinary.records[0].label is None:
+        raise UserError(
+            "--data: expected images with labels beside robustness. "
+            f"{ordinary.labels_described} Give --labels, class folders, or leave --data out."
+        )
     sets = Sets(
+        arguments,
         corruption_folders(c) if c else None,
         two_hundred_classes(a, "A") if a else None,
         two_hundred_classes(o, "O") if o else None,
-        _ordinary(arguments) if arguments.data else None,
+        ordinary,
     )
     images = ("imagenet_c", "imagenet_a", "imagenet_o", "data")
     prepare_folder(arguments, "robustness.csv", *images)
     return sets
-
-
-def _ordinary(arguments: EvaluationArguments) -> ImageSource:
-    source = open_images(str(arguments.data), arguments.labels)
-    if source.records[0].label is None:
-        raise UserError(
-            f"--data: expected images with labels beside robustness. {source.labels_described} "
-            "Give --labels, class folders, or leave --data out."
-        )
-    return source
 
 
 def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
@@ -278,133 +164,173 @@ def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
     device = pick_device(arguments.device)
     models = []
     for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
-        network = load_checkpoint(checkpoint, arguments).to(device)
+        label, network = checkpoint.label, load_checkpoint(checkpoint, arguments).to(device)
         if (sets.hard or sets.strange) and network.card.num_classes != NUM_IMAGENET:
             raise UserError(
-                f"{checkpoint.label} has {network.card.num_classes} classes; ImageNet-A and -O "
-                "need a model of ImageNet's 1000. Give another --checkpoint."
+                f"{label} has {network.card.num_classes} classes; ImageNet-A and -O need a model "
+                "of ImageNet's 1000. Give another --checkpoint."
             )
-        plain = sets.corrupted.plain_classes if sets.corrupted else None
-        if plain not in (None, network.card.num_classes):
-            raise UserError(
-                f"--imagenet-c was made of {plain} class folders, numbered in sorted order, and "
-                f"{checkpoint.label} has {network.card.num_classes} classes: expected as many, or "
-                "the numbers are not the model's. Give images in folders of synsets or of class "
-                "indices to `mjp sample --corrupt`, or another --checkpoint."
-            )
+        if sets.corrupted:
+            plain = sets.corrupted.plain_classes
+            if plain not in (None, network.card.num_classes):
+                raise UserError(
+                    f"--imagenet-c was made of {plain} class folders, numbered in sorted order, "
+                    f"and {label} has {network.card.num_classes} classes: expected as many, or the "
+                    "numbers are not the model's. Give images in folders of synsets or of class "
+                    "indices to `mjp sample --corrupt`, or another --checkpoint."
+                )
+            check_labels(label, network, sets.corrupted.images.records, "--imagenet-c")
         if sets.ordinary:
-            check_labels(checkpoint.label, network, sets.ordinary.records)
+            check_labels(label, network, sets.ordinary.records)
         paper = counterpart(network, papers_row(checkpoint, arguments))
-        models.append(Model(checkpoint.label, network, paper))
+        models.append(Model(label, network, paper))
     return models
 
 
 def _measured(
-    arguments: EvaluationArguments, sets: Sets, errors: dict[str, pd.DataFrame]
-) -> Iterator[list[Line]]:
-    """The lines of one model and set after the other; `errors` gains each model's answers to the
+    model: Model, sets: Sets, errors: dict[str, pd.DataFrame]
+) -> Iterator[tuple[str, list[Line]]]:
+    """The name and the lines of one set after the other; `errors` gains the model's answers to the
     corrupted images."""
-    for model in _models(arguments, sets):
-        if sets.corrupted:
-            lines, mine = _under_corruptions(model, sets, arguments)
-            for other, others in errors.items():
-                images, classes = lines[-1].images, model.network.card.num_classes
-                lines += difference_lines(model.label, images, mine, other, others, classes=classes)
-            errors[model.label] = mine
-            yield lines
-        if sets.hard:
-            yield _on_hard(model, sets, arguments)
-        if sets.strange and sets.ordinary:
-            yield _on_strange(model, sets, arguments)
+    if sets.corrupted:
+        yield _under_corruptions(model, sets, sets.corrupted, errors)
+    if sets.hard:
+        source, official = sets.hard
+        rows = sets.photographs(model, source, source.records, _classes(source))
+        whole = official and sets.arguments.limit is None
+        yield "ImageNet-A", hard_lines(rows, model.paper if whole else {})
+    if sets.strange and sets.ordinary:
+        yield "ImageNet-O", _on_strange(model, sets, *sets.strange, sets.ordinary)
 
 
 def _under_corruptions(
-    model: Model, sets: Sets, arguments: EvaluationArguments
-) -> tuple[list[Line], pd.DataFrame]:
-    folders = sets.corrupted
-    assert folders is not None
-    limit, seed = arguments.limit, arguments.seed
-    with Progress(model.label, partial(number_of_images, folders, limit), "images") as bar:
-        errors = errors_by_cell(
-            model.network,
-            folders,
-            model.whole,
-            limit=limit,
-            seed=seed,
-            check=lambda source: check_labels(
-                model.label, model.network, source.records, "--imagenet-c"
-            ),
-            progress=bar.advance,
-            unreadable=sets.note,
-        )
-    whole = folders.official and len(errors) == OFFICIAL_CELL
-    images = "ImageNet-C" if folders.official else "our own corruptions"
-    paper = model.paper if whole else None
+    model: Model, sets: Sets, folders: CorruptionFolders, errors: dict[str, pd.DataFrame]
+) -> tuple[str, list[Line]]:
+    columns: dict[tuple[str, int], pd.Series[float]] = {}
+    chosen = {record.image_id for record in sets.chosen(folders.images.records)}
+    size = model.network.card.img_size
+    whole = Preprocessing(size, size, "bilinear")  # the pictures are cut out already
+    with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
+        for cell, folder in folders.by_cell.items():
+            source = open_images(folder)
+            records = [record for record in source.records if record.image_id in chosen]
+            rows = answers(model.network, source, records, whole, bar, sets.unreadable)
+            columns[cell] = 1 - rows.set_index("image_id")["correct"]
+    mine = pd.DataFrame(columns).sort_index()
     classes = model.network.card.num_classes
-    lines = corruption_lines(model.label, images, errors, paper, classes=classes)
+    published = folders.official and len(mine) == OFFICIAL_CELL
+    lines = corruption_lines(mine, model.paper if published else {}, classes=classes)
     if sets.ordinary:
-        rows = _answers(model, sets, sets.ordinary, sets.ordinary.records, arguments)
-        clean = share(1 - rows["correct"].to_numpy(dtype=float))
-        lines.insert(0, Line(model.label, images, "error without corruption", clean))
-    return lines, errors
+        rows = sets.photographs(model, sets.ordinary, sets.ordinary.records)
+        lines.insert(
+            0, line("error without corruption", share(1 - rows["correct"].to_numpy(dtype=float)))
+        )
+    for other, others in errors.items():
+        lines += difference_lines(mine, other, others, classes=classes)
+    errors[model.label] = mine
+    return "ImageNet-C" if folders.official else OURS, lines
 
 
-def _on_hard(model: Model, sets: Sets, arguments: EvaluationArguments) -> list[Line]:
-    assert sets.hard is not None
-    source, official = sets.hard
-    rows = _answers(model, sets, source, source.records, arguments, _classes(source))
-    whole = official and arguments.limit is None
-    return hard_lines(model.label, "ImageNet-A", rows, model.paper if whole else None)
-
-
-def _on_strange(model: Model, sets: Sets, arguments: EvaluationArguments) -> list[Line]:
-    assert sets.strange is not None
-    assert sets.ordinary is not None
-    (source, official), ordinary = sets.strange, sets.ordinary
+def _on_strange(
+    model: Model, sets: Sets, source: ImageSource, official: bool, ordinary: ImageSource
+) -> list[Line]:
     classes = _classes(source)
-    of_them = tuple(record for record in ordinary.records if record.label in classes)
+    of_them = [record for record in ordinary.records if record.label in classes]
     if not of_them:
         raise UserError(
             "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, as "
             f"ImageNet's validation set has them. {ordinary.labels_described}"
         )
-    to_strange = _answers(model, sets, source, source.records, arguments, classes)
-    to_ordinary = _answers(model, sets, ordinary, of_them, arguments, classes)
-    whole = official and len(to_ordinary) == len(classes) * VALIDATION_OF_CLASS
-    paper = model.paper if whole and arguments.limit is None else None
-    return strange_lines(model.label, "ImageNet-O", to_strange, to_ordinary, paper)
-
-
-def _answers(
-    model: Model,
-    sets: Sets,
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    arguments: EvaluationArguments,
-    classes: Sequence[int] | None = None,
-) -> pd.DataFrame:
-    """The model's answers to photographs, among these classes; UserError where one restricts them
-    and no image can be read."""
-    chosen = spread_subset(records, arguments.limit, arguments.seed)
-    with Progress(model.label, lambda: len(chosen), "images") as bar:
-        rows = answers(
-            model.network,
-            source,
-            chosen,
-            model.cut,
-            classes=classes,
-            progress=bar.advance,
-            unreadable=partial(sets.note, source),
-        )
-    if classes is not None and not (rows["status"] == "ok").any():
-        first = next(iter(sets.unreadable.items()), ("", ""))
-        raise UserError(
-            f"None of the {len(rows)} images of {source.path.name} can be read, such as "
-            f"{shown(first[0])}: {shown(first[1])}. Expected at least one: unpack the archive "
-            "again, or mend that."
-        )
-    return rows
+    strange = sets.photographs(model, source, source.records, classes)
+    known = sets.photographs(model, ordinary, of_them, classes)
+    whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
+    published = whole and sets.arguments.limit is None
+    return strange_lines(strange, known, model.paper if published else {})
 
 
 def _classes(source: ImageSource) -> list[int]:
     return sorted({record.label for record in source.records if record.label is not None})
+
+
+# the tables ---------------------------------------------------------------------------------------
+
+OWN = (
+    "These images were made by `mjp sample --corrupt`: our own code, not the official files; "
+    "corrupted.json beside them says what differs. Compare models with each other, not with "
+    "figures of ImageNet-C."
+)
+OF_CORRUPTIONS = (
+    "Errors in %, with Wilson's 95 % interval; means over severities with a bootstrap over "
+    "images. mCE is the mean of the 15 means, where all are there: unnormalised as they are, or "
+    "each divided by AlexNet's published error on the official files, which is among ImageNet's "
+    "1000 classes and stands beside such models alone."
+)
+CUT_OUT = (
+    "Photographs are cut out as the sets' official scripts do it: short side 256 for a side of "
+    "224, bilinear; pictures of ImageNet-C are cut out already."
+)
+OF_MEASURES = {
+    "difference to": "Differences are paired: each image under one model with itself under the "
+    "other.",
+    "AUPR": "AUPR: strange images told from those of --data by the largest softmax share among the "
+    "200 classes. It grows with the share of strange images, which chance would reach.",
+    "RMS calibration error": "RMS calibration error over all bins of 100 images; the official code "
+    "leaves out the last bin.",
+}
+"""Notes by the measures that they are about."""
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """All lines, model by model and set by set, with notes below."""
+    parts: list[str] = []
+    for (images, model), lines in table.groupby(["images", "model"], sort=False):
+        printed = bool(lines["paper"].notna().any())
+        parts += [f"**{model}** on {images}:", ""]
+        for plain, of_kind in lines.groupby(lines["corruption"] == ""):
+            rows = _plain_rows if plain else _corruption_rows
+            parts += [*rows(of_kind, printed), ""]
+    return "\n".join([*parts, *(f"- {note}" for note in _notes(table)), ""])
+
+
+def _corruption_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
+    """A row for each corruption: its severities, their mean, and the mean against AlexNet's."""
+    columns = lines["severity"].astype("string").fillna(lines["measure"])
+    texts = [_with_interval(one) for one in lines.to_dict("records")]
+    wide = lines.assign(column=columns, text=texts).pivot(
+        index="corruption", columns="column", values="text"
+    )
+    means = lines[lines["measure"] == "mean error"].set_index("corruption")
+    wide = wide[list(dict.fromkeys(columns))].assign(n=means["n"].astype(str))
+    if printed:
+        pairs = zip(means["paper"], means["percent"], strict=True)
+        wide["paper's mean"] = pd.Series([beside(*pair, ".2f") for pair in pairs], means.index)
+    present = [name for name in CORRUPTIONS if name in wide.index]
+    return markdown_table(["corruption", *wide.columns], wide.loc[present].itertuples())
+
+
+def _plain_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
+    rows = []
+    for one in lines.to_dict("records"):
+        n = f"{one['n']}" + (f" ({one['failed']} unreadable)" if one["failed"] else "")
+        cells = [one["measure"], _with_interval(one), one["interval"], n]
+        rows.append([*cells, *([beside(one["paper"], one["percent"], ".2f")] if printed else [])])
+    heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
+    return markdown_table(heads, rows)
+
+
+def _notes(table: pd.DataFrame) -> Iterator[str]:
+    corrupted = table[table["corruption"] != ""]
+    if (table["images"] == OURS).any():
+        yield OWN
+    if len(corrupted):
+        yield OF_CORRUPTIONS
+    yield CUT_OUT
+    for measure, note in OF_MEASURES.items():
+        if table["measure"].str.contains(measure).any():
+            yield note
+    if corrupted["paper"].notna().any():
+        yield from CAVEATS
+
+
+def _with_interval(one: Mapping[Any, Any]) -> str:
+    return with_interval(one["percent"], one["low"], one["high"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -55,57 +55,41 @@ class SampleArguments:
 def sample(argv: list[str], usage: Usage) -> int:
     """Write the sample that `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
+    out, seed = arguments.out, arguments.seed
+    drawn, packed = arguments.shapes is not None, arguments.cifar10 is not None
+    if [arguments.source is not None, drawn, packed].count(True) != 1:
+        raise UserError("Expected one of --from DIR_OR_ZIP, --shapes NUMBER and --cifar10 TAR_GZ.")
+    if arguments.corrupt and arguments.source is None:
+        raise UserError("--corrupt takes the pictures of --from: expected no --shapes, --cifar10.")
     if arguments.cifar10 is not None:
         from mjp_privacy.paper.cifar10 import make_cifar10
 
-        if arguments.source or arguments.corrupt or arguments.shapes is not None:
-            raise UserError(
-                "--cifar10 takes all pictures: expected no --from, --corrupt, --shapes."
-            )
-        writing = partial(_shown, "writing", "pictures")
-        print(make_cifar10(arguments.cifar10, arguments.out, writing))
+        print(make_cifar10(arguments.cifar10, out, partial(_shown, "writing", "pictures")))
         return DONE
     if arguments.shapes is not None:
         from mjp_privacy.paper.shapes import make_shapes
 
-        if arguments.source is not None or arguments.corrupt:
-            raise UserError("--shapes draws its own pictures: expected no --from and no --corrupt.")
-        print(make_shapes(arguments.out, arguments.shapes, arguments.seed))
+        print(make_shapes(out, arguments.shapes, seed))
         return DONE
-    if arguments.source is None:
-        raise UserError(
-            "Expected --from DIR_OR_ZIP, --shapes NUMBER or --cifar10 TAR_GZ; got none."
-        )
+    assert arguments.source is not None
     from mjp_privacy.data.opening import open_images
-    from mjp_privacy.data.sample import make_sample
 
     images = open_images(arguments.source, arguments.labels)
     count = len(images.records)
     print(f"{count} images in {shown(arguments.source)}. {images.labels_described}", flush=True)
-    per_class, limit, seed = arguments.per_class, arguments.limit, arguments.seed
+    chosen: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
+    chosen["seed"] = seed
     choosing = partial(_shown, "choosing", "classes")
     if arguments.corrupt:
         from mjp_privacy.paper.corrupted_folder import make_corrupted
 
-        done = make_corrupted(
-            images,
-            arguments.out,
-            per_class=per_class,
-            limit=limit,
-            seed=seed,
-            size=arguments.size,
-            choosing=choosing,
-            corrupting=partial(_shown, "corrupting", "images"),
-        )
+        chosen |= {"size": arguments.size, "choosing": choosing}
+        chosen["corrupting"] = partial(_shown, "corrupting", "images")
+        done = make_corrupted(images, out, **chosen)
     else:
-        done = make_sample(
-            images,
-            arguments.out,
-            per_class=per_class,
-            limit=limit,
-            seed=seed,
-            progress=choosing,
-        )
+        from mjp_privacy.data.sample import make_sample
+
+        done = make_sample(images, out, **chosen, progress=choosing)
     print(done.text)
     return report_failed(done.failed, "not read; skipped.csv lists all")
 

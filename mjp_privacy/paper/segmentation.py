@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,6 @@ MEASURES = ("miou", "macc", "aacc")
 Counts = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Score:
-    """One of the measures in percent, or a difference in points, with its 95 % bootstrap interval
-    over pictures."""
-
-    percent: float
-    low: float
-    high: float
-
-
 def areas(answer: Tensor, labels: Tensor, classes: int) -> Tensor:
     """(3, K) pixel counts of each class: right, in the truth, in the answer.
 
@@ -99,16 +89,17 @@ def measured(counts: Counts) -> Counts:
     return 100 * np.stack(of_classes, -1)
 
 
-def scored(counts: Counts) -> dict[str, Score]:
-    """The measures of pictures whose counts are (n, 3, K), with intervals; NaN without two."""
-    return _with_interval(measured(counts.sum(0)), _resampled(counts))
+def scored(counts: Counts) -> dict[str, float]:
+    """The measures of pictures whose counts are (n, 3, K), each with its 95 % bootstrap interval:
+    miou, miou_low, miou_high, …; NaN without two pictures."""
+    return _with_ends(measured(counts.sum(0)), _resampled(counts))
 
 
-def difference(counts: Counts, others: Counts) -> dict[str, Score]:
+def difference(counts: Counts, others: Counts) -> dict[str, float]:
     """How much higher one model's measures are than another's on the same pictures, in points; both
     are resampled together."""
     values = measured(counts.sum(0)) - measured(others.sum(0))
-    return _with_interval(values, _resampled(counts) - _resampled(others))
+    return _with_ends(values, _resampled(counts) - _resampled(others))
 
 
 def _resampled(counts: Counts) -> Counts:
@@ -124,13 +115,13 @@ def _resampled(counts: Counts) -> Counts:
     )
 
 
-def _with_interval(values: Counts, resampled: Counts) -> dict[str, Score]:
+def _with_ends(values: Counts, resampled: Counts) -> dict[str, float]:
     known = resampled[~np.isnan(resampled).any(-1)]  # not those without a labelled pixel
-    low, high = np.full((2, len(MEASURES)), np.nan)
+    ends = np.full((2, len(MEASURES)), np.nan)
     if len(known):
-        low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    triples = zip(values.tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Score(*triple) for name, triple in zip(MEASURES, triples, strict=True)}
+        ends = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    names = [f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")]
+    return dict(zip(names, np.stack([values, *ends], -1).ravel().tolist(), strict=True))
 
 
 def _mean(parts: Counts, wholes: Counts) -> Counts:
@@ -196,16 +187,8 @@ SWIN_TINY = (4, 96, 3, (2, 2, 6, 2))
 """Patch side, width and heads of the first stage, blocks of the stages."""
 
 
-@dataclass(frozen=True)
-class PublishedSegmentation:
-    """One printed row of Table 9, in percent: UPerNet on a Swin-T trained on ImageNet-1K."""
-
-    model: str
-    miou: float
-    macc: float
-
-
-PLAIN, MJP = (PublishedSegmentation(**row) for row in PUBLISHED["table_9"])
+PLAIN, MJP = PUBLISHED["table_9"]
+"""The printed rows, in percent: UPerNet on a Swin-T trained on ImageNet-1K."""
 CAVEAT = (
     "The paper's figures are of UPerNet on Swin-T at 512. Ours is UPerNet-style: other norms, no "
     "auxiliary head, a cosine schedule, sliding windows where MMSegmentation's UPerNet for Swin-T "
@@ -214,19 +197,18 @@ CAVEAT = (
 )
 
 
-def counterpart(config: TrainingConfig, pictures: int) -> PublishedSegmentation | None:
-    """The printed row of a model scored on so many pictures; None unless it is the paper's model,
+def counterpart(config: TrainingConfig, pictures: int) -> Mapping[str, Any]:
+    """The printed row of a model scored on so many pictures; empty unless it is the paper's model,
     fine-tuned from weights, on all of ADE20K's validation pictures."""
-    model = config.model
+    model, head = config.model, config.segmentation.head
     sizes = (model.patch_size, model.embed_dim, model.num_heads, config.stages)
-    papers = config.family == "swin" and sizes == SWIN_TINY and config.segmentation.head != "linear"
-    at_papers = (model.img_size, model.num_classes, pictures) == (
-        SIDE,
-        CLASSES,
-        VALIDATION_PICTURES,
-    )
-    if not papers or not at_papers or config.initial is None:
-        return None
+    data = (model.img_size, model.num_classes, pictures)
+    if (
+        (config.family, sizes) != ("swin", SWIN_TINY)
+        or (head == "linear" or config.initial is None)
+        or data != (SIDE, CLASSES, VALIDATION_PICTURES)
+    ):
+        return {}
     return MJP if model.unknown_embedding else PLAIN
 
 
@@ -258,21 +240,20 @@ def line_of(
     failed  the number of pictures that could not be read
     """
     paper = counterpart(config, len(counts))
-    scores = scored(counts)
     same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
-    nothing = Score(math.nan, math.nan, math.nan)
-    over = difference(counts, first)["miou"] if same and counts is not first else nothing
     line: dict[str, object] = {
         "model": label,
         "head": config.segmentation.head,
         "n": len(counts),
         "failed": failed,
         "classes": int(counts.sum(0)[1].astype(bool).sum()),
+        **scored(counts),
     }
-    for name, score in {**scores, "miou_over_first": over}.items():
-        line |= {name: score.percent, f"{name}_low": score.low, f"{name}_high": score.high}
-    line["paper_row"] = paper.model if paper else ""
-    return line | {f"paper_{name}": getattr(paper, name, None) for name in ("miou", "macc")}
+    over = difference(counts, first) if same and counts is not first else {}
+    for end in ("", "_low", "_high"):
+        line[f"miou_over_first{end}"] = over.get(f"miou{end}", math.nan)
+    line["paper_row"] = paper.get("model", "")
+    return line | {f"paper_{name}": paper.get(name) for name in ("miou", "macc")}
 
 
 def markdown(table: pd.DataFrame, unreadable: Mapping[str, Mapping[str, str]]) -> str:
@@ -283,10 +264,9 @@ def markdown(table: pd.DataFrame, unreadable: Mapping[str, Mapping[str, str]]) -
     notes = [*NOTES, CAVEAT] if table["paper_row"].any() else [*NOTES]
     for label, reasons in unreadable.items():
         if reasons:
-            pictures, have = ("picture", "has") if len(reasons) == 1 else ("pictures", "have")
             notes.append(
-                f"{label}: {len(reasons)} {pictures} could not be read and {have} no part in the "
-                f"scores; the first: {next(iter(reasons.values()))}."
+                f"{label}: without {len(reasons)} that could not be read; the first: "
+                f"{next(iter(reasons.values()))}."
             )
     cells = [_cells(line) for line in table.to_dict("records")]
     return "\n".join([*markdown_table(HEADS, cells), "", *(f"- {note}" for note in notes), ""])
@@ -307,14 +287,6 @@ def _cells(line: Mapping[Any, Any]) -> tuple[str, ...]:
 
 READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
 """The options that segmentation reads; any other that is given is refused."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    label: str
-    network: SegmentationNetwork
-    config: TrainingConfig
-    pairs: Pairs
 
 
 def write_segmentation(arguments: EvaluationArguments) -> Outcome:
@@ -360,81 +332,69 @@ def _measured(
     """Each checkpoint's line and rows, and why pictures could not be read; all are loaded first, so
     that mistakes show at once."""
     device = pick_device(arguments.device)
-    loaded = []
-    for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
-        network, config = load_segmentation(checkpoint.source)
-        loaded.append(_Loaded(checkpoint.label, network, config, _validation(folder, config)))
-    pairs = loaded[0].pairs  # of the same pictures for every model
-    places = _places(pairs, arguments.limit, arguments.seed)
-    _check_labels(loaded, pairs.largest_label(places))
-    first: Counts | None = None
-    for model in loaded:
-        model.network.to(device)
-        rows, counts, unreadable = _answers(model, places, device)
-        first = counts if first is None else first
-        line = line_of(model.label, model.config, counts, first, len(unreadable))
-        yield line, rows, unreadable
-
-
-def _check_labels(models: Sequence[_Loaded], largest: int) -> None:
-    """Refuse models with fewer classes than the label maps: the pictures left would be a choice of
-    the easier ones."""
-    for model in models:
-        if largest > (classes := model.config.model.num_classes):
-            raise UserError(
-                f"--ade20k: {model.label}: labels up to {largest}, the model has {classes} "
-                "classes. Expected the classes that the model was trained on: give its data, or a "
-                "model of this data."
-            )
-
-
-def _validation(folder: Path, config: TrainingConfig) -> Pairs:
-    splits = splits_of(folder, config.model.num_classes, "--ade20k")
-    if VALIDATION not in splits:
+    named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+    loaded = [load_segmentation(checkpoint.source) for checkpoint in named]
+    pairs = splits_of(folder, loaded[0][1].model.num_classes, "--ade20k").get(VALIDATION)
+    if pairs is None:
         raise UserError(
             f"--ade20k: expected pictures under images/{VALIDATION}, got none. Give the folder "
             "that holds this split."
         )
-    return splits[VALIDATION]
-
-
-def _places(pairs: Pairs, limit: int | None, seed: int) -> list[int]:
-    """Which pictures to measure: all, or `limit` of them as every command chooses them."""
-    place = {name: number for number, name in enumerate(pairs.pictures)}
+    places = {name: number for number, name in enumerate(pairs.pictures)}
     records = [ImageRecord(name) for name in pairs.pictures]
-    return [place[record.image_id] for record in spread_subset(records, limit, seed)]
+    chosen = spread_subset(records, arguments.limit, arguments.seed)
+    measured_at = [places[record.image_id] for record in chosen]
+    largest = pairs.largest_label(measured_at)
+    for checkpoint, (_, config) in zip(named, loaded, strict=True):
+        # else the pictures left would be a choice of the easier ones
+        if largest > (classes := config.model.num_classes):
+            raise UserError(
+                f"--ade20k: {checkpoint.label}: labels up to {largest}, the model has {classes} "
+                "classes. Expected the classes that the model was trained on: give its data, or a "
+                "model of this data."
+            )
+    first: Counts | None = None
+    for checkpoint, (network, config) in zip(named, loaded, strict=True):
+        label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)
+        with Progress(label, len(measured_at), "images") as bar:
+            found = _answers(network.to(device), config, own, measured_at, bar)
+        rows, counts, unreadable = found
+        if not len(counts):
+            reason = next(iter(unreadable.values()), "--limit 0")
+            raise UserError(
+                f"--ade20k: {label}: expected pictures that can be scored, got none of "
+                f"{len(measured_at)}; the first: {reason}. Repair them, or give another folder."
+            )
+        first = counts if first is None else first
+        yield line_of(label, config, counts, first, len(unreadable)), rows, unreadable
 
 
 @torch.no_grad()
 def _answers(
-    model: _Loaded, places: Sequence[int], device: torch.device
+    network: SegmentationNetwork,
+    config: TrainingConfig,
+    pairs: Pairs,
+    places: Sequence[int],
+    bar: Progress,
 ) -> tuple[pd.DataFrame, Counts, dict[str, str]]:
     """A row for each picture and class that occurs in truth or answer, the counts of all pictures
     (n, 3, K), and why others could not be read, by the picture."""
-    shape, prepare = model.config.model, Whole(model.config)
-    columns = ["image_id", "class", "right", "truth", "answer"]
+    shape, prepare, device = config.model, Whole(config), next(network.parameters()).device
     rows: list[tuple[object, ...]] = []
-    counts: list[Any] = []
+    counts: list[Counts] = []
     unreadable: dict[str, str] = {}
-    with Progress(model.label, lambda: len(places), "images") as bar:
-        for place in places:
-            name = model.pairs.pictures[place]
-            bar.advance()
-            try:
-                picture, labels = prepare(*model.pairs.read(place))
-            except ImageError as error:
-                unreadable[name] = str(error)
-                continue
-            answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
-            of_picture = areas(answer.cpu(), labels, shape.num_classes).numpy()
-            counts.append(of_picture)
-            for number in np.flatnonzero(of_picture.any(0)):
-                rows.append((name, int(number), *of_picture[:, number].tolist()))
-    if not counts:
-        first = next(iter(unreadable.values()), "--limit 0")
-        raise UserError(
-            f"--ade20k: {model.label}: expected pictures that can be scored, got none of "
-            f"{len(places)}; the first: {first}. Repair them, or give another folder."
-        )
-    stacked = np.stack(counts).astype(np.float64)
-    return pd.DataFrame(rows, columns=columns), stacked, unreadable
+    for place in places:
+        name = pairs.pictures[place]
+        bar.advance()
+        try:
+            picture, labels = prepare(*pairs.read(place))
+        except ImageError as error:
+            unreadable[name] = str(error)
+            continue
+        answer = predicted(network, picture.to(device), shape.img_size, labels.shape)
+        of_picture = areas(answer.cpu(), labels, shape.num_classes).numpy()
+        counts.append(of_picture.astype(np.float64))
+        for number in np.flatnonzero(of_picture.any(0)):
+            rows.append((name, int(number), *of_picture[:, number].tolist()))
+    table = pd.DataFrame(rows, columns=["image_id", "class", "right", "truth", "answer"])
+    return table, np.array(counts), unreadable

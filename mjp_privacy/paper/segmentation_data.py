@@ -152,48 +152,34 @@ def find_pairs(config: TrainingConfig, data: Path, val: Path | None) -> tuple[Pa
 def splits_of(path: Path, classes: int, option: str) -> dict[str, Pairs]:
     """The splits under a folder or zip, each with the label maps of its pictures."""
     files = open_files(path)
-    names = set(files.names)
     maps: dict[str, dict[str, str]] = {}
     roots: dict[PurePosixPath, None] = {}
-    for name in files.names:
-        if (place := _place(PurePosixPath(name))) is not None:
-            split, labels = place
-            maps.setdefault(split, {})[name] = labels
-            roots[PurePosixPath(name).parents[2]] = None
-    lacking = [
-        pair for of_split in maps.values() for pair in of_split.items() if pair[1] not in names
-    ]
-    if not maps:
+    for name in map(PurePosixPath, files.names):
+        images, split = name.parent.parent, name.parent.name
+        in_layout = images.name == "images" and split in (TRAINING, VALIDATION)
+        if in_layout and name.suffix.lower() in IMAGE_SUFFIXES:
+            labels = images.parent / "annotations" / split / f"{name.stem}.png"
+            maps.setdefault(split, {})[name.as_posix()] = labels.as_posix()
+            roots[images] = None
+    if len(roots) != 1:
+        found = " and ".join(shown(path / root) for root in list(roots)[:2]) or "no picture in it"
         raise UserError(
-            f"{option} {shown(path)}: expected ADE20K's layout, {LAYOUT}; found no picture in it. "
-            "Give the folder or zip that holds both folders."
+            f"{option} {shown(path)}: expected one data set in ADE20K's layout, {LAYOUT}; found "
+            f"{found}. Give the folder or zip that holds both folders."
         )
-    if len(roots) > 1:
-        one, other = (shown(path / root) for root in list(roots)[:2])
-        raise UserError(
-            f"{option} {shown(path)}: expected one data set, got {len(roots)}, each with its own "
-            f"images folder: {one} and {other}. Give one of them."
-        )
+    names = set(files.names)
+    pairs = [pair for of_split in maps.values() for pair in of_split.items()]
+    lacking = [(picture, labels) for picture, labels in pairs if labels not in names]
     if lacking:
-        pictures = "1 picture has" if len(lacking) == 1 else f"{len(lacking)} pictures have"
-        picture, labels = lacking[0]
+        one, its_map = map(shown, lacking[0])
         raise UserError(
-            f"{option} {shown(path)}: {pictures} no label map; the first is "
-            f"{shown(picture)}, expected {shown(labels)}. Add the maps, or take the pictures out."
+            f"{option} {shown(path)}: {len(lacking)} of {len(pairs)} pictures have no label map; "
+            f"the first is {one}, expected {its_map}. Add the maps, or take the pictures out."
         )
     return {
         split: Pairs(files, tuple(of_split), tuple(of_split.values()), classes, split)
         for split, of_split in maps.items()
     }
-
-
-def _place(name: PurePosixPath) -> tuple[str, str] | None:
-    """The split of a picture and the name of its label map; None for any other file."""
-    split, images = name.parent.name, name.parent.parent
-    in_layout = images.name == "images" and split in (TRAINING, VALIDATION)
-    if not in_layout or name.suffix.lower() not in IMAGE_SUFFIXES:
-        return None
-    return split, (images.parent / "annotations" / split / f"{name.stem}.png").as_posix()
 
 
 # changed alike ------------------------------------------------------------------------------------

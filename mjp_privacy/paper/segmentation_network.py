@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -244,31 +244,44 @@ POSITIONS = "absolute_pos_embed"
 def fill_swin(model: Any, checkpoint: str) -> None:
     """Copy every tensor of a `JigsawSwin` but its classifier from a file that `mjp train` wrote.
 
-    The table of absolute positions is resampled for a picture of another size.
+    The table of absolute positions is resampled for a picture of another size. timm cuts windows to
+    the smallest stage's size: there the tables of relative places have other shapes, and are
+    refused as any tensor is.
     """
     loaded: Any = load_model(checkpoint=checkpoint)
-    if loaded.family != "swin" or _comparable(loaded) != _comparable(model):
-        got = loaded.sizes if loaded.family == "swin" else f"a {loaded.family}"
-        raise UserError(
-            f"{checkpoint}: expected the Swin that the config describes ({model.sizes}, with "
-            f"{'a' if model.sizes.positions else 'no'} table of absolute positions), got {got}. "
-            "Give its file, or the file's sizes in the config."
-        )
-    check_unknown(checkpoint, loaded.unk_embed is not None, model.unk_embed is not None)
-    stored = dict(loaded.named_parameters())
-    if model.sizes.positions:
+    check_unknown(
+        checkpoint, getattr(loaded, "unk_embed", None) is not None, model.unk_embed is not None
+    )
+    wanted, stored = (
+        {n: p for n, p in one.named_parameters() if not n.startswith(("head.", "dal_regressor"))}
+        for one in (model, loaded)
+    )
+    if POSITIONS in wanted and POSITIONS in stored:
         stored[POSITIONS] = _resampled(stored[POSITIONS], model.grid)
-    for name, parameter in model.named_parameters():
-        if name.startswith("head."):
-            continue
-        if stored[name].shape != parameter.shape:  # timm cuts windows to the smallest stage's size
-            raise UserError(
-                f"{checkpoint}: {name} has shape {tuple(stored[name].shape)}, expected "
-                f"{tuple(parameter.shape)}: a stage smaller than a window has smaller windows. "
-                "Expected an img_size with windows as in the file; give one at least as large."
-            )
-        with torch.no_grad():
+    check_same_shapes(checkpoint, shapes_of(wanted), shapes_of(stored))
+    with torch.no_grad():
+        for name, parameter in wanted.items():
             parameter.copy_(stored[name])
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """The shapes of tensors by their names."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_same_shapes(source: str, expected: Shapes, got: Shapes) -> None:
+    """Raise unless a file has the tensors that a config states."""
+    for name in sorted(expected.keys() | got.keys()):
+        if expected.get(name) != got.get(name):
+            stated, stored = (shapes.get(name, "no such tensor") for shapes in (expected, got))
+            raise UserError(
+                f"{shown(source)}: its tensors are not those of the network that the config "
+                f"describes: {shown(name, 60)}: expected {stated}, got {stored}. Give the file of "
+                "this network as `mjp train` wrote it, or the file's sizes in the config."
+            )
 
 
 def check_initial(config: TrainingConfig) -> None:
@@ -292,12 +305,6 @@ def check_unknown(source: str, stored: bool, wanted: bool) -> None:
         f"start from with {kinds[wanted]}, got {kinds[stored]}. Give weights trained "
         f"{'with' if wanted else 'without'} MJP, or the row for these."
     )
-
-
-def _comparable(network: Any) -> Any:
-    """The sizes that two networks must share to have the same weights below their heads."""
-    own = {"img_size": network.patch_size, "num_classes": 1}
-    return replace(network.sizes, **own, unknown_embedding=False, dal="none")
 
 
 def _resampled(table: Tensor, grid: int) -> Tensor:
@@ -409,28 +416,10 @@ def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]
     config = parse(TrainingConfig, recipe, shown(path))
     check_config(config, shown(path))
     from_random = replace(config, initial=None)
-    _check_shapes(from_random, file)
+    with torch.device("meta"):  # before memory is taken for either
+        expected = shapes_of(build_segmentation(from_random).state_dict())
+    check_same_shapes(str(file.path), expected, file.shapes)
     network, stored = build_segmentation(from_random), file.tensors()
     check_finite(stored, path, KIND)
     network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
     return network.eval(), config
-
-
-def _check_shapes(config: TrainingConfig, file: TensorFile) -> None:
-    """Raise unless the file has the tensors that its config states, before memory is taken for
-    either."""
-    with torch.device("meta"):
-        network = build_segmentation(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for name in sorted(expected.keys() | file.shapes.keys()):
-        stated, stored = (shapes.get(name) for shapes in (expected, file.shapes))
-        if stated != stored:
-            raise UserError(
-                f"{shown(file.path)} states the sizes of a network that its tensors do not have: "
-                f"{shown(name, 60)}: expected {_or_none(stated)}, got {_or_none(stored)}. Give the "
-                "file as `mjp train` wrote it."
-            )
-
-
-def _or_none(shape: tuple[int, ...] | None) -> str:
-    return "no such tensor" if shape is None else str(shape)

@@ -10,8 +10,8 @@ disc is another class above the horizon than below it.
 
 from __future__ import annotations
 
-import io
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +52,11 @@ def make_shapes(out: Path, number: int, seed: int = 0) -> str:
         for place in range(many):
             pixels, labels = drawn(derive_seed("shapes", seed, split, place))
             name = f"{split}/{place:06d}"
-            _save(Image.fromarray(pixels), out / "images" / f"{name}.jpg", "JPEG")
-            _save(Image.fromarray(labels), out / "annotations" / f"{name}.png", "PNG")
+            for file, array, how in (
+                (f"images/{name}.jpg", pixels, {"format": "JPEG", "quality": 95}),
+                (f"annotations/{name}.png", labels, {"format": "PNG"}),
+            ):
+                write_atomically(out / file, partial(Image.fromarray(array).save, **how))
     return (
         f"Drew {number} training and {numbers['validation']} validation pictures with label maps "
         f"into {shown(out)}: synthetic shapes in ADE20K's layout, {len(CLASSES)} classes."
@@ -122,19 +125,8 @@ def _check_out(out: Path, about: str) -> None:
     """Raise unless `out` is new, empty or holds the same set."""
     marker = out / MARKER
     same = is_there(marker) and DESCRIPTION.text(marker) == about
-    if out.exists() and not out.is_dir():
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not same):
         raise UserError(
-            f"Expected a folder for --out, got the file {shown(out)}. Give another name."
+            f"--out {shown(out)} is a file, or holds something other than these shapes. Expected a "
+            "new or empty folder: give another name."
         )
-    if out.is_dir() and any(out.iterdir()) and not same:
-        raise UserError(
-            f"{shown(out)} is not empty and holds something other than these shapes. Expected a "
-            "new or empty folder: give another --out."
-        )
-
-
-def _save(picture: Image.Image, path: Path, kind: str) -> None:
-    content = io.BytesIO()
-    picture.save(content, kind, **({"quality": 95} if kind == "JPEG" else {}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda target: target.write_bytes(content.getvalue()))

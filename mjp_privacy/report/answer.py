@@ -77,31 +77,24 @@ def build_card(clients: Sequence[Client]) -> Card:
 
 
 def of_several(card: Card, runs: Sequence[Path]) -> Card:
-    """The card of run folders; where one holds several experiments, that is said first."""
-    shared = [names for run in runs if len(names := _different_experiments(run)) > 1]
+    """The card of run folders; where one holds several experiments, that is said first: without
+    those whose lines are all another's too."""
+    shared = []
+    for run in runs:
+        lines: dict[str, set[str]] = {}
+        for name in sorted(RunStore(run).experiments):
+            try:
+                experiment = load_experiment(run / "experiments" / f"{name}.yaml")
+                lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
+            except UserError:  # of another version
+                lines[name] = {name}
+        different = {frozenset(own): name for name, own in reversed(lines.items())}
+        names = [name for own, name in different.items() if not any(own < x for x in different)]
+        shared += [shown(first_of(sorted(names), 3))] if len(names) > 1 else []
     if not shared:
         return card
-    listed = "; ".join(shown(first_of(names, 3)) for names in shared)
-    return replace(card, verdict=f"Several experiments share a folder ({listed}). {card.verdict}")
-
-
-def _different_experiments(run: Path) -> list[str]:
-    """The experiments of a folder, without those whose lines are all another's too."""
-    lines: dict[str, set[str]] = {}
-    for name in sorted(RunStore(run).experiments):
-        try:
-            experiment = load_experiment(run / "experiments" / f"{name}.yaml")
-            lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
-        except UserError:  # of another version
-            lines[name] = {name}
-    return [
-        name
-        for at, (name, own) in enumerate(lines.items())
-        if not any(
-            own < other or (own == other and before < at)
-            for before, other in enumerate(lines.values())
-        )
-    ]
+    said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
+    return replace(card, verdict=said)
 
 
 def verdict(client: Client, row: CardRow) -> str:
@@ -126,10 +119,8 @@ def verdict(client: Client, row: CardRow) -> str:
     else:
         said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
-    if not best.exact:
-        said += f"{best.above_20} of {best.of} at 20 dB or more"
-    else:
-        said += f"{best.exact} of {best.of} exactly"
+    level = f"{best.exact} of {best.of} exactly"
+    said += level if best.exact else f"{best.above_20} of {best.of} at 20 dB or more"
     if best.flagged("unfinished"):
         return f"{said}; rows are missing, so more may leak."
     longer = f"{said}, {best.reached}."
@@ -198,11 +189,9 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
     """What the undefended client gives, what several uploads give, and the published attack; or
     what can be said without the truth."""
     client, row = clients[main], rows[main]
-    best = main_figure(row)
+    best, published, floor = main_figure(row), row.published, row.floor
     if client.matching and best is None:
-        return without_truth(
-            client, f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
-        )
+        return without_truth(client)
     parts = [_undefended(clients, rows, main)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
         if best is row.any_uploads:  # what the verdict has said is not said again
@@ -211,7 +200,14 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
             uploads = _uploads(client.any_uploads.uploads)
             counts = row.any_uploads.counts(crops=False)
             parts.append(f"{uploads[0].upper()}{uploads[1:]} give {counts}.")
-    parts.append(_published(row))
+    if published is not None and not math.isnan(published.mean):
+        altered = " on an altered client" if published.flagged("altered_client") else ""
+        said = f"The published attack gets a mean of {published.level()}{altered}"
+        below = published.flagged("below_floor")  # on the same images; the floor may have more
+        if floor is not None and below == (published.mean < floor.mean):
+            side = "below" if below else "above"
+            said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
+        parts.append(f"{said}.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
     return " ".join(part for part in parts if part)
@@ -234,31 +230,28 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
     return f"Undefended{other}, one upload gives {found[place].counts(crops=False)}."
 
 
-def _published(row: CardRow) -> str:
-    published, floor = row.published, row.floor
-    if published is None or math.isnan(published.mean):
-        return ""
-    altered = " on an altered client" if published.flagged("altered_client") else ""
-    said = f"The published attack gets a mean of {published.level()}{altered}"
-    below = published.flagged("below_floor")  # on the same images, of which the floor may have more
-    if floor is not None and below == (published.mean < floor.mean):
-        side = "below" if below else "above"
-        said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
-    return f"{said}."
-
-
-def without_truth(client: Client, who: str) -> str:
-    """What can be said of uploads of `who` whose private images are not known."""
+def without_truth(client: Client) -> str:
+    """What can be said of uploads whose private images are not known."""
     from attacks.shared_picture import CERTAIN
     from mjp_privacy.uploads.checks import MISNORMALISED
 
+    who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
     if all(has_truth(line) for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
     pictures = counted(len(images_of(client.matching)), "picture")
     said = [f"Of uploads of {who} attacks made {pictures}"]
     known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
     if medians := [values.median() for values in known if len(values)]:
-        said.append(_explained(min(medians)))
+        gap, left = min(medians), "the best attack's leave {:.2g} of the gradient unexplained"
+        said.append(f"{left.format(gap)} in the median")
+        if gap < MATCHES:
+            said[-1] += ", which is no proof of a good picture"
+        elif gap >= RESIDUAL_CONVERGED:
+            said[-1] += (
+                ", which is no evidence of safety: the attacks do not reach it, or the client's "
+                "loss (dropout, label smoothing, mixup), labels, mean and std or batch differ from "
+                "what the header says"
+            )
     if certain := _marked(client, CERTAIN):
         said.append(
             f"{certain} certain: no other picture solves the equations of the patch embedding, as "
@@ -283,20 +276,6 @@ def _marked(client: Client, diagnostic: str) -> int:
     if (client.cell.client.batch or 1) > 1:
         return max(map(len, marked), default=0)
     return len(set().union(*marked))
-
-
-def _explained(residual: float) -> str:
-    """What the smallest median of an attack's gradient residuals says of its pictures."""
-    gap = f"the best attack's leave {residual:.2g} of the gradient unexplained in the median"
-    if residual < MATCHES:
-        return f"{gap}, which is no proof of a good picture"
-    if residual < RESIDUAL_CONVERGED:
-        return gap
-    return (
-        f"{gap}, which is no evidence of safety: the attacks do not reach it, or the client's loss "
-        "(dropout, label smoothing, mixup), labels, mean and std or batch differ from what the "
-        "header says"
-    )
 
 
 # who sees what, and what was not tried ------------------------------------------------------------
@@ -324,6 +303,14 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     parts += [f"batch {sent.batch}"] if sent.batch else []
     parts += [f"without that of {sent.withhold}"] if sent.withhold else []
     most = max((line.uploads for line in client.matching), default=1)
+    architecture = f" ({model.architecture})" if model.architecture else ""
+    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
+    recipe = "how it was trained is not in its file"
+    if model.trained_gamma is not None:
+        gamma = model.trained_gamma
+        recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
+    elif cell.gamma:
+        recipe += "; it is attacked as a client with MJP"
     size = f" at {model.size}×{model.size}" if model.size else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
     pictures += f", source: {cell.command.data or 'unknown files'}"
@@ -339,24 +326,10 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
         ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
         ("What is sent", f"{', '.join(parts)}; {_uploads(most)}."),
         ("What is assumed", ASSUMED),
-        ("The model", _model(client)),
+        ("The model", f"{model.label}{architecture}{weights}; {recipe}."),
         ("The pictures", f"{pictures}."),
         ("Accuracy", accuracy),
     )
-
-
-def _model(client: Client) -> str:
-    """Its name, network, weights and recipe."""
-    model = client.cell.model
-    architecture = f" ({model.architecture})" if model.architecture else ""
-    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
-    recipe = "how it was trained is not in its file"
-    if model.trained_gamma is not None:
-        gamma = model.trained_gamma
-        recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
-    elif client.cell.gamma:
-        recipe += "; it is attacked as a client with MJP"
-    return f"{model.label}{architecture}{weights}; {recipe}."
 
 
 def threat_letter(line: Line) -> str:
@@ -377,30 +350,22 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
     ran = {line.cell.attack.known_as for line in lines if not cut[line.number]}
     in_vain = {line.cell.attack.known_as for line in lines} - ran
-    alone = (client.cell.client.batch or 1) == 1
     masks = any(line.some_above_zero("zero_rows") for line in lines)
-    shuffles_alone = bool(client.cell.gamma) and not masks
-    missing = [
-        name
-        for name in ATTACKS
-        if name not in ran | in_vain
-        and name != "mask_locator"
-        and not (alone and "batches" in traits_of(name))
-        and (shuffles_alone or "shuffled alone" not in traits_of(name))
-    ]
+    unfit = {"batches"} if (client.cell.client.batch or 1) == 1 else set()
+    unfit |= set() if client.cell.gamma and not masks else {"shuffled alone"}
+    known = [name for name in ATTACKS if name != "mask_locator" and not unfit & traits_of(name)]
+    missing = [name for name in known if name not in ran | in_vain]
     cells = [other.cell for other in clients]
-    items = [f"attacks on this client: {', '.join(missing)}"] if missing else []
-    if in_vain:
-        items.append(f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}")
-    if all((cell.client.batch or 1) == 1 for cell in cells):
-        items.append("batches of more than one picture")
-    if all(cell.client.steps == 1 for cell in cells):
-        items.append("several local steps")
-    if len({cell.seed for cell in cells}) == 1:
-        items.append("other seeds of masks and noise than one")
     shas = {cell.model.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
-    items += ["other checkpoints of the same recipe"] if len(shas) == 1 else []
-    return tuple(items)
+    items = {
+        f"attacks on this client: {', '.join(missing)}": bool(missing),
+        f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
+        "batches of more than one picture": all((c.client.batch or 1) == 1 for c in cells),
+        "several local steps": all(cell.client.steps == 1 for cell in cells),
+        "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
+        "other checkpoints of the same recipe": len(shas) == 1,
+    }
+    return tuple(item for item, untried in items.items() if untried)
 
 
 def would_change(client: Client, row: CardRow) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mjp_privacy.core.text import counted
@@ -19,7 +19,7 @@ from mjp_privacy.report.figures import (
     summary,
 )
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, once
 from mjp_privacy.report.tables.text import TextTable, capped
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -197,17 +197,21 @@ class Card:
 # figures ------------------------------------------------------------------------------------------
 
 
+@once
 def card_row(client: Client) -> CardRow:
     """What each attacker gets from this client."""
-    published, best, several, floor = (
-        None if line is None else card_figure(client, line)
-        for line in (client.published, client.one_upload, client.any_uploads, client.floor)
-    )
-    flags = client_flags(client)
+    lines = {column: getattr(client, column) for column in HEADINGS}
+    figures = {c: None if line is None else card_figure(client, line) for c, line in lines.items()}
+    flags, best = client_flags(client), figures["one_upload"]
     if best is not None and best.exact == best.of:
         flags = tuple(flag for flag in flags if flag.key != "fewer_attacks")  # nothing is left
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
-        best = replace(best, without=missed_attacks(client, client.others))
+        figures["one_upload"] = replace(best, without=missed_attacks(client, client.others))
+    tried: dict[str, list[Line]] = {
+        "published": [x for x in client.attacks if x.cell.attack.known_as == PUBLISHED],
+        "one_upload": [x for x in client.attacks if x.uploads == 1],
+        "any_uploads": [x for x in client.attacks if x.uploads > 1],
+    }
     hits = client.of_images("top1", "intact")
     return CardRow(
         client=client.title,
@@ -215,27 +219,16 @@ def card_row(client: Client) -> CardRow:
         defended=client.defended,
         accuracy=100 * float(hits.sum()) / len(hits) if len(hits) else None,
         accuracy_n=len(hits),
-        published=published,
-        one_upload=best,
-        any_uploads=several,
-        floor=floor,
         flags=flags,
-        absent=_absences(client),
+        absent={column: _absence(of_column) for column, of_column in tried.items()},
+        **figures,
     )
 
 
-def _absences(client: Client) -> dict[str, str]:
-    """In a few words why the card has no figure, by column."""
-    columns: dict[str, list[Line]] = {
-        "published": [x for x in client.attacks if x.cell.attack.known_as == PUBLISHED],
-        "one_upload": [x for x in client.attacks if x.uploads == 1],
-        "any_uploads": [x for x in client.attacks if x.uploads > 1],
-    }
-    found = {}
-    for column, lines in columns.items():
-        statuses = {s for x in lines for s in x.column("psnr", "standard").statuses.counts()}
-        found[column] = next((w for status, w in ABSENT.items() if status in statuses), NOT_RUN)
-    return found
+def _absence(lines: Sequence[Line]) -> str:
+    """In a few words why these attacks give no figure."""
+    statuses = {s for line in lines for s in line.column("psnr", "standard").statuses.counts()}
+    return next((words for status, words in ABSENT.items() if status in statuses), NOT_RUN)
 
 
 def card_figure(client: Client, line: Line) -> CardFigure:
@@ -256,8 +249,8 @@ def card_figure(client: Client, line: Line) -> CardFigure:
         exact=exact_share(line).count,
         above_20=given.count,
         of=given.of,
-        flags=figure_flags(client, line),
         trials=given.trials,
+        flags=figure_flags(client, line),
         photographs=None if line.groups is None else line.groups.nunique(),
         chosen=chosen,
     )
@@ -304,7 +297,8 @@ def as_fields(card: Card) -> dict[str, object]:
             **{name: getattr(row, name) for name in ("client", "details", "defended")},
             **{"accuracy": row.accuracy, "accuracy_n": row.accuracy_n},
             **{"flags": [flag.key for flag in row.flags]},
-            **{column: _as_fields(row, column) for column in HEADINGS},
+            **{column: {"absent": row.absent_of(column)} for column in HEADINGS},
+            **{column: _as_fields(figure) for column, figure in row.figures.items() if figure},
         }
         for row in card.rows
     ]
@@ -320,11 +314,8 @@ def as_fields(card: Card) -> dict[str, object]:
     }
 
 
-def _as_fields(row: CardRow, column: str) -> dict[str, object]:
-    figure = row.figures[column]
-    if figure is None:
-        return {"absent": row.absent_of(column)}
-    fields = {field: getattr(figure, field) for field in FIGURE_FIELDS}
+def _as_fields(figure: CardFigure) -> dict[str, object]:
     low, high = Share(figure.exact, figure.of, figure.trials).interval
-    flags = [flag.key for flag in figure.flags]
-    return {**fields, "exact_percent_low": low, "exact_percent_high": high, "flags": flags}
+    fields = {name: getattr(figure, name) for name in FIGURE_FIELDS}
+    shares = {"exact_percent_low": low, "exact_percent_high": high}
+    return fields | shares | {"flags": [flag.key for flag in figure.flags]}

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, ClientFacts
-from mjp_privacy.report.figures import PSNR, capped_mean
+from mjp_privacy.report.figures import PSNR, mean_of
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     MODEL_FACTS,
@@ -82,7 +82,7 @@ class Client:
         likes = (other for other in self.others if other is not self and _same_images(self, other))
         for client in (self, *likes):
             floors = [line for line in client.controls if line.role == "floor"]
-            if scored := [line for line in floors if line.count("psnr", "standard")]:
+            if scored := [line for line in floors if line.count(*PSNR)]:
                 return scored
         return []
 
@@ -97,7 +97,7 @@ class Client:
         """The control that scores best without any gradient; where none was run a uniform grey,
         whose PSNR every run stores; None where there is no truth."""
         if self.floors:
-            return max(self.floors, key=capped_mean)
+            return max(self.floors, key=lambda line: mean_of(line, *PSNR))
         grey = self.of_images("grey_psnr", DIAGNOSTIC).sort_index()
         if grey.empty:
             return None
@@ -107,7 +107,7 @@ class Client:
             rows["group"] = known.astype(object).reindex(grey.index)
         facts = AttackFacts(title="uniform grey", name="grey", role="floor")
         cell = replace(self.cell, attack=facts)
-        return replace(self.lines[0], cell=cell, stored=rows, left_out=(), known={})
+        return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
     @property
     def floor_values(self) -> pd.Series[float]:
@@ -148,8 +148,7 @@ class Client:
             counted = any(line.count("zero_rows", DIAGNOSTIC) for line in self.lines)
             rule = "MJP " if self.masks else "shuffled " if counted else ""  # "": nothing can tell
             first = f"{rule}γ {short_gamma(cell.gamma)}"
-        facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
-        further = client_text(facts, [key for key in RECIPE if key in facts])
+        further = client_text(cell.columns, [key for key in RECIPE if key in cell.columns])
         further = further.replace("_", " ").replace("defenses ", "")
         return first if further == "–" else f"{first}, {further}"
 
@@ -162,13 +161,8 @@ class Client:
     def matching(self) -> list[Line]:
         """The attacks on the trained model that reconstructed something, and that know the client's
         masks if it has any; one that got an exact picture counts whatever it knows."""
-        return [
-            line
-            for line in self.attacks
-            if reconstructs(line)
-            and meets_trained_model(line)
-            and (self.knows(line) or exact_images(line))
-        ]
+        made = [line for line in self.attacks if reconstructs(line) and meets_trained_model(line)]
+        return [line for line in made if self.knows(line) or exact_images(line)]
 
     def knows(self, line: Line) -> bool:
         """Whether an attack knows the client's masks, if it has any."""
@@ -180,7 +174,7 @@ class Client:
     def published(self) -> Line | None:
         """The line of the published attack; None where it was not run or not scored."""
         lines = (line for line in self.attacks if line.cell.attack.known_as == PUBLISHED)
-        return next((line for line in lines if line.count("psnr", "standard")), None)
+        return next((line for line in lines if line.count(*PSNR)), None)
 
     @cached_property
     def one_upload(self) -> Line | None:
@@ -195,7 +189,7 @@ class Client:
 
     def _best(self, lines: Sequence[Line], *, single: bool) -> Line | None:
         """The worst case over these lines, or the line itself where there is only one."""
-        scored = [line for line in lines if line.count("psnr", "standard")]
+        scored = [line for line in lines if line.count(*PSNR)]
         worst = self.chosen_by(WORST_CASE, single=single) if scored else None
         return worst or next(iter(scored), None)
 
@@ -220,11 +214,10 @@ def clients_of(lines: Sequence[Line]) -> list[Client]:
             replace(line, number=number + at) for at, line in enumerate(derive(client.attacks), 1)
         ]
         number += len(client.derived)
+        client.title = f"{client.name}, {client.details}"
     attacked = attacked_ones(clients)
     for client, title in zip(attacked, client_titles(attacked), strict=True):
         client.title = title
-    for client in clients:
-        client.title = client.title or f"{client.name}, {client.details}"
     return clients
 
 
@@ -241,14 +234,13 @@ def derived_lines(clients: Sequence[Client]) -> list[DerivedLine]:
 def _same_images(one: Client, other: Client) -> bool:
     """Whether the pictures of both are compared with the same images: those of one run, unshuffled
     in both, or in settings (b) of one γ."""
-    mine, its = one.cell, other.cell
-    shuffled = mine.setting == "b", its.setting == "b"
-    targets = shuffled[0] == shuffled[1] and (not shuffled[0] or mine.gamma == its.gamma)
-    augmented = mine.client.augment == its.client.augment
-    seeds = mine.seed == its.seed and mine.model.size == its.model.size
-    if one.lines[0].run != other.lines[0].run or not (targets and augmented and seeds):
-        return False
-    return images_of(one.lines) == images_of(other.lines)
+
+    def compared(client: Client) -> object:
+        cell = client.cell
+        target = cell.gamma if cell.setting == "b" else None
+        return client.lines[0].run, target, cell.client.augment, cell.seed, cell.model.size
+
+    return compared(one) == compared(other) and images_of(one.lines) == images_of(other.lines)
 
 
 def images_of(lines: Sequence[Line]) -> set[str]:
@@ -260,10 +252,15 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     """Names that tell the clients apart: model, precision and run stand in a name only where they
     differ, the number of the first line where nothing else does, and a word where the attacker asks
     for the picture as it was shuffled: setting (b)."""
-    runs = len({client.lines[0].run for client in clients}) > 1
-    models = len({client.cell.model.label for client in clients}) > 1
-    seeds = len({client.cell.seed for client in clients}) > 1
-    batches = len({client.cell.client.batch for client in clients}) > 1
+    models, seeds, batches, runs = (
+        len({told(client) for client in clients}) > 1
+        for told in (
+            lambda client: client.cell.model.label,
+            lambda client: client.cell.seed,
+            lambda client: client.cell.client.batch,
+            lambda client: client.lines[0].run,
+        )
+    )
     titles = []
     for client in clients:
         cell = client.cell
@@ -287,8 +284,7 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
 
 def short_gamma(gamma: float) -> str:
     """γ as the paper writes it: `.27`, and `1` for 1."""
-    text = f"{gamma:g}"
-    return text[1:] if text.startswith("0.") else text
+    return f"{gamma:g}".removeprefix("0") or "0"
 
 
 # which of them are compared, and which stand on the card -----------------------------------------
@@ -319,20 +315,16 @@ def same_kind(client: Client) -> object:
 def distinct_clients(clients: Sequence[Client]) -> list[Client]:
     """Every client with rows once, in their order: of several settings and precisions the lowest
     precision, and setting (c) before (b) before (a)."""
+
+    def preference(client: Client) -> tuple[Any, ...]:
+        order = (SETTINGS, client.cell.setting), (PRECISIONS, client.cell.dtype)
+        return not client.matching, *(k.index(x) if x in k else len(k) for k, x in order)
+
     chosen: dict[object, Client] = {}
-    for client in sorted(attacked_ones(clients), key=_preference):
+    for client in sorted(attacked_ones(clients), key=preference):
         chosen.setdefault(same_client(client), client)
     kept = set(map(id, chosen.values()))
     return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
-
-
-def _preference(client: Client) -> tuple[bool, int, int]:
-    setting, dtype = client.cell.setting, client.cell.dtype
-    return (
-        not client.matching,
-        SETTINGS.index(setting) if setting in SETTINGS else len(SETTINGS),
-        PRECISIONS.index(dtype) if dtype in PRECISIONS else len(PRECISIONS),
-    )
 
 
 def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int]:
@@ -353,9 +345,5 @@ def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int]:
 def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
     there is any; of these one with MJP, else one with another defence, else the undefended."""
-
-    def rank(place: int) -> tuple[bool, bool, bool, int]:
-        client = clients[place]
-        return not client.matching, not client.masks, not client.defended, place
-
-    return min(range(len(clients)), key=rank)
+    ranks = [(not x.matching, not x.masks, not x.defended) for x in clients]
+    return ranks.index(min(ranks))

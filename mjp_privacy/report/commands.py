@@ -21,10 +21,10 @@ class ReportArguments:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders: each is the --out of an attack."""
     out: Path | None = None
-    """Folder for index.html, table.md, table.tex, table.csv, the pictures, and samples.csv, which
-    is samples.txt for a large run: where its rows are. RUN/report if not given."""
+    """Folder for index.html, table.md, table.tex, table.csv, samples.csv and the pictures.
+    RUN/report if not given."""
     everything: Annotated[bool, tyro.conf.arg(name="all")] = False
-    """Print every line and write every note and diagnostic, not the answer alone."""
+    """Every line, note and diagnostic in table.md and table.tex too, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"
     """Which reconstructions to write as PNG files: those on the page, all, or none."""
     json: bool = False
@@ -49,9 +49,10 @@ def report(argv: list[str], usage: Usage) -> int:
         pictures=arguments.pictures,
     )
     if arguments.json:
-        content = {"reasons": summary.reasons, "files": summary.files, "not_run": summary.not_run}
-        content["damaged_files"] = summary.damaged
-        print_json("report", {**as_fields(summary.card), **content})
+        contents = summary.contents
+        more = {"reasons": contents.reasons, "files": summary.files, "not_run": summary.not_run}
+        more["damaged_files"] = summary.damaged
+        print_json("report", {**as_fields(contents.card), **more})
     else:
         print(summary.console)
         print(f"The page: {shown(summary.files[0])}")
@@ -83,8 +84,7 @@ class DemoArguments:
 def demo(argv: list[str], usage: Usage) -> int:
     """`mjp demo`: the stock config's attack, its report, and where the page is."""
     arguments = usage.parse(DemoArguments, argv)
-    from mjp_privacy.core.read import STOCK
-    from mjp_privacy.experiment.engines.options import EngineOptions
+    from mjp_privacy.core.configs import STOCK
     from mjp_privacy.experiment.run import run_experiment
     from mjp_privacy.report.write import write_report
 
@@ -93,7 +93,7 @@ def demo(argv: list[str], usage: Usage) -> int:
         out=arguments.out,
         limit=arguments.limit,
         stale="fresh",
-        engine=EngineOptions().config(),
+        engine="auto",
     )
     summary = write_report([done.out], done.out / "report")
     print(summary.console)
@@ -109,9 +109,7 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
-    from mjp_privacy.report.answer import build_card, of_several
-    from mjp_privacy.report.clients import clients_of
     from mjp_privacy.report.console import console_card
-    from mjp_privacy.report.runs import load_runs
+    from mjp_privacy.report.contents import read_contents
 
-    return console_card(of_several(build_card(clients_of(load_runs([run]).lines)), [run]))
+    return console_card(read_contents([run]).card)

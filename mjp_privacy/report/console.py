@@ -1,4 +1,4 @@
-"""What a report prints: the answer in ten lines, what was not scored, and on request every line."""
+"""What a report prints: the answer in ten lines, and what was not scored."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from mjp_privacy.core.text import counted, cut
-from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardFigure, CardRow
-from mjp_privacy.report.published import ARROWS
-from mjp_privacy.report.tables.text import TextTable, capped, one_line
+from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardRow
+from mjp_privacy.report.tables.text import capped, one_line
 
 WIDTH = 120
 
@@ -27,10 +25,7 @@ LONGEST = 80
 """Letters of a client's name, the middle of longer ones is left out."""
 
 REASONS_SHOWN = 4
-"""Reasons of missing scores that are printed without `--all`."""
-
-LINES_SHOWN = 30
-"""Letters of the numbers of lines that a reason which is cut keeps."""
+"""Reasons of missing scores that are printed."""
 
 SHORT_HEADINGS = {
     "published": "APRIL as published",
@@ -39,29 +34,13 @@ SHORT_HEADINGS = {
     "floor": "no gradient",
 }
 
-COLUMNS = (
-    *("#", "Run", "Model", "Set.", "γ", "Attack", "dtype", "n"),
-    *(f"PSNR {ARROWS['psnr']}", "exact", "≥ 20 dB", "grey", "Remark"),
-)
-"""Those of the table of all lines that are printed."""
-MAY_WRAP = ("Run", "Model", "Attack", "Remark")
 
-
-def console_text(card: Card, reasons: Sequence[str], table: TextTable | None = None) -> str:
-    """The answer, the commonest reasons of missing scores, and the lines of `table` if given.
-
-    reasons  sentences as `notes.not_scored` makes them
-    """
-    shown = reasons if table is not None else reasons[:REASONS_SHOWN]
-    parts = [console_card(card)]
-    if shown:
-        more = len(reasons) - len(shown)
-        tail = [f"and {more} further reasons: see the page"] if more else []
-        said = [_cut(one_line(reason)) for reason in (*shown, *tail)]
-        parts.append("\n".join(said) + "\n")
-    if table is not None:
-        parts.append(console_table(table))
-    return "\n".join(parts)
+def console_text(card: Card, reasons: Sequence[str]) -> str:
+    """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them."""
+    more = len(reasons) - REASONS_SHOWN
+    tail = [f"and {more} further reasons: see the page"] if more > 0 else []
+    said = [_cut(one_line(reason)) for reason in (*reasons[:REASONS_SHOWN], *tail)]
+    return "\n".join([console_card(card), *said, *([""] if said else [])])
 
 
 def _cut(reason: str) -> str:
@@ -69,7 +48,7 @@ def _cut(reason: str) -> str:
     if len(reason) <= WIDTH:
         return reason
     text, bracket, lines = reason.rpartition(" (lines ")
-    end = f"{bracket}{lines}" if len(lines) < LINES_SHOWN else ""
+    end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
     return textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
 
 
@@ -122,17 +101,14 @@ def _cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
         return row.absent_of(column)
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"
-    return _short_counts(figure, counted=counted) + card.numbers(figure)
-
-
-def _short_counts(figure: CardFigure, *, counted: bool) -> str:
     of = f" of {figure.of}" if counted else ""
-    if figure.exact == figure.of:
-        return f"all{of} exact"
-    if not figure.above_20:
-        return f"none{of}, mean {capped(figure.mean, 1)} dB"
     reached = "all" if figure.above_20 == figure.of else figure.above_20
-    return f"{figure.exact}{of} exact, {reached} ≥ {PLAIN_TO_SEE} dB"
+    said = f"{figure.exact}{of} exact, {reached} ≥ {PLAIN_TO_SEE} dB"
+    if figure.exact == figure.of:
+        said = f"all{of} exact"
+    elif not figure.above_20:
+        said = f"none{of}, mean {capped(figure.mean, 1)} dB"
+    return said + card.numbers(figure)
 
 
 def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
@@ -145,21 +121,6 @@ def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
     ]
     further = f"{counted(left, 'further client')} on the page" if left else ""
     return _wrapped(". ".join(filter(None, ("; ".join(names), further))), 2)
-
-
-# every line ---------------------------------------------------------------------------------------
-
-
-def console_table(table: TextTable) -> str:
-    """The main columns of the table of all lines; why lines have no score stands in the last."""
-    shown = [at for at, title in enumerate(table.header) if title in COLUMNS]
-    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for title, side in ((table.header[at], table.align[at]) for at in shown):
-        justify: Literal["left", "right"] = "left" if side == "l" else "right"
-        made.add_column(title, justify=justify, no_wrap=title not in MAY_WRAP, overflow="fold")
-    for row in table.rows:
-        made.add_row(*(Text(one_line(row[at])) for at in shown))
-    return _render(made) + _render(Text(table.caption))
 
 
 def _render(content: Any) -> str:

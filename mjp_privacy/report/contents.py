@@ -29,20 +29,10 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.page.gallery import Gallery, Strip, card_strip, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
-from mjp_privacy.report.tables.comparisons import (
-    agreement_table,
-    clients_table,
-    residual_table,
-    tests_table,
-)
-from mjp_privacy.report.tables.details import (
-    diagnostics_table,
-    identification_table,
-    regions_table,
-    timing_table,
-)
+from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
+from mjp_privacy.report.tables.details import measured_table
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
-from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
+from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
@@ -55,8 +45,6 @@ CAPTION_PAPER = (
     "The same lines with the metrics as the paper's scripts define them: images rounded to 8 bits, "
     "its FFT2D, zero-padded SSIM."
 )
-
-IDENTIFIED = 4  # lines whose pictures are looked up among all images
 
 
 @dataclass(frozen=True)
@@ -106,32 +94,23 @@ class Contents:
         """The columns of the card's pictures."""
         return card_strip(self.clients, self.card)
 
-    @property
-    def chooser(self) -> Line | None:
-        """The line by whose PSNR pictures are chosen."""
-        return self.strip.chooser if self.strip else None
-
     @cached_property
     def gallery(self) -> Gallery:
         """The pictures that the page has room for."""
-        return fill_gallery(self.every_line, self.chooser)
+        return fill_gallery(self.every_line, self.strip.chooser if self.strip else None)
 
     @cached_property
     def client_names(self) -> dict[int, str]:
         """What the report calls the client of each line, by the line's number."""
-        return {
-            line.number: client.title
-            for client in self.clients
-            for line in (*client.lines, *client.derived)
-        }
+        of_client = ((client, (*client.lines, *client.derived)) for client in self.clients)
+        return {line.number: client.title for client, lines in of_client for line in lines}
 
     @cached_property
     def line_flags(self) -> dict[int, tuple[Flag, ...]]:
         """What must not be taken at face value, by the line's number; controls have nothing."""
+        of_client = ((client, (*client.attacks, *client.derived)) for client in self.clients)
         return {
-            line.number: figure_flags(client, line)
-            for client in self.clients
-            for line in (*client.attacks, *client.derived)
+            line.number: figure_flags(client, line) for client, lines in of_client for line in lines
         }
 
     @cached_property
@@ -207,7 +186,8 @@ class Contents:
     @cached_property
     def comparisons(self) -> list[TextTable]:
         """The tables that put clients side by side."""
-        return _present(clients_table(self.clients), residual_table(self.clients))
+        tables = (clients_table(self.clients), residual_table(self.clients))
+        return [table for table in tables if table is not None]
 
     @cached_property
     def table5_rows(self) -> list[Row]:
@@ -227,42 +207,20 @@ class Contents:
         return any(name.startswith("table5") for name in names)
 
     @cached_property
-    def beside_paper(self) -> list[TextTable]:
-        """Our figures beside the paper's; empty where nothing is comparable."""
-        return _present(comparison_table(self.paper))
-
-    @cached_property
-    def evidence(self) -> list[TextTable]:
-        """Ours beside the paper's, paired tests, whether pictures point to their own image, and
-        whether metrics agree; identification of the card's main client before others'."""
-        main = self.card.rows[self.card.main].client if self.card.rows else ""
-        of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
-        lines = [line for _, line in of_main[:IDENTIFIED]]
-        return _present(
-            *self.beside_paper,
-            tests_table(self.clients),
-            identification_table(lines, many_runs=self.loaded.many_runs),
-            agreement_table(self.chooser) if self.chooser else None,
-        )
+    def tests(self) -> TextTable | None:
+        """Paired tests, image by image; None where nothing can be compared."""
+        return tests_table(self.clients)
 
     @cached_property
     def details(self) -> list[TextTable]:
-        """Diagnostics, the paper's variants and times."""
+        """What else was measured, and the paper's variants."""
         many = self.loaded.many_runs
         title = "Every line, metrics as the paper defines them"
-        return _present(
-            diagnostics_table(self.standard),
-            regions_table(self.every_line),
-            main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title),
-            timing_table(self.lines),
-        )
+        paper = main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title)
+        return [measured_table(self.standard), paper]
 
 
 def read_contents(runs: Sequence[Path], progress: Progress | None = None) -> Contents:
     """The contents of a report of these run folders."""
     paths = tuple(Path(run) for run in runs)
     return Contents(paths, load_runs(paths, progress))
-
-
-def _present(*tables: TextTable | None) -> list[TextTable]:
-    return [table for table in tables if table is not None]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
@@ -51,6 +52,11 @@ class Measure:
     def column(self) -> str:
         """Its column in table.csv, such as `seconds_median`."""
         return f"{self.diagnostic}_{self.statistic}"
+
+    @property
+    def column_of_n(self) -> str:
+        """The column of the number of images behind it."""
+        return f"{self.diagnostic}_n"
 
 
 REGIONS = (
@@ -96,20 +102,21 @@ def accuracies(line: Line) -> tuple[Summary, Summary]:
 
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
-    metrics = ("psnr", *METRICS)
-    computed = (metric for metric in metrics if (metric, variant) in line.keys)
+    computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
     return summary(line, next(computed, "psnr"), variant, interval=False).counts
 
 
-def capped_mean(line: Line) -> float:
-    """Mean of min(PSNR, 100) in the standard variant; NaN where no image was scored."""
-    return float(line.scored("psnr", "standard").clip(upper=PSNR_CAP).mean())
+def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
+    """Mean of min(value, cap) over the images that have one; NaN where none has."""
+    values = line.scored(metric, variant).to_numpy()
+    return float(np.minimum(values, cap_of(metric)).mean()) if len(values) else math.nan
 
 
 @once
 def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -> float:
     """Median of min(value, cap) over the images that were scored; NaN where there is none."""
-    return float(line.scored(metric, variant).clip(upper=cap_of(metric)).median())
+    values = line.scored(metric, variant).to_numpy()
+    return float(np.median(np.minimum(values, cap_of(metric)))) if len(values) else math.nan
 
 
 @once
@@ -136,51 +143,29 @@ def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
     return Share(count, int(tried.sum()), trials)
 
 
-def below_grey(line: Line) -> tuple[float, int]:
-    """Percent of images for which a uniform grey has a higher standard PSNR than the attack, and
-    of how many."""
-    both = shared_scores(line, line, ("grey_psnr", DIAGNOSTIC))
-    below = both["second"] < both["first"]
-    return 100 * float(below.mean()) if len(both) else math.nan, len(both)
-
-
 @once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    both = shared_scores(line, line, ("ceiling_psnr", DIAGNOSTIC))
-    ceiling, reached = both.clip(upper=PSNR_CAP).to_numpy().T
-    return float(np.mean(ceiling - reached)) if len(both) else math.nan
+    reached, ceiling = np.minimum(_beside(line, "ceiling_psnr"), PSNR_CAP)
+    return float(np.mean(ceiling - reached)) if len(ceiling) else math.nan
 
 
-def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
-    """The measures for which at least one line has a value."""
-    return tuple(
-        measure
-        for measure in REGIONS
-        if any(line.count(measure.diagnostic, DIAGNOSTIC) for line in lines)
-    )
-
-
-def measured(line: Line, measure: Measure) -> tuple[float, int]:
-    """The figure and the number of images behind it; (NaN, 0) where there is none."""
-    if measure.statistic == "median":
-        count = line.count(measure.diagnostic, DIAGNOSTIC)
-        return capped_median(line, measure.diagnostic, DIAGNOSTIC), count
-    mean = summary(line, measure.diagnostic, DIAGNOSTIC, interval=False)
-    return mean.mean, mean.n
+def _beside(line: Line, diagnostic: str) -> NDArray[np.float64]:
+    """PSNR (standard) and a diagnostic of the images that have both: (2, n)."""
+    columns = ["psnr.standard", f"{diagnostic}.{DIAGNOSTIC}"]
+    known = line.frame.reindex(columns=columns).dropna()
+    return known.to_numpy(np.float64).T
 
 
 PSNR: Key = ("psnr", "standard")
 
 
-def shared_scores(
-    first: Line, second: Line, first_key: Key = PSNR, second_key: Key = PSNR
-) -> pd.DataFrame:
-    """The values `first` and `second` of the images that both lines scored, by their ids.
+def shared_scores(first: Line, second: Line) -> pd.DataFrame:
+    """PSNR (standard) `first` and `second` of the images that both lines scored, by their ids.
 
     shared_scores(april, ours)["first"].mean()     # April's PSNR where ours was scored too
     """
-    sides = {"first": first.scored(*first_key), "second": second.scored(*second_key)}
+    sides = {"first": first.scored(*PSNR), "second": second.scored(*PSNR)}
     return pd.concat(sides, axis=1, join="inner")
 
 
@@ -211,11 +196,17 @@ class Table:
 
 def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> tuple[Table, ...]:
     """The tables of all VARIANTS."""
-    varying, measures, tables = varying_columns(lines), present(lines), []
-    for variant in VARIANTS:
-        rows = [_record(line, variant, varying, measures) for line in (*lines, *derived)]
-        tables.append(Table(variant, pd.DataFrame.from_records(rows), varying))
-    return tuple(tables)
+    varying = varying_columns(lines)
+    rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    count = [(line, measure) for line in lines for measure in REGIONS]
+    found = {measure for line, measure in count if line.count(measure.diagnostic, DIAGNOSTIC)}
+    measures = [measure for measure in REGIONS if measure in found]
+    for line in (*lines, *derived):
+        known, bounds, measured = _facts(line, varying), _bounds(line), _measured(line, measures)
+        for variant, of_variant in rows.items():
+            scores, shares = _scores(line, variant)
+            of_variant.append({**known, **scores, **bounds, **shares, **measured})
+    return tuple(Table(v, pd.DataFrame.from_records(of), varying) for v, of in rows.items())
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
@@ -256,86 +247,87 @@ def rank_bound(line: Line) -> bool:
     return line.role == "ceiling" or "rank" in traits(line)
 
 
-def _record(
-    line: Line, variant: str, varying: Sequence[str], measures: Sequence[Measure]
-) -> dict[str, Any]:
-    """One line of the table: what it is, its counts, scores, diagnostics and measures."""
-    counts = image_counts(line, variant)
-    shares = {f"psnr_from_{limit}": success_share(line, limit, variant) for limit in THRESHOLDS}
-    chosen = json.dumps(line.counts) if isinstance(line, DerivedLine) else None
+def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
+    """What a line is; of the attack's facts, derived lines have only the number of uploads and
+    controls have none."""
+    derived = isinstance(line, DerivedLine)
+    foreign = ATTACK_FACTS - ({"uploads"} if derived else set()) if line.role != "attack" else ()
+    cell = line.cell.columns
     return {
         **{"line": line.number, "run": line.run, "run_id": line.run_id},
-        **{key: line.cell.columns.get(key) for key in IDENTITY},
+        **{key: cell.get(key) for key in IDENTITY},
         "seed": line.cell.seed,
-        **{key: _fact(line, key) for key in varying if key != "seed"},
+        **{key: None if key in foreign else fact(cell, key) for key in varying if key != "seed"},
         **{"status": line.status, "reason": line.reason},
-        **{"n": counts.ok, "n_failed": counts.failed, "n_unsupported": counts.unsupported},
-        **{"n_unscored": counts.unscored, "n_not_run": line.not_run},
-        **_scores(line, variant),
-        **_bounds(line),
-        **{"role": line.role, "chosen": chosen},
-        **{name: share.percent for name, share in shares.items()},
-        **{measure.column: measured(line, measure)[0] for measure in measures},
-        **{f"{measure.diagnostic}_n": measured(line, measure)[1] for measure in measures},
     }
 
 
-def _fact(line: Line, key: str) -> Any:
-    """One of the varying facts; of the attack's facts, derived lines have only the number of
-    uploads and controls have none."""
-    derived = isinstance(line, DerivedLine)
-    foreign = key in ATTACK_FACTS and line.role != "attack" and not (derived and key == "uploads")
-    return None if foreign else fact(line.cell.columns, key)
-
-
-def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> dict[str, Any]:
-    """The columns of one score: ours, the paper's, and the plain difference of the two."""
-    return {
-        f"{name}_mean": scale * score.mean,
-        f"{name}_lo": scale * score.low,
-        f"{name}_hi": scale * score.high,
-        f"{name}_n": score.n,
-        f"{name}_paper": paper,
-        f"{name}_difference": scale * score.mean - paper,
-    }
-
-
-def _scores(line: Line, variant: str) -> dict[str, Any]:
-    """Accuracy in percent, of the model as trained and of the one that the attack met, and the five
-    scores; only the paper variant is compared with the paper's figures."""
-    paper = paper_row(line) if variant == "paper" else None
+def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Counts of images, accuracy in percent, of the model as trained and of the one that the attack
+    met, and the five scores; only the paper variant is compared with the paper's figures. Then the
+    shares of images from a PSNR on."""
+    paper, counts = paper_row(line) if variant == "paper" else None, image_counts(line, variant)
     intact, altered = accuracies(line)
-    values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
-    altered_columns = _columns("acc_altered", altered, math.nan, scale=100)
+    values: dict[str, Any] = {"n": counts.ok, "n_failed": counts.failed}
+    values |= {"n_unsupported": counts.unsupported, "n_unscored": counts.unscored}
+    values |= {"n_not_run": line.not_run, **_columns("acc", intact, paper, scale=100)}
+    altered_columns = _columns("acc_altered", altered, None, scale=100)
     values |= dict(list(altered_columns.items())[:4])  # nobody published it
     for metric in METRICS:
         score = summary(line, metric, variant)
-        values |= _columns(metric, score, getattr(paper, metric) if paper else math.nan)
+        values |= _columns(metric, score, paper)
         if metric == "psnr":
             values |= {"psnr_median": score.median, "psnr_exact": len(exact_images(line))}
             values["psnr_at_20"] = success_share(line, 20, variant).count
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None
-    return values
+    shares = {x: success_share(line, x, variant).percent for x in THRESHOLDS}
+    return values, {f"psnr_from_{limit}": percent for limit, percent in shares.items()}
+
+
+def _columns(
+    name: str, score: Summary, paper: PublishedRow | None, *, scale: float = 1
+) -> dict[str, Any]:
+    """The columns of one score: ours, the paper's, and the plain difference of the two."""
+    theirs = math.nan if paper is None else getattr(paper, name)
+    ours = {"mean": score.mean, "lo": score.low, "hi": score.high}
+    return {
+        **{f"{name}_{part}": scale * value for part, value in ours.items()},
+        **{f"{name}_n": score.n, f"{name}_paper": theirs},
+        f"{name}_difference": scale * score.mean - theirs,
+    }
 
 
 def _bounds(line: Line) -> dict[str, Any]:
     """What bounds a line: the grey, the ceiling, and the linear system of its attack."""
-
-    def known(name: str) -> Summary:
-        return summary(line, name, DIAGNOSTIC, interval=False)
-
-    ceiling, bounded = known("ceiling_psnr"), rank_bound(line)
-    below, of_grey = below_grey(line)
+    bounded = rank_bound(line)
+    reached, grey = _beside(line, "grey_psnr")
     medians = ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
     empty = line.scored("empty_mask", DIAGNOSTIC)
+    below = 100 * float((reached < grey).mean()) if len(grey) else math.nan
     return {
-        "grey_mean": known("grey_psnr").mean,
-        **{"below_grey": below, "below_grey_n": of_grey},
-        "in_place_mean": known("oracle_in_place_psnr").mean,
-        "ceiling_mean": ceiling.mean if bounded else math.nan,
-        "ceiling_n": ceiling.n if bounded else 0,
+        "grey_mean": mean_of(line, "grey_psnr"),
+        **{"below_grey": below, "below_grey_n": len(grey)},
+        "in_place_mean": mean_of(line, "oracle_in_place_psnr"),
+        "ceiling_mean": mean_of(line, "ceiling_psnr") if bounded else math.nan,
+        "ceiling_n": line.count("ceiling_psnr", DIAGNOSTIC) if bounded else 0,
         "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
-        **{f"{name}_median": known(name).median for name in medians},
+        **{f"{name}_median": capped_median(line, name, DIAGNOSTIC) for name in medians},
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
+        "role": line.role,
+        "chosen": json.dumps(line.counts) if isinstance(line, DerivedLine) else None,
+    }
+
+
+def _measured(line: Line, measures: Sequence[Measure]) -> dict[str, Any]:
+    """The figures of the measures, then of how many images each is."""
+    counts = {measure: line.count(measure.diagnostic, DIAGNOSTIC) for measure in measures}
+    return {
+        **{
+            m.column: (mean_of if m.statistic == "mean" else capped_median)(
+                line, m.diagnostic, DIAGNOSTIC
+            )
+            for m in measures
+        },
+        **{measure.column_of_n: count for measure, count in counts.items()},
     }

@@ -17,6 +17,7 @@ from mjp_privacy.report.lines import (
     failed_images,
     late_images,
     meets_trained_model,
+    once,
     traits,
 )
 from mjp_privacy.report.worst_case import DerivedLine, shown_attacks
@@ -32,45 +33,14 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Case:
-    """What a flag is asked of: a client; of a figure also its line."""
-
-    client: Client
-    line: Line | None = None
-
-    @property
-    def of(self) -> Line:
-        """The line of the figure."""
-        assert self.line is not None
-        return self.line
-
-    @property
-    def chosen(self) -> tuple[Line, ...]:
-        """The attacks whose pictures the line shows."""
-        return shown_attacks(self.of)
-
-    @property
-    def rivals(self) -> list[Line]:
-        """The attacks on the trained model that compete for the pictures of the figure."""
-        uploads = max(self.of.uploads, 1)
-        rivals = (line for line in self.client.attacks if line.uploads <= uploads)
-        return [line for line in rivals if meets_trained_model(line)]
-
-    @property
-    def of_best(self) -> bool:
-        """Whether the figure is one of those that compete, or the best of them."""
-        return self.of in (*self.rivals, *self.client.derived)
-
-
-@dataclass(frozen=True)
 class Flag:
-    """A warning: `name` in a few words, `text` as a sentence, `applies` says when it holds, or of
-    which attacks."""
+    """A warning: `name` in a few words, `text` as a sentence, `applies` says when it holds for a
+    client and a line of it, or of which attacks; that of a client gets its first line."""
 
     key: str
     name: str
     text: str
-    applies: Callable[[Case], bool | tuple[str, ...]] = field(repr=False, compare=False)
+    applies: Callable[[Client, Line], bool | tuple[str, ...]] = field(repr=False, compare=False)
     attacks: tuple[str, ...] = ()
 
     @property
@@ -84,13 +54,13 @@ class Flag:
         return self.text.replace("{attacks}", first_of(self.attacks, NAMED))
 
 
+@once
 def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
     what was not scored."""
     if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
-    case = Case(client, line)
-    found = ((flag, flag.applies(case)) for flag in OF_FIGURES)
+    found = ((flag, flag.applies(client, line)) for flag in OF_FIGURES)
     return tuple(
         replace(flag, attacks=holds) if isinstance(holds, tuple) else flag
         for flag, holds in found
@@ -109,18 +79,21 @@ def merged(flags: Iterable[Flag]) -> tuple[Flag, ...]:
 
 def client_flags(client: Client) -> tuple[Flag, ...]:
     """The flags that hold for all that was got from a client."""
-    case = Case(client)
-    return tuple(flag for flag in OF_CLIENTS if flag.applies(case))
+    return tuple(flag for flag in OF_CLIENTS if flag.applies(client, client.lines[0]))
 
 
-def _below(case: Case) -> bool:
+def _rivals(client: Client, line: Line) -> list[Line]:
+    """The attacks on the trained model that compete for the pictures of a figure; none where it is
+    neither one of them nor their best."""
+    reach = (other for other in client.attacks if other.uploads <= max(line.uploads, 1))
+    rivals = [other for other in reach if meets_trained_model(other)]
+    return rivals if line in (*rivals, *client.derived) else []
+
+
+def _below(client: Client, line: Line) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
-    scored, floor = (
-        case.of.scored("psnr", "standard").clip(upper=PSNR_CAP),
-        case.client.floor_values,
-    )
-    both = scored.index.intersection(floor.index)
-    return len(both) > 0 and float((scored[both] - floor[both]).sum()) < 0
+    gain = line.scored("psnr", "standard").clip(upper=PSNR_CAP) - client.floor_values
+    return bool(gain.notna().any()) and float(gain.dropna().sum()) < 0
 
 
 def _median_above(line: Line, diagnostic: str, limit: float) -> bool:
@@ -128,30 +101,28 @@ def _median_above(line: Line, diagnostic: str, limit: float) -> bool:
     return len(values) > 0 and values.median() > limit
 
 
-def _ill_conditioned(case: Case) -> bool:
-    bits = DIGITS.get(case.of.cell.dtype)
-    bounded = [line for line in case.chosen if "rank" in traits(line)]
-    return bits is not None and any(_median_above(line, "cond_a", 2.0**bits) for line in bounded)
+def _ill_conditioned(client: Client, line: Line) -> bool:
+    bits = DIGITS.get(line.cell.dtype)
+    bounded = [other for other in shown_attacks(line) if "rank" in traits(other)]
+    return bits is not None and any(_median_above(other, "cond_a", 2.0**bits) for other in bounded)
 
 
-def _unfinished(case: Case) -> bool:
+def _unfinished(client: Client, line: Line) -> bool:
     """Whether a planned image has no row, or attacks that compete for the client's pictures have
     not the same images: some were not run yet, or their rows are damaged."""
-    line = case.of
-    if not case.of_best:
-        return line.not_run > 0
     members = line.members if isinstance(line, DerivedLine) else (line,)
-    begun = [member for member in (*members, *case.rivals) if len(member.images)]
-    differ = any(not line.images.equals(begun[0].images) for line in begun)
-    return differ or any(member.not_run for member in (*members, *case.rivals))
+    competing = (*members, *_rivals(client, line))
+    begun = [member for member in competing if len(member.images)]
+    differ = any(not other.images.equals(begun[0].images) for other in begun)
+    return any(member.not_run for member in competing) or differ
 
 
-def _cut_short(case: Case) -> bool:
+def _cut_short(client: Client, line: Line) -> bool:
     """Whether an attack failed, or was ended by its time, on a picture that is not exact here."""
-    attacks = case.rivals if case.of_best else [case.of]
-    if len(exact := exact_images(case.of)) and len(exact) == len(case.of.images):
+    attacks = _rivals(client, line) or [line]
+    if len(exact := exact_images(line)) and len(exact) == len(line.images):
         return False
-    single = attacks == [case.of]  # whose failures have a flag of their own
+    single = attacks == [line]  # whose failures have a flag of their own
     return any(
         late_images(attack) - exact
         or (not single and failed_images(attack) - exact)
@@ -160,15 +131,14 @@ def _cut_short(case: Case) -> bool:
     )
 
 
-def _lacks(case: Case, *, unscored: bool) -> bool:
+def _lacks(line: Line, *, unscored: bool) -> bool:
     """Whether some pictures count nowhere; or whether some without a score count as lost."""
-    values, statuses, _ = case.of.column("psnr", "standard")
+    values, statuses, _ = line.column("psnr", "standard")
     nowhere = statuses.equal("unscored")
     return bool(nowhere.any() if unscored else (values.isna() & ~nowhere).any())
 
 
-def _unshuffled(case: Case) -> bool:
-    client = case.client
+def _unshuffled(client: Client, line: Line) -> bool:
     recipe = client.cell.client.plain_share != ClientFacts.plain_share
     return bool(client.cell.gamma) and (recipe or any(map(unshuffled_images, client.lines)))
 
@@ -208,15 +178,15 @@ OF_FIGURES: tuple[Flag, ...] = (
         "altered_client",
         "altered client",
         "The attack met a model whose block 0 was altered for it, which no client trains.",
-        lambda case: not meets_trained_model(case.of),
+        lambda client, line: not meets_trained_model(line),
     ),
     Flag(
         "noise_ignored",
         "noise not modelled",
         "The client adds known errors to its upload, which {attacks} left out of account: an "
         "attack that weighs them may get more.",
-        lambda case: tuple(
-            line.attack for line in case.chosen if case.client.noisy and "noise" not in traits(line)
+        lambda client, line: tuple(
+            x.attack for x in shown_attacks(line) if client.noisy and "noise" not in traits(x)
         ),
     ),
     Flag(
@@ -224,9 +194,9 @@ OF_FIGURES: tuple[Flag, ...] = (
         "not converged",
         "The attack optimises in steps and ended far from the uploaded gradient: more steps or "
         "other starts may give more.",
-        lambda case: any(
-            "steps" in traits(line) and _median_above(line, "gradient_residual", RESIDUAL_CONVERGED)
-            for line in case.chosen
+        lambda client, line: any(
+            "steps" in traits(x) and _median_above(x, "gradient_residual", RESIDUAL_CONVERGED)
+            for x in shown_attacks(line)
         ),
     ),
     Flag(
@@ -240,21 +210,21 @@ OF_FIGURES: tuple[Flag, ...] = (
         "assumes_8_bit",
         "8-bit pixels assumed",
         "Some of these pictures come from an attack that takes pixels for multiples of 1/255.",
-        lambda case: any("8 bit" in traits(line) for line in case.chosen),
+        lambda client, line: any("8 bit" in traits(x) for x in shown_attacks(line)),
     ),
     Flag(
         "partly_inapplicable",
         "not applicable to all",
         "On some pictures every attack was refused or failed; they count as not recovered, and are "
         "missing from the mean.",
-        lambda case: _lacks(case, unscored=False),
+        lambda client, line: _lacks(line, unscored=False),
     ),
     Flag(
         "partly_unscored",
         "not all scored",
         "Some pictures could not be scored, though an attack made them; they are in no count and "
         "in no mean.",
-        lambda case: _lacks(case, unscored=True),
+        lambda client, line: _lacks(line, unscored=True),
     ),
     Flag(
         "cut_short",
@@ -277,21 +247,21 @@ OF_CLIENTS: tuple[Flag, ...] = (
         "no_adaptive_attack",
         "no adaptive attack",
         "No attack that knows this client gave a picture: what is shown is the least that leaks.",
-        lambda case: not any(map(case.client.knows, case.client.matching)),
+        lambda client, line: not any(map(client.knows, client.matching)),
     ),
     Flag(
         "fewer_attacks",
         "fewer attacks",
         "An attack that scored on another client of this model was not run on this one, so that "
         "the two cannot be compared: with it, more may leak.",
-        lambda case: bool(case.client.matching and missed_attacks(case.client, case.client.others)),
+        lambda client, line: bool(client.matching and missed_attacks(client, client.others)),
     ),
     Flag(
         "undeclared_error",
         "error not declared",
         "A defence changes the upload and does not say by how much, or cannot know it, so that the "
         "attacks take the upload for better than it is: the client looks safer than it is.",
-        lambda case: any(line.some_above_zero("undeclared_error") for line in case.client.lines),
+        lambda client, line: any(x.some_above_zero("undeclared_error") for x in client.lines),
     ),
     Flag(
         "some_unshuffled",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 Scalar = str | float | int | bool | None
 Key = tuple[str, str]
 """Metric and variant."""
-T = TypeVar("T")
-P = ParamSpec("P")
-
 # scores -------------------------------------------------------------------------------------------
 
 UNREADABLE = "unreadable"
@@ -67,14 +64,6 @@ def split(column: str) -> Key:
     return metric, variant
 
 
-def standard_keys() -> list[Key]:
-    """The metrics and variants that every image has, be it with a reason in place of the score."""
-    from mjp_privacy.metrics import METRICS
-
-    scores = [(METRICS[key].name, METRICS[key].variant) for key in METRICS]
-    return [*scores, ("top1", "intact"), ("top1", "altered")]
-
-
 def read_frame(store: RunStore, run_id: str) -> pd.DataFrame:
     """A row for each image of a cell, by its id, with a column for each metric and variant; where
     a run writes rows meanwhile, those of now.
@@ -90,8 +79,8 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    others = [name for name in scores if frame[name].dtype != np.float64]
-    frame = frame.astype(dict.fromkeys(others, np.float64))
+    if any(frame[name].dtype != np.float64 for name in scores):
+        frame[scores] = frame[scores].astype(np.float64)
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:
@@ -102,14 +91,16 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def keys_of(frame: pd.DataFrame) -> list[Key]:
-    """The metrics and variants of a frame. Whether the model was right counts as asked where no
-    image has a label: then there are rows that say so."""
-    found = {
-        split(name)
-        for name in scores_of(frame)
-        if name.startswith("top1.") or frame[name].notna().any()
-    }
-    return sorted({*found, *([] if (frame["status"] == "ok").all() else standard_keys())})
+    """The metrics and variants of a frame: an image that is not ok has all, with a reason in place
+    of the score. Whether the model was right counts as asked where no image has a label: then there
+    are rows that say so."""
+    from mjp_privacy.metrics import METRICS
+
+    asked = [n for n in scores_of(frame) if n.startswith("top1.") or frame[n].notna().any()]
+    if not (frame["status"] == "ok").all():
+        asked += ["top1.intact", "top1.altered"]
+        asked += [f"{METRICS[key].name}.{METRICS[key].variant}" for key in METRICS]
+    return sorted(map(split, {*asked}))
 
 
 def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -119,15 +110,17 @@ def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd
     not attacked or not scored has its status and reason in place of every score.
     """
     of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
-    late = _late(frame)
+    none = np.full(len(frame), np.nan)
+    over, had = (frame.get(f"{name}.{DIAGNOSTIC}", none) for name in (OVER, SECONDS))
+    late = [over_budget(s) if o == 1 else "" for o, s in zip(over, had, strict=True)]
     parts: dict[str, list[Any]] = {name: [] for name in ("at", "value", "status", "reason")}
     for metric, variant in (keys := keys_of(frame)):
-        values = np.asarray(frame.get(f"{metric}.{variant}", np.full(len(frame), np.nan)))
+        values = np.asarray(frame.get(f"{metric}.{variant}", none))
         status: NDArray[Any] = of_images["status"].to_numpy(copy=True)
         reason: NDArray[Any] = of_images["reason"].to_numpy(copy=True)
         shown, known = np.full(len(frame), True), ~np.isnan(values)
         if variant == DIAGNOSTIC:
-            status[:], reason, shown = "ok", late, known
+            status[:], reason[:], shown = "ok", late, known
         elif metric == "top1" and (unknown := ~known & (status == "ok")).any():
             intact = None if variant == "intact" else frame.get("top1.intact")
             other_model = intact is not None and intact[unknown].notna().any()
@@ -151,15 +144,6 @@ def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd
     shared = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
     more = {name: [value] * len(order) for name, value in shared.items() if name not in rows}
     return pd.DataFrame({name: values[order] for name, values in rows.items()}).assign(**more)
-
-
-def _late(frame: pd.DataFrame) -> NDArray[np.object_]:
-    """The reason of images whose attack was ended for lack of time, "" of the others."""
-    over, had = (frame.get(f"{name}.{DIAGNOSTIC}") for name in (OVER, SECONDS))
-    if over is None or had is None:
-        return np.full(len(frame), "", dtype=object)
-    pairs = zip(over == 1, had, strict=True)
-    return np.array([over_budget(had) if ended else "" for ended, had in pairs], dtype=object)
 
 
 # facts --------------------------------------------------------------------------------------------
@@ -279,8 +263,6 @@ class Line:
     store: RunStore
     left_out: Sequence[Path] = field(default=(), kw_only=True)
     """Damaged files, whose images have no part in the line."""
-    known: dict[object, Any] = field(default_factory=dict, kw_only=True, repr=False)
-    """What was computed from the scores before, by what was asked: figures and words."""
 
     @property
     def run_id(self) -> str:
@@ -432,20 +414,8 @@ def coded(words: pd.Series[str]) -> Coded:
     return Coded(known.codes.to_numpy(np.int32), tuple(map(str, known.categories)))
 
 
-def once(
-    figure: Callable[Concatenate[Line, P], T],
-) -> Callable[Concatenate[Line, P], T]:
-    """A figure of a line that is computed once for the same arguments."""
-
-    @wraps(figure)
-    def asked(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
-        name = figure, args, tuple(kwargs.items())
-        if name not in line.known:
-            line.known[name] = figure(line, *args, **kwargs)
-        known: T = line.known[name]
-        return known
-
-    return asked
+once = lru_cache(maxsize=4096)
+"""A figure of a line, which is equal to itself alone, is computed once for the same arguments."""
 
 
 @once

@@ -1,4 +1,8 @@
-"""Sentences under the tables, each with the lines it holds for, and why lines have no score."""
+"""Sentences under the tables, each with the lines it holds for, and why lines have no score.
+
+A note is a row of `DIFFERENCES` or `BOUNDS`: a function of a line that gives its sentences, none
+where it does not hold. Equal sentences of several lines become one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS, unshuffled_images
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
 from mjp_privacy.report.published import CAVEATS
-from mjp_privacy.report.worst_case import DerivedLine, choice_sentence, missing_images
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
 NAMED = 3
@@ -25,7 +29,7 @@ NAMED = 3
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
-PAPER_IMAGES, PAPER_SIZE = 1000, 224
+PAPER_SIZE = 224
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -43,7 +47,6 @@ def all_notes(
     lines: Sequence[Line], derived: Sequence[DerivedLine] = (), remarks: Sequence[str] = ()
 ) -> tuple[Section, ...]:
     """The sections that have at least one note, in the order they are printed."""
-    beside_paper = any(paper_row(line) is not None for line in lines)
     choices = [*map(choice_sentence, derived), *grouped([*lines, *derived], missing_images)]
     controls = [line for line in lines if line.role in ("floor", "ceiling")]
     if controls:
@@ -58,15 +61,14 @@ def all_notes(
             "The lines do not cover the same images (see n), so their means are not paired. To "
             "complete an unfinished run, give its command again."
         )
-    sections = {
+    differences = [sentence for note in DIFFERENCES for sentence in grouped(lines, note)]
+    sections: dict[str, Sequence[str]] = {
         "What is left out": remarks,
         "Worst case and attacker's choice": choices,
-        "What differs from the paper's set-up": [
-            sentence for note in DIFFERENCES for sentence in grouped(lines, note)
-        ],
+        "What differs from the paper's set-up": differences,
         "What bounds the scores": bounds,
         "Images and lines without a score": not_scored(lines),
-        "The paper's own table": CAVEATS if beside_paper else (),
+        "The paper's own table": CAVEATS if any(map(paper_row, lines)) else (),
         "How the figures are made": method(lines),
     }
     return tuple(Section(title, tuple(items)) for title, items in sections.items() if items)
@@ -99,30 +101,61 @@ def grouped(lines: Sequence[Line], sentences_of: Note) -> list[str]:
     return [f"{sentence} ({which(of, lines)})" for sentence, of in lines_by_sentence.items()]
 
 
+# derived lines ------------------------------------------------------------------------------------
+
+
+def choice_sentence(line: DerivedLine) -> str:
+    """What a derived line is made of."""
+    how = "smallest gradient residual, without the private images"
+    if line.rule is WORST_CASE:
+        how = "highest PSNR (standard), an upper bound for any selector"
+    counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
+    said = (
+        f"Line {line.number}, {line.attack}: for each image the attack with the {how}. "
+        f"Of {len(line.chosen)} images: {counts}."
+    )
+    if line.uploads > 1:
+        said += f" Its attacks may use up to {line.uploads} uploads of one image."
+    values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
+    compared = pd.concat(values, axis=1).count(axis=1)
+    if incomplete := int((compared < len(line.members)).sum()):
+        said += f" For {incomplete} of these at least one attack has nothing to compare."
+    return said
+
+
+def missing_images(line: Line) -> Iterable[str]:
+    """Why images of a derived line have no reconstruction; other lines have their own section."""
+    if isinstance(line, DerivedLine):
+        for (status, reason), count in _lost(line).most_common(REASONS_SHOWN):
+            yield f"{counted(count, 'image')} {status}: {reason}"
+
+
+def _lost(line: Line) -> Counter[tuple[str, str]]:
+    """How many images have no score, by (status, reason), in the order of the images."""
+    rows = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
+    rows["reason"] = rows["reason"].replace("", "no reason given")
+    return Counter(rows.itertuples(index=False, name=None))
+
+
 # what differs from the paper's set-up -------------------------------------------------------------
 
 
 def _images(line: Line) -> Iterable[str]:
-    data = line.cell.command.data or "images of unknown origin"
-    if not line.cell.command.data_is_papers:
+    command = line.cell.command
+    if not command.data_is_papers:
         yield (
-            f"Images: {data}; they were not declared to be ImageNet-1K validation images like the "
-            "paper's (--data-is-papers), so the paper's figures do not stand beside them."
+            f"Images: {command.data or 'images of unknown origin'}; they were not declared to be "
+            "ImageNet-1K validation images like the paper's (--data-is-papers), so the paper's "
+            "figures do not stand beside them."
         )
-    images = len(line.images)
-    if images and images != PAPER_IMAGES:
-        yield f"Number of images: {images}; the paper says 1K."
     if line.groups is not None:
         yield (
             f"The images are crops of {line.groups.nunique()} photographs; for the intervals of "
             "means whole photographs are resampled, and shares count crops as if they agreed."
         )
-
-
-def _labels(line: Line) -> Iterable[str]:
-    if line.cell.command.labels:
-        yield line.cell.command.labels
-    if not line.cell.command.true_labels:
+    if command.labels:
+        yield command.labels
+    if not command.true_labels:
         yield "No true labels are known, so there is no accuracy."
 
 
@@ -166,15 +199,12 @@ def _victim(line: Line) -> Iterable[str]:
         )
 
 
-def _precision(line: Line) -> Iterable[str]:
-    yield (
-        f"Client gradients in {line.cell.dtype}; the paper does not state the precision, and "
-        "the code it used defaults to float32."
-    )
-
-
 def _client(line: Line) -> Iterable[str]:
     cell, client = line.cell, line.cell.client
+    yield (
+        f"Client gradients in {cell.dtype}; the paper does not state the precision, and "
+        "the code it used defaults to float32."
+    )
     facts = {"mode": client.mode, "loss": client.loss, "batch": client.batch}
     parts = [f"{name} {value}" for name, value in facts.items() if value is not None]
     if client.dal is not None:
@@ -185,15 +215,10 @@ def _client(line: Line) -> Iterable[str]:
         yield f"LPIPS (AlexNet): {cell.command.lpips}."
     if cell.model.position_embedding:
         yield f"Position embedding: {cell.model.position_embedding}."
+    yield from (str(note) for note in cell.outcome.notes or ())
 
 
-def _stored_notes(line: Line) -> Iterable[str]:
-    return (str(note) for note in line.cell.outcome.notes or ())
-
-
-DIFFERENCES: tuple[Note, ...] = (
-    *(_images, _labels, _model, _victim, _precision, _client, _stored_notes),
-)
+DIFFERENCES: tuple[Note, ...] = (_images, _model, _victim, _client)
 
 
 # what limits the scores besides a defence: algebra, rounding, unequal or missing images -----------
@@ -208,7 +233,7 @@ def unfinished(line: Line) -> Iterable[str]:
         )
 
 
-def mixed_code(line: Line) -> Iterable[str]:
+def _mixed_code(line: Line) -> Iterable[str]:
     """Whether several versions of the code made the line's images."""
     codes = Counter(line.frame["code"].dropna()) if "code" in line.frame else Counter()
     known = sorted((count for code, count in codes.items() if code), reverse=True)
@@ -222,7 +247,7 @@ def mixed_code(line: Line) -> Iterable[str]:
         )
 
 
-def unshuffled(line: Line) -> Iterable[str]:
+def _unshuffled(line: Line) -> Iterable[str]:
     """How many pictures have an upload in which nothing was shuffled."""
     images, exact = unshuffled_images(line), exact_images(line)
     if line.role == "attack" and images:
@@ -233,11 +258,18 @@ def unshuffled(line: Line) -> Iterable[str]:
         )
 
 
-def zero_rows(line: Line) -> Iterable[str]:
-    """Whether the system A that the attack solves has rows that are zero."""
-    condition, singular = _system(line)
+def _linear_system(line: Line) -> Iterable[str]:
+    """Of an attack that inverts a system A: whether A has zero rows, or else whether there is a gap
+    below the ceiling that nothing but rounding explains."""
+    client, condition = line.cell.client, line.scored("cond_a", DIAGNOSTIC)
+    if line.cell.dtype not in DIGITS or not rank_bound(line) or condition.empty:
+        return
+    singular = int((line.scored("zero_rows", DIAGNOSTIC).reindex(condition.index) > 0).sum())
+    approximate = client.pseudo_gradient != ClientFacts.pseudo_gradient
+    altered = approximate or bool(client.defenses or client.position_noise)
+    gap, bits = ceiling_distance(line), DIGITS[line.cell.dtype]
     if singular:
-        masks_alone = bool(line.cell.gamma) and "top_k" not in line.cell.client.defenses
+        masks_alone = bool(line.cell.gamma) and "top_k" not in client.defenses
         yield (
             f"{line.attack}, {line.cell.dtype}: A has zero rows"
             f"{', those of shuffled patches,' if masks_alone else ''} on {singular} of "
@@ -245,34 +277,16 @@ def zero_rows(line: Line) -> Iterable[str]:
             "precision can restore them. How much rounding adds can be seen from the line with "
             "the other precision."
         )
+    elif gap > WORTH_SAYING and not altered and (client.batch or 1) == 1:
+        yield (
+            f"{line.attack}, {line.cell.dtype}: on average {gap:.2f} dB below the ceiling, "
+            "although no row of A is zero: with exact gradients this system would reach the "
+            "ceiling, so the gap is due to rounding and not to a defence (cond(A) exceeds "
+            f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
+        )
 
 
-def rounding(line: Line) -> Iterable[str]:
-    """Whether there is a gap below the ceiling that nothing but rounding explains."""
-    client, (condition, singular) = line.cell.client, _system(line)
-    approximate = client.pseudo_gradient != ClientFacts.pseudo_gradient
-    altered = approximate or bool(client.defenses or client.position_noise)
-    if len(condition) and not singular and not altered and (client.batch or 1) == 1:
-        gap, bits = ceiling_distance(line), DIGITS[line.cell.dtype]
-        if gap > WORTH_SAYING:
-            yield (
-                f"{line.attack}, {line.cell.dtype}: on average {gap:.2f} dB below the ceiling, "
-                "although no row of A is zero: with exact gradients this system would reach the "
-                "ceiling, so the gap is due to rounding and not to a defence (cond(A) exceeds "
-                f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
-            )
-
-
-def _system(line: Line) -> tuple[pd.Series[float], int]:
-    """cond(A) of the images whose system A the attack inverts, and of how many A has zero rows."""
-    condition = line.scored("cond_a", DIAGNOSTIC)
-    if line.cell.dtype not in DIGITS or not rank_bound(line):
-        condition = condition[:0]
-    rows = line.scored("zero_rows", DIAGNOSTIC).reindex(condition.index)
-    return condition, int((rows > 0).sum())
-
-
-BOUNDS: tuple[Note, ...] = (unfinished, mixed_code, unshuffled, zero_rows, rounding)
+BOUNDS: tuple[Note, ...] = (unfinished, _mixed_code, _unshuffled, _linear_system)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------
@@ -330,7 +344,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
             if reason.startswith(NOT_RUN):
                 status, reason = "not run", "the run ended before; run the same command again"
             whole.setdefault((status, reason), []).append(line)
-        for pair, count in image_reasons(line).items():
+        for pair, count in _image_reasons(line).items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
     sentences = [*_damaged(lines), *_unreadable(lines)]
@@ -342,36 +356,25 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
         noun = "image" if len(by_line) == 1 else "row"  # an image in several lines is several rows
         rows = counted(sum(by_line.values()), noun)
         sentences.append(f"{rows} {status}: {reason} ({which(by_line, lines)})")
-    shown_ones = sentences[:REASONS_SHOWN]
-    if left := len(sentences) - len(shown_ones):
-        shown_ones.append(f"{left} further reasons, which the rows themselves say")
-    return shown_ones
+    left = len(sentences) - REASONS_SHOWN
+    more = [f"{left} further reasons, which the rows themselves say"] if left > 0 else []
+    return [*sentences[:REASONS_SHOWN], *more]
 
 
-def image_reasons(line: Line) -> dict[tuple[str, str], int]:
+def _image_reasons(line: Line) -> Counter[tuple[str, str]]:
     """The number of images by (status, reason), in the order of the images."""
-    if not line.keys:
-        return {}
-    rows = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]].astype(object)
-    rows["reason"] = rows["reason"].replace("", "no reason given")
-    counts = Counter(rows.itertuples(index=False, name=None))
+    counts = _lost(line)
     scored = any(variant in OF_PICTURE for _, variant in line.keys)
     if scored and line.cell.command.true_labels is not False:
-        unlabelled = line.frame[line.frame["status"] == "ok"]
-        known = unlabelled.filter(like="top1.")
+        known = line.frame[line.frame["status"] == "ok"].filter(like="top1.")
         if known.shape[1] and (none := int(known.isna().all(axis=1).sum())):
             counts["unscored", NO_LABELS] += none
     return counts
 
 
-def unreadable_images(lines: Sequence[Line]) -> dict[str, str]:
-    """Why images could not be read, by image_id."""
-    return {image: reason for line in lines for image, reason in line.unreadable.items()}
-
-
 def _unreadable(lines: Sequence[Line]) -> Iterator[str]:
     """Which files are no images, and which images were lost with one of them."""
-    reasons = unreadable_images(lines)
+    reasons = {image: reason for line in lines for image, reason in line.unreadable.items()}
     lost = [name for name, reason in reasons.items() if reason.startswith(IN_STEP_OF)]
     files = [f"{name} ({reason})" for name, reason in reasons.items() if name not in lost]
     if files:

@@ -23,7 +23,6 @@ import io
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
@@ -50,9 +49,6 @@ LIST = FileKind("the list of a report's pictures", "Write the report again.", 1 
 
 TRUTH = {"plain": "original", "input": "fed"}
 """The stored tensors of private images, and the folders they come into."""
-
-COMPRESSION = 1
-"""zlib's fastest: photographs become hardly smaller with more, and take much longer."""
 
 SMALL_SIDE = 96
 """Pixels of a side up to which the page shows pictures without loss."""
@@ -135,7 +131,7 @@ class _Writer:
         suffix = PurePosixPath(image_id).suffix
         known = suffix.lower() in IMAGE_SUFFIXES
         stem = image_id.removesuffix(suffix) if known else image_id
-        return f"{self._images.of(stem, key=image_id, mark=digest(image_id))}.png"
+        return f"{self._images.of(stem, key=image_id)}.png"
 
     def _save(self, image: Tensor, file: str, row: Mapping[str, Any]) -> None:
         """A picture unless it is there. Its row is on disk before it, so that no picture of a
@@ -176,7 +172,7 @@ def _png(values: bytes, size: tuple[int, int]) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.frombytes("RGB", size[::-1], values).save(file, "png", compress_level=COMPRESSION)
+    Image.frombytes("RGB", size[::-1], values).save(file, "png", compress_level=1)  # fastest
     return file.getvalue()
 
 
@@ -231,22 +227,13 @@ def slug(text: str) -> str:
     return f"x_{name}" if DEVICES.fullmatch(name) else name or "unnamed"
 
 
-def digest(text: str) -> str:
-    """Eight digits that follow from the text."""
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
-
-
-@dataclass
 class UniqueNames:
     """Gives every key a name of its own, also on a disk that takes upper and lower case for one:
     after `names.of("a/b")`, which is `a_b`, `names.of("a:b")` is `a_b-` and eight digits."""
 
-    taken: Iterable[str] = ()
-    _given: dict[object, str] = field(default_factory=dict, init=False)
-    _used: set[str] = field(default_factory=set, init=False)
-
-    def __post_init__(self) -> None:
-        self._used = {name.casefold() for name in self.taken}
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._given: dict[object, str] = {}
+        self._used = {name.casefold() for name in taken}
 
     def of(self, text: str, key: object = None, mark: str = "") -> str:
         """The name for a text, the same one when it is asked again.
@@ -256,11 +243,11 @@ class UniqueNames:
         """
         key = text if key is None else key
         if key not in self._given:
-            mark = mark or digest(text)
-            first = slug(text)
-            marked = f"{first[: LONGEST - len(mark) - 1].strip(EDGES)}-{mark}"
+            mark = mark or hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+            marked = f"{slug(text)[: LONGEST - len(mark) - 1].strip(EDGES)}-{mark}"
             cut = len(text) > LONGEST  # what was cut off may be what tells it from others
-            tries = chain([marked if cut else first, marked], (f"{marked}-{n}" for n in count(2)))
+            first = [marked] if cut else [slug(text), marked]
+            tries = chain(first, (f"{marked}-{n}" for n in count(2)))
             self._given[key] = next(name for name in tries if name.casefold() not in self._used)
             self._used.add(self._given[key].casefold())
         return self._given[key]

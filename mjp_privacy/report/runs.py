@@ -13,9 +13,10 @@ from typing import Any
 
 import yaml
 
+from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
+from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
@@ -46,23 +47,18 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     progress: counts the cells that were read
     """
     check_folders(runs)
+    names = [plain(run.resolve().name) for run in runs]
+    names = names if len(set(names)) == len(names) else [plain(str(run)) for run in runs]
     lines: list[Line] = []
     remarks: list[str] = []
-    stores = [RunStore(run).without(RunStore(run).damaged()) for run in runs]
-    for store, name in zip(stores, run_names(runs), strict=True):
-        cells = store.read_cells()
-        if not cells:
-            raise UserError(
-                f"{store.root} is an empty run: expected at least one cell in its list, but there "
-                "is none. Run the attack again, with at least one model, setting and attack."
-            )
+    for run, name in zip(runs, names, strict=True):
+        store = RunStore(run).without(RunStore(run).damaged())
         loaded: list[Line] = []
-        for cell in map(CellFacts.read, cells):
+        for cell in map(CellFacts.read, store.read_cells()):
             loaded.append(_line(store, name, cell, len(lines) + len(loaded) + 1))
             if progress:
                 progress.advance()
-        if all(line.stored.empty and line.cell.outcome.status == "ok" for line in loaded):
-            _refuse_empty(store, loaded)
+        _refuse_empty(store, loaded)
         refused = [line for line in loaded if line.cell.model.label == REFUSED]
         lines += [line for line in loaded if line not in refused]
         if count := max((line.planned for line in refused), default=0):
@@ -85,7 +81,10 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
 
 
 def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
+    """Raise where no line has rows, nor a reason why not."""
     damaged = [path for line in lines for path in line.left_out]
+    if any(not line.stored.empty or line.cell.outcome.status != "ok" for line in lines):
+        return
     if damaged:
         place = shown(damaged[0].relative_to(store.root))
         raise UserError(f"{store.root}: all of its rows are damaged ({place}). {AGAIN}")
@@ -118,7 +117,6 @@ OTHERS = {
     "index.html": "the folder of a report",
     "uploads.jsonl": "a folder of uploads",
     "metrics.jsonl": "the folder of a training or a federation",
-    "federation.json": "the folder of a federation",
 }
 """What a folder is that holds one of these files."""
 
@@ -131,23 +129,11 @@ MOST_LOOKED_AT = 1000
 
 def check_folders(runs: Sequence[Path]) -> None:
     """Raise unless these are run folders, each of them once."""
-    if not runs:
-        raise UserError("Expected one or more run folders, got none. Give the --out of a run.")
-    seen: dict[Path, Path] = {}
     for run in runs:
         _check_folder(run)
-        first = seen.setdefault(run.resolve(), run)
-        if first is not run:
-            raise UserError(
-                f"Expected different runs, but {shown(run)} is the same folder as {shown(first)}: "
-                "its lines would be in the table twice. Name it once."
-            )
-
-
-def run_names(runs: Sequence[Path]) -> list[str]:
-    """What a report calls these runs: their folders' names, or paths where names are equal."""
-    names = [plain(run.resolve().name) for run in runs]
-    return names if len(set(names)) == len(names) else [plain(str(run)) for run in runs]
+    if not runs or len({run.resolve() for run in runs}) < len(runs):
+        given = ", ".join(map(shown, runs)) or "none"
+        raise UserError(f"Expected one or more run folders, each of them once, got {given}.")
 
 
 def check_out(out: Path, runs: Sequence[Path]) -> None:
@@ -185,27 +171,25 @@ def nothing_in_the_way(out: Path) -> Iterator[None]:
 
 
 def _check_folder(run: Path) -> None:
-    give = "Give the folder that was the --out of `mjp attack`."
+    inside: list[Path] = []
     try:
         if _is_run(run):
             return
-        if not run.is_dir():
-            got = "is a file" if run.exists() else "does not exist"
-            raise UserError(f"Expected a run folder, but {shown(run)} {got}. {give}")
-        entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
-        inside = [path for path in entries if _is_run(path)]
-        known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
+        got = "it is a file" if run.exists() else "it does not exist"
+        if run.is_dir():
+            entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
+            inside = [path for path in entries if _is_run(path)]
+            known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
+            got = [*known, "it holds other files" if entries else "it is empty"][0]
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"Expected a run folder, but {shown(run)} is {reason(error)}. {give}"
-        ) from error
-    instead = [*known, "got other files" if entries else "the folder is empty"][0]
+        got = f"it is {reason(error)}"
+    give = "Give the folder that was the --out of `mjp attack`."
     if inside:
         named = " ".join(shown(path) for path in inside[:NAMED])
         more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
         give = f"Give what lies in it: {named}{more}."
     raise UserError(
-        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {instead}. {give}"
+        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. {give}"
     )
 
 
@@ -229,6 +213,16 @@ class RunConfig:
     def text(self) -> str:
         """The config as `mjp attack` reads it."""
         return str(yaml.safe_dump(self.fields, sort_keys=False, allow_unicode=True))
+
+    @property
+    def name(self) -> str:
+        """The run's folder, as it may stand in a command that somebody pastes into a terminal."""
+        return plain(self.run.resolve().name)
+
+    def of(self, lines: Sequence[Line]) -> list[Line]:
+        """Those of its run."""
+        root = RunStore(self.run).root
+        return [line for line in lines if line.store.root == root]
 
 
 def run_configs(runs: Sequence[Path]) -> list[RunConfig]:
@@ -255,28 +249,22 @@ def _mapping(content: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _named(run: Path) -> str:
-    """A run's folder, as it may stand in a command that somebody pastes into a terminal."""
-    return plain(run.resolve().name)
-
-
 def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tuple[str, str], ...]:
     """Software, config hash, weights and images of every run, as (heading, text)."""
     facts: list[tuple[str, str]] = []
-    runs = dict.fromkeys(config.run for config in configs)
-    names = {run: f"{_named(run)}: " if len(runs) > 1 else "" for run in runs}
+    last = {config.run: config for config in configs}
     for config in configs:
-        prefix = names[config.run]
-        if len(configs) > len(runs):  # what tells the facts of one config from those of others
+        of_run = f"{config.name}: " if len(last) > 1 else ""
+        prefix = of_run
+        if len(configs) > len(last):  # what tells the facts of one config from those of others
             prefix += f"{plain(str(config.fields.get('name', config.file)))}: "
         facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
         digest = hashlib.sha256(config.text.encode()).hexdigest()
         known = (f"{prefix}config, sha256", digest)
         missing = (f"{prefix}config", "experiment.yaml is missing or cannot be read")
         facts.append(known if config.fields else missing)
-    for run in runs:
-        if digest := _images_digest(_of_run(run, lines)):
-            facts.append((f"{names[run]}images and their hashes, sha256", digest))
+        if config is last[config.run] and (digest := _images_digest(config.of(lines))):
+            facts.append((f"{of_run}images and their hashes, sha256", digest))
     models = (line.cell.model for line in lines)
     weights = {
         (f"weights of {model.label}", f"{model.checkpoint}, sha256 {model.checkpoint_sha}")
@@ -284,11 +272,6 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
         if model.checkpoint
     }
     return (*facts, *sorted(weights))
-
-
-def _of_run(run: Path, lines: Sequence[Line]) -> list[Line]:
-    root = RunStore(run).root
-    return [line for line in lines if line.store.root == root]
 
 
 def _images_digest(lines: Sequence[Line]) -> str:
@@ -312,8 +295,8 @@ def commands(configs: Sequence[RunConfig], lines: Sequence[Line]) -> str:
     for config in configs:
         if not config.fields:
             continue
-        own = _of_run(config.run, lines)
-        words = [f"mjp attack {config.file} --out {quote(f'again/{_named(config.run)}')}"]
+        own = config.of(lines)
+        words = [f"mjp attack {config.file} --out {quote(f'again/{config.name}')}"]
         if any("round" in line.cell.other for line in own):
             words.append("--uploads UPLOADS")
         elif config.fields.get("images") not in ("embedded", "flat"):
@@ -329,9 +312,8 @@ def commands(configs: Sequence[RunConfig], lines: Sequence[Line]) -> str:
         words += ["--add"] if config.run in begun else []
         parts.append(" ".join(words))
         begun.add(config.run)
-    names = [f"again/{_named(run)}" for run in dict.fromkeys(config.run for config in configs)]
-    parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
-    return "\n".join(parts)
+    names = dict.fromkeys(f"again/{config.name}" for config in configs)
+    return "\n".join([*parts, f"mjp report {' '.join(map(quote, names))} --out again/report"])
 
 
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")

@@ -15,15 +15,13 @@ candidates; an image without candidates has a reason in place of scores.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
@@ -41,8 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """How a derived line chooses: the attack with the largest sign · value of a metric."""
 
     name: str
@@ -64,7 +61,6 @@ OF_IMAGE = (
 OF_RECONSTRUCTION = ("visible_psnr", "masked_psnr", "gradient_residual")
 """Diagnostics that score a reconstruction; all others describe how the attack worked."""
 
-REASONS_NAMED = 30
 NO_PSNR = "its PSNR is not a number"
 NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
 
@@ -93,12 +89,6 @@ class DerivedLine(Line):
             for place, (label, line) in enumerate(zip(labels, self.members, strict=True))
         }
 
-    @property
-    def taken(self) -> tuple[Line, ...]:
-        """The members that were chosen for some image."""
-        places = set(self.chosen)
-        return tuple(line for place, line in enumerate(self.members) if place in places)
-
     def source(self, image_id: str) -> Line | None:
         """The line that was chosen for an image."""
         place = self.chosen.get(image_id)
@@ -112,7 +102,9 @@ class DerivedLine(Line):
 
 def shown_attacks(line: Line) -> tuple[Line, ...]:
     """The attacks whose pictures a line shows: its own, or those that a derived one took."""
-    return line.taken if isinstance(line, DerivedLine) else (line,)
+    if not isinstance(line, DerivedLine):
+        return (line,)
+    return tuple(line.members[place] for place in sorted(set(line.chosen)))
 
 
 def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
@@ -170,13 +162,11 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
 def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: str) -> DerivedLine:
     first = members[0]
     uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
+    planned = max(line.planned for line in members)
     cell = replace(
         first.cell,
         attack=AttackFacts(title=label, name=label, role=rule.name, uploads=uploads),
-        outcome=OutcomeFacts(
-            run_id=f"{label}, {first.run_id}",
-            planned_images=max(line.planned for line in members),
-        ),
+        outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
     )
     frame = _frame(members, chosen)
     return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
@@ -195,24 +185,20 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     names = dict.fromkeys(str(name) for frame in frames for name in frame)
     scores = {name for frame in frames for name in scores_of(frame)}
     kept = [name for name in names if name not in scores or _kind(name)]
+    shared = [name for name in kept if name == "group" or _kind(name) == "image"]
     words = {"status": object, "reason": object}
-    parts = [
-        frame.reindex(columns=[n for n in kept if n in frame]).loc[chosen.index[chosen == place]]
-        for place, frame in enumerate(frames)
-    ]
+    parts = [frame.loc[chosen.index[chosen == place]] for place, frame in enumerate(frames)]
     rows = pd.concat([part.astype(words) for part in parts if len(part)] or [parts[0]])
     rows = rows.reindex(images, columns=kept).astype(words)
-    for name in kept:
-        if name == "group" or _kind(name) == "image":
-            for frame in frames:
-                missing = rows[name].isna()
-                if name in frame and missing.any():
-                    rows.loc[missing, name] = frame[name].reindex(images)[missing]
+    for name in shared:
+        for frame in frames:
+            missing = rows[name].isna()
+            if name in frame and missing.any():
+                rows.loc[missing, name] = frame[name].reindex(images)[missing]
     reasons = _reasons(members, images.difference(chosen.index))
     rows.loc[reasons.index, ["status", "reason"]] = reasons
-    return rows.drop(columns=["code", "label_source"], errors="ignore").astype(
-        dict.fromkeys(words, "category")
-    )
+    rows = rows.drop(columns=["code", "label_source"], errors="ignore")
+    return rows.astype(dict.fromkeys(words, "category"))
 
 
 def _kind(name: str) -> str:
@@ -229,26 +215,26 @@ def _kind(name: str) -> str:
 
 def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
     """Status and reason of images for which no member was chosen, as the members say them."""
-    tried: dict[str, list[tuple[Line, str, str]]] = {}
+    tried: dict[str, list[tuple[str, str]]] = {}
     for line in members:
         rows = line.frame.loc[line.frame.index.intersection(images)]
         said = rows[["status", "reason"]].astype(object)
         broken = (said["status"] == "ok") & rows.get("psnr.standard", said["status"]).isna()
         said.loc[broken, "status"], said.loc[broken, "reason"] = "failed", NO_PSNR
-        for image, status, reason in said.itertuples(name=None):
-            tried.setdefault(image, []).append((line, status, reason))
+        for image, status, why in said.itertuples(name=None):
+            words = f"{line.attack} {status}: {why or 'no reason given'}"
+            tried.setdefault(image, []).append((status, words))
     reasons = {image: _reason(outcomes) for image, outcomes in tried.items()}
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
 
 
-def _reason(tried: Sequence[tuple[Line, str, str]]) -> tuple[str, str]:
+def _reason(tried: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """(status, reason) of an image for which no member was chosen."""
-    statuses = {status for _, status, _ in tried}
+    statuses = {status for status, _ in tried}
     if "ok" in statuses:
         return "unsupported", NO_RESIDUAL
     status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-    texts = [f"{line.attack} {state}: {why or 'no reason given'}" for line, state, why in tried]
-    return status, "; ".join(texts)
+    return status, "; ".join(words for _, words in tried)
 
 
 # without the private images -----------------------------------------------------------------------
@@ -273,7 +259,7 @@ def has_truth(line: Line) -> bool:
 def picture_ids(line: Line) -> list[str]:
     """The images for which a reconstruction is stored, scored or not, sorted."""
     if isinstance(line, DerivedLine):
-        stored = [(member, picture_ids(member)) for member in line.taken]
+        stored = [(member, picture_ids(member)) for member in shown_attacks(line)]
         return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
     return sorted(line.store.pictured(line.run_id))
 
@@ -292,38 +278,3 @@ def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
             chosen = choose(members, ATTACKERS_CHOICE).items()
             taken |= {image: members[place] for image, place in chosen if image in pictures}
     return taken
-
-
-# in words -----------------------------------------------------------------------------------------
-
-
-def choice_sentence(line: DerivedLine) -> str:
-    """What a derived line is made of."""
-    if line.rule is WORST_CASE:
-        how, lacking = "highest PSNR (standard), an upper bound for any selector", "score"
-    else:
-        how, lacking = "smallest gradient residual, without the private images", "residual"
-    counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
-    said = (
-        f"Line {line.number}, {line.attack}: for each image the attack with the {how}. "
-        f"Of {len(line.chosen)} images: {counts}."
-    )
-    if line.uploads > 1:
-        said += f" Its attacks may use up to {line.uploads} uploads of one image."
-    values = [member.scored(line.rule.metric, line.rule.variant) for member in line.members]
-    compared = pd.concat(values, axis=1).count(axis=1)
-    if incomplete := int((compared < len(line.members)).sum()):
-        said += f" For {incomplete} of these at least one attack has no {lacking} to compare."
-    return said
-
-
-def missing_images(line: Line) -> list[str]:
-    """Why images of a derived line have no reconstruction; other lines have their own section."""
-    if not isinstance(line, DerivedLine):
-        return []
-    lost = line.frame.loc[line.frame["status"] != "ok", ["status", "reason"]]
-    reasons = Counter(lost.itertuples(index=False, name=None))
-    return [
-        f"{counted(count, 'image')} {status}: {reason}"
-        for (status, reason), count in reasons.most_common(REASONS_NAMED)
-    ]

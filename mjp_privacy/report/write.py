@@ -4,12 +4,12 @@ OUT/index.html                 the whole report on one page that works offline
 OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
 OUT/table5.md .tex .csv        the paper's Table 5 of these runs: its rows, columns and digits
-OUT/samples.csv                every stored row; of a large run samples.txt: where they are
+OUT/samples.csv                every stored row; not of a large run, whose parquet files have them
 OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/batches.csv                exact pictures and PSNR against the batch
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
-OUT/figures/                   the card's pictures, the page's charts
+OUT/figures/                   the page's charts
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
 choices.csv is written only if some target met several attacks, rounds.csv only if an attack was run
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,51 +33,41 @@ from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomi
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import formula_free
-from mjp_privacy.report.card import Card, card_notes, card_table
+from mjp_privacy.report.card import card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.figures import image_counts
 from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
-from mjp_privacy.report.notes import Section, grouped, unfinished, unreadable_images
-from mjp_privacy.report.page.gallery import write_strip
+from mjp_privacy.report.notes import Section, grouped, unfinished
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
 from mjp_privacy.report.tables.text import csv_text, latex, markdown, table_csv
 from mjp_privacy.report.worst_case import DerivedLine
 
-__all__ = ["ReportSummary", "write_report"]
-
 Pictures = Literal["shown", "all", "none"]
-WORK = {
-    "reading rows": 1,
-    "choosing pictures": 2,
-    "tables": 1,
-    "rows as CSV": 2,
-    "charts and pictures": 2,
-    "page": 4,
-}
-"""What is done for a report, in this order, and how long it takes beside the reading of rows."""
 
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """What was written, what to print, and whether anything failed."""
+    """What was written, and what to print."""
 
-    console: str
-    files: tuple[Path, ...]
-    card: Card
-    reasons: tuple[str, ...]  # why images and lines have no score
-    lines: int
-    failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
-    failed_images: int
-    not_run: int  # images that a killed run still owes, over all lines
-    damaged: int = 0  # files whose rows are in no figure
+    contents: Contents
+    files: tuple[Path, ...]  # the page first
 
     @property
-    def any_failed(self) -> bool:
-        """Whether any line or image failed, or has not been run yet."""
-        return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
+    def console(self) -> str:
+        """The answer, and what was not scored."""
+        return console_text(self.contents.card, self.contents.reasons)
+
+    @property
+    def not_run(self) -> int:
+        """Images that a killed run still owes, over all lines."""
+        return sum(line.not_run for line in self.contents.lines)
+
+    @property
+    def damaged(self) -> int:
+        """Files whose rows are in no figure."""
+        return sum(len(line.left_out) for line in self.contents.lines)
 
 
 def write_report(
@@ -85,62 +75,59 @@ def write_report(
 ) -> ReportSummary:
     """Write every file of the report of one run or several into `out`.
 
-    everything   print and write every line, note and diagnostic, not the answer alone
+    everything   every line, note and diagnostic in Markdown and LaTeX, not the answer alone
     pictures     which reconstructions become files: those on the page (of float64 lines only if
                  there are no others), all, or none
     """
     check_out(out, runs)
-    first, *_ = WORK
-    with one_thread(), Progress(first, None, "cells", plain=False) as progress:
+    with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
         contents = read_contents(runs, progress)
-        progress.total = sum(WORK.values()) * len(contents.lines)
+        progress.total = 12 * len(contents.lines)  # all that follows, as long as that takes
 
-        def then(step: str) -> None:
-            done = WORK[progress.what] * len(contents.lines)
-            progress.advance(0 if progress.what == first else done, step)
+        def then(what: str, weight: int) -> None:
+            progress.advance(weight * len(contents.lines), what)
 
-        then("choosing pictures")
+        then("choosing pictures", 0)
         _ = contents.gallery
-        then("tables")
+        then("tables", 2)
         _ = contents.tables  # what is wrong with a run is said before anything is written
         with nothing_in_the_way(out), working_in(output_folder(out)):
             sweep(out)
             files = _write_texts(contents, out, everything=everything)
-            then("rows as CSV")
+            then("rows and charts", 1)
             files += _write_data(contents, out)
-            then("charts and pictures")
-            files += _write_figures(contents, out)
+            then("pictures", 2)
             files += _write_pictures(contents, out, pictures)
-            then("page")
+            then("page", 2)
             files.insert(0, _write_page(contents, files, out))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
-    return _summary(contents, files, everything=everything)
-
-
-def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
-    """The summary of a report whose files were written."""
-    lines = contents.lines
-    table = contents.main(folded=True) if everything else None
-    return ReportSummary(
-        console=console_text(contents.card, contents.reasons, table),
-        files=tuple(files),
-        card=contents.card,
-        reasons=tuple(contents.reasons),
-        lines=len(lines),
-        failed_lines=sum(line.status == "failed" for line in lines),
-        failed_images=sum(
-            max(image_counts(line, variant).failed for variant in ("paper", "standard"))
-            + len(unreadable_images([line]))
-            for line in lines
-        ),
-        not_run=sum(line.not_run for line in lines),
-        damaged=sum(len(line.left_out) for line in lines),
-    )
+    return ReportSummary(contents, tuple(files))
 
 
 # files --------------------------------------------------------------------------------------------
+
+DOWNLOADS = {
+    "table.md": "the answer and the tables in Markdown",
+    "table.tex": "the same in LaTeX",
+    "table.csv": "every line at full precision, both variants of the metrics",
+    "table5.md": "the paper's Table 5 of these runs in Markdown",
+    "table5.tex": "the same in LaTeX",
+    "table5.csv": "the same at full precision, with intervals and the paper's figures",
+    "samples.csv": "every stored row: image, metric, value, status, reason",
+    "choices.csv": "which attack the worst case took for each image",
+    "rounds.csv": "PSNR against the number of uploads",
+    "batches.csv": "exact pictures and PSNR against the batch",
+    "pictures/index.csv": "reconstructions as PNG files, listed",
+}
+
+MADE = (
+    *(name for name in DOWNLOADS if not name.startswith("pictures/")),
+    *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
+    *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
+)
+"""Names that a report gives to files, or gave: what an earlier one left is deleted."""
 
 
 def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
@@ -153,42 +140,16 @@ def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
     return _write_text(out / "index.html", render_page(contents, downloads))
 
 
-DOWNLOADS = {
-    "table.md": "the answer and the tables in Markdown",
-    "table.tex": "the same in LaTeX",
-    "table.csv": "every line at full precision, both variants of the metrics",
-    "table5.md": "the paper's Table 5 of these runs in Markdown",
-    "table5.tex": "the same in LaTeX",
-    "table5.csv": "the same at full precision, with intervals and the paper's figures",
-    "samples.csv": "every stored row: image, metric, value, status, reason",
-    "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
-    "choices.csv": "which attack the worst case took for each image",
-    "rounds.csv": "PSNR against the number of uploads",
-    "batches.csv": "exact pictures and PSNR against the batch",
-    "figures/strip.png": "the card's pictures",
-    "pictures/index.csv": "reconstructions as PNG files, listed",
-}
-
-
-MADE = (
-    *(name for name in DOWNLOADS if not name.startswith("pictures/")),
-    *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
-    *("figures/uploads_*.svg", "figures/batches_*.svg"),
-)
-"""Names that a report gives to files: what an earlier one left is deleted."""
-
-
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
     """table.md and table.tex: the card, the clients and the lines; on request all else too."""
     card = contents.card
     first = [contents.table5] if contents.table5 else []
-    tables = [card_table(card), *first, *contents.comparisons, *contents.beside_paper]
-    tables.append(contents.main(folded=everything))
+    tables = [card_table(card), *first, *contents.comparisons, contents.main(folded=everything)]
     tables += contents.details if everything else []
     under = Section("Under which assumptions", card_notes(card))
     owed = grouped(contents.lines, unfinished)
     missing = Section("Images and lines without a score", (*owed, *contents.reasons))
-    more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
+    more = "Diagnostics, float64 lines and further notes: index.html, or mjp report --all."
     notes = contents.notes if everything else (missing, Section("More", (more,)))
     sections = [section for section in (under, *notes) if section.items]
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
@@ -199,7 +160,7 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
 
 
 def _write_data(contents: Contents, out: Path) -> list[Path]:
-    """The files for programs."""
+    """The files for programs, and the charts."""
     lines, many = contents.lines, contents.loaded.many_runs
     texts = {"table.csv": table_csv((contents.paper, contents.standard), many_runs=many)}
     if contents.table5 is not None:
@@ -207,13 +168,14 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         texts["table5.tex"] = latex([contents.table5], [])
         texts["table5.csv"] = table5_csv(contents.table5_rows)
     texts |= {config.file: config.text for config in contents.configs if config.fields}
-    written = [_write_text(out / name, text) for name, text in texts.items()]
-    written.append(_write_samples(lines, out, many_runs=many))
-    if contents.derived:
-        written.append(_write_tables(map(_choices, contents.derived), out / "choices.csv"))
     for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
-        if len(table):
-            written.append(_write_text(out / name, csv_text(table)))
+        texts |= {name: csv_text(table)} if len(table) else {}
+    charts = [chart for section in contents.charts.values() for chart in section]
+    texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
+    written = [_write_text(out / name, text) for name, text in texts.items()]
+    written += _write_samples(lines, out, many_runs=many)
+    if contents.derived:
+        written.append(_write_choices(contents.derived, out / "choices.csv"))
     return written
 
 
@@ -223,17 +185,6 @@ def _write_text(path: Path, content: str) -> Path:
     return path
 
 
-def _write_figures(contents: Contents, out: Path) -> list[Path]:
-    """strip.png and the page's charts as SVG files."""
-    folder = out / "figures"
-    image_ids = [shown.image_id for shown in contents.gallery.shown if shown.strip]
-    charts = [chart for section in contents.charts.values() for chart in section]
-    drawn = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
-    strip = folder / "strip.png"
-    made = contents.strip is not None and write_strip(contents.strip, image_ids, strip)
-    return [strip, *drawn] if made else drawn
-
-
 def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
     from mjp_privacy.report.pictures import remove_listed, write_pictures
 
@@ -241,22 +192,21 @@ def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[P
     if pictures == "none":
         remove_listed(folder)
         return []
-    image_ids = [shown.image_id for shown in contents.gallery.shown]
     single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
         contents.lines if pictures == "all" else single or contents.lines,
-        image_ids,
+        [shown.image_id for shown in contents.gallery.shown],
         folder,
         all_images=pictures == "all",
         client_names=contents.client_names,
     )
-    return [path for path in written if path.name == "index.csv"]
+    return written[-1:]  # the index
 
 
 # rows as files ------------------------------------------------------------------------------------
 
 MOST_ROWS = 200_000
-"""Rows up to which they are written as CSV: 70 MB."""
+"""Rows up to which they are written as CSV: 70 MB. Parquet files have more (docs/running.md)."""
 
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
@@ -267,55 +217,31 @@ SAMPLE_COLUMNS = (
 )
 """The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
 
-WHERE = """\
-{rows:,} scores are more than a CSV file is good for (samples.csv is written up to {most:,}).
-They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
-each image, with a column for each metric and variant ("psnr.standard", "ssim.paper",
-"gradient_residual.diagnostic"); what all rows of a cell have in common is in cells.*.parquet. For
-example, in the folder above {first}:
 
-    duckdb -c "SELECT attack, setting, gamma, avg(least(\\"psnr.standard\\", 100)), count(*)
-               FROM read_parquet('{first}/rows/**/*.parquet', union_by_name=true) AS scores
-               JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
-               WHERE scores.status = 'ok' GROUP BY ALL"
-
-    pandas:  RunStore(Path("{first}")).read(run_id)         # from mjp_privacy.experiment.store
-
-Of an image that is in several files of a cell, as after some images were attacked again, the file
-with the highest second number counts (00003.0002.….parquet); RunStore reads that one alone.
-"""
-
-
-def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
-    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path."""
-    # at most: not every image has every diagnostic
-    if (stored := sum(len(line.images) * len(line.keys) for line in lines)) > MOST_ROWS:
-        runs = [*dict.fromkeys(line.run for line in lines)]
-        plural = "s" if len(runs) > 1 else ""
-        known = {"plural": plural, "runs": ", ".join(runs), "first": runs[0]}
-        return _write_text(out / "samples.txt", WHERE.format(rows=stored, most=MOST_ROWS, **known))
+def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> list[Path]:
+    """Write samples.csv unless the rows are very many; at most: not every image has every
+    diagnostic."""
+    if sum(len(line.images) * len(line.keys) for line in lines) > MOST_ROWS:
+        return []
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
 
-    def write(place: Path) -> None:
+    def write(file: IO[str]) -> None:
+        written = csv.writer(file, lineterminator="\n")
+        written.writerow(columns)
+        for line in lines:
+            written.writerows(_samples(line, columns))
+
+    return [_write_rows(out / "samples.csv", write)]
+
+
+def _write_rows(path: Path, write: Callable[[IO[str]], object]) -> Path:
+    """Write a file piece by piece."""
+
+    def written(place: Path) -> None:
         with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            written = csv.writer(file, lineterminator="\n")
-            written.writerow(columns)
-            for line in lines:
-                written.writerows(_samples(line, columns))
+            write(file)
 
-    write_atomically(out / "samples.csv", write)
-    return out / "samples.csv"
-
-
-def _write_tables(tables: Iterable[pd.DataFrame], path: Path) -> Path:
-    """Write tables with the same columns below one another, one after the other."""
-
-    def write(place: Path) -> None:
-        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            for at, table in enumerate(tables):
-                file.write(csv_text(table, header=at == 0))
-
-    write_atomically(path, write)
+    write_atomically(path, written)
     return path
 
 
@@ -347,12 +273,17 @@ def _csv_cell(value: Any) -> Any:
     return "" if value is None or value != value else value
 
 
-def _choices(line: DerivedLine) -> pd.DataFrame:
-    """A row for each image for which an attack was chosen, by image."""
-    facts = [(member.number, member.run_id, member.attack) for member in line.members]
+def _write_choices(derived: Iterable[DerivedLine], path: Path) -> Path:
+    """A row for each image for which an attack was chosen, by line and image."""
     names = ["chosen_line", "chosen_run_id", "chosen_attack"]
-    chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
-    of_line = {"line": line.number, "run": line.run, "reduction": line.attack}
-    images = pd.DataFrame(of_line, index=line.chosen.index).reset_index()
-    table = pd.concat([images, chosen.reset_index(drop=True)], axis=1)
-    return table[[*of_line, "image_id", *names]]
+
+    def write(file: IO[str]) -> None:
+        for at, line in enumerate(derived):
+            facts = [(member.number, member.run_id, member.attack) for member in line.members]
+            chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
+            of_line: dict[str, Any] = {"line": line.number, "run": line.run}
+            of_line["reduction"] = line.attack
+            table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
+            file.write(csv_text(table[[*of_line, "image_id", *names]], header=at == 0))
+
+    return _write_rows(path, write)

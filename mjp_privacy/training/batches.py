@@ -20,7 +20,14 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import first_of
-from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, open_images
+from mjp_privacy.data import (
+    ImageError,
+    ImageRecord,
+    ImageSource,
+    Preprocessing,
+    open_images,
+    spread_subset,
+)
 from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
@@ -59,6 +66,12 @@ class Examples:
         """The class index of every image, in the order of the records."""
         return [int(record.label or 0) for record in self.records]
 
+    def drawn(self, limit: int | None, seed: int) -> Examples:
+        """So many of them, drawn by the seed and spread over the classes; None: all."""
+        if limit is None:
+            return self
+        return Examples(self.source, tuple(spread_subset(self.records, limit, seed)))
+
     def digest(self) -> str:
         """SHA-256 of all names and labels in order; pixels do not enter it."""
         named = "".join(f"{record.image_id}\0{record.label}\n" for record in self.records)
@@ -76,9 +89,7 @@ def find_examples(
         data, val = splits
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
-    _check_classes(config, train)
-    if held_out is not None:
-        _check_same_classes(config, train, held_out)
+    _check_classes(config, train, held_out)
     if len(train) < config.recipe.batch:
         raise UserError(
             f"--data: expected at least one batch of {config.recipe.batch} images, got "
@@ -114,13 +125,15 @@ def _opened(path: Path, option: str) -> Examples:
     return Examples(source, source.records)
 
 
-def _check_classes(config: TrainingConfig, train: Examples) -> None:
+def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples | None) -> None:
+    """Raise where labels are not the model's classes, or mean others in the two sets of images."""
     labels, expected = set(train.labels), config.model.num_classes
-    if labels and max(labels) >= expected:
-        raise UserError(
-            f"--data holds a label {max(labels)}: expected 0 to {expected - 1} for the model's "
-            f"{expected} classes. Set model.num_classes to the data's."
-        )
+    for option, images in (("--data", train), ("--val", held_out)):
+        if images and max(images.labels, default=0) >= expected:
+            raise UserError(
+                f"{option} holds a label {max(images.labels)}: expected 0 to {expected - 1} for "
+                f"the model's {expected} classes. Set model.num_classes to the data's."
+            )
     if config.data.all_classes and len(labels) != expected:
         missing = sorted(set(range(expected)) - labels)
         raise UserError(
@@ -129,40 +142,28 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
             "order). Fill or add the missing class folders, set model.num_classes, or, to train on "
             "some of the classes only, data.all_classes: false."
         )
-    if (
-        len(labels) != expected
-        and train.records[0].label_source == "folder"
-        and not numbered(train.records)
-    ):
+    by_folder = train.records[0].label_source == "folder"
+    if len(labels) != expected and by_folder and not numbered(train.records):
         raise UserError(
             "--data: plain folders of only some classes would be numbered 0, 1, … anew, and these "
             "numbers mean other classes to the model. Expected synset folders, folders named by "
             "the class index (7, not 007), or a labels.csv with the header file,label."
         )
+    if held_out and by_folder and held_out.records[0].label_source == "folder":
+        known = {record.label: _class_name(record) for record in train.records}
+        for record in held_out.records:
+            if (name := _class_name(record)) != known.get(record.label):
+                raise UserError(
+                    f"--val and --data number their class folders differently: class "
+                    f"{record.label} is the folder {name!r} there and {known.get(record.label)!r} "
+                    "in the training data. Expected the same class folders in both; one that holds "
+                    "no image is not numbered, which shifts all later ones."
+                )
 
 
 def numbered(records: Sequence[ImageRecord]) -> bool:
     """Whether all class folders are named by their class index, such as `7` but not `07`."""
     return all(is_class_index(_class_name(record)) for record in records)
-
-
-def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) -> None:
-    if max(val.labels, default=0) >= config.model.num_classes:
-        raise UserError(
-            f"--val holds a label {max(val.labels)}: expected 0 to {config.model.num_classes - 1}."
-        )
-    kinds = {example.records[0].label_source for example in (train, val)}
-    if kinds != {"folder"}:
-        return  # synsets and label files state the class index themselves
-    names = [{r.label: _class_name(r) for r in example.records} for example in (train, val)]
-    if wrong := sorted(label for label in names[1] if names[0].get(label) != names[1][label]):  # type: ignore[type-var]
-        first = wrong[0]
-        raise UserError(
-            f"--val and --data number their class folders differently: class {first} is the folder "
-            f"{names[1][first]!r} there and {names[0].get(first)!r} in the training data. Expected "
-            "the same class folders in both; add the missing ones (one that holds no image is not "
-            "numbered, which shifts all later ones)."
-        )
 
 
 def _class_name(record: ImageRecord) -> str:
@@ -400,3 +401,16 @@ class MemoryBatches:
         place = torch.arange(len(images), device=images.device)[:, None, None, None]
         channel = torch.arange(3, device=images.device)[:, None, None]
         return padded[place, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def make_batches(
+    config: TrainingConfig,
+    examples: Examples,
+    world: World,
+    workers: int,
+    used_for: str = "training",
+) -> Batches:
+    """Batches of these images, from memory or from files as the config says."""
+    if config.data.store == "memory":
+        return MemoryBatches(config, examples, world, used_for)
+    return FileBatches(config, examples, world, workers)

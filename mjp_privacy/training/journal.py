@@ -21,8 +21,6 @@ from mjp_privacy.core.files import append_json_line, json_line, write_atomically
 from mjp_privacy.core.read import FileKind, is_there, json_lines
 from mjp_privacy.core.text import shown
 
-# between two lines --------------------------------------------------------------------------------
-
 
 class Window:
     """Sums over the steps since the last line, kept on the device, and how the time was spent."""
@@ -79,7 +77,7 @@ PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
 
 class Journal:
-    """Writes metrics.jsonl and shows progress.
+    """Writes metrics.jsonl and shows progress; a quiet one does neither.
 
     What depends on the clock stands under `timing` in each line; all else is reproducible.
     """
@@ -90,39 +88,45 @@ class Journal:
 
     def keep_until(self, step: int) -> None:
         """Drop the lines after `step`; a continued run writes them again."""
+        if self.quiet:
+            return
         lines, damaged = whole_lines(self.path)
         if damaged:
             self.say(f"{METRICS}: {damaged} damaged line(s) are left out")
-        kept = [line for line in lines if line["step"] <= step]
-        text = "".join(map(json_line, kept))
+        text = "".join(json_line(line) for line in lines if line["step"] <= step)
         write_atomically(self.path, lambda file: file.write_text(text, "utf-8"), durable=True)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line to the file."""
-        append_json_line(self.path, line)
-
-    def show(self, line: dict[str, Any]) -> None:
-        """Show loss, accuracy, speed and time left, every PLAIN_INTERVAL seconds and at the end."""
-        done = line["step"] == self.steps
-        if self.quiet or not (done or time.monotonic() - self.last_shown > PLAIN_INTERVAL):
+        """Append a line to the file; one of a training is shown every PLAIN_INTERVAL seconds, and
+        the last one."""
+        if self.quiet:
             return
-        self.last_shown = time.monotonic()
-        timing = line["timing"]
-        left = (self.steps - line["step"]) * timing["seconds_per_step"]
-        minutes, seconds = divmod(round(left), 60)
-        names = [name for name in VALIDATED if name in line]
-        held_out = "".join(f" · {VALIDATED[name]} {line[name]:.1f} %" for name in names)
-        self.say(
-            f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
-            f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
-            f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
-            f"{minutes} min {seconds:02d} s left"
-        )
+        append_json_line(self.path, line)
+        due = time.monotonic() - self.last_shown > PLAIN_INTERVAL or line["step"] == self.steps
+        if due and "loss" in line:
+            self.last_shown = time.monotonic()
+            self.say(_progress(line, self.steps))
 
     def say(self, message: str) -> None:
         """Print a message, unless this process is a quiet one."""
         if not self.quiet:
             print(message, file=sys.stderr, flush=True)
+
+
+def _progress(line: dict[str, Any], steps: int) -> str:
+    """Loss, accuracy, speed and time left, of a training's line."""
+    timing = line["timing"]
+    left = (steps - line["step"]) * timing["seconds_per_step"]
+    minutes, seconds = divmod(round(left), 60)
+    held_out = "".join(
+        f" · {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
+    )
+    return (
+        f"epoch {line['epoch']:.2f} · step {line['step']}/{steps} · "
+        f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
+        f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
+        f"{minutes} min {seconds:02d} s left"
+    )
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -141,7 +145,7 @@ Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class _Point:
+class Point:
     """What a line of metrics.jsonl adds to the curves."""
 
     epoch: Annotated[float, Field(strict=True, ge=0, le=1e12)]
@@ -149,13 +153,11 @@ class _Point:
     val_top1: Percent | None = None
     val_miou: Percent | None = None
 
-    @property
-    def validated(self) -> float | None:
-        """The validation's score: top-1, or mIoU of a segmentation."""
-        return self.val_top1 if self.val_miou is None else self.val_miou
+
+_POINT = TypeAdapter(Point)
 
 
-def _points(run: Path) -> tuple[list[_Point], int]:
+def points_of(run: Path) -> tuple[list[Point], int]:
     """The points of a training run, without lines that are damaged, and how many of those there
     are; no point of a run that only just began.
 
@@ -174,51 +176,36 @@ def _points(run: Path) -> tuple[list[_Point], int]:
     return points, damaged
 
 
-_POINT = TypeAdapter(_Point)
-
-
-def check_runs(runs: Sequence[Path]) -> None:
-    """Raise unless every folder is a training run's."""
-    for run in runs:
-        _points(run)
-
-
-def check_drawable(runs: Sequence[Path]) -> None:
-    """Raise unless every folder is a training run's, and one of them has something to draw."""
-    if not runs:
-        raise UserError("mjp curves: expected the folder of a training run, got none.")
-    points = [_points(run)[0] for run in runs]
-    if not any(points):
-        raise UserError(
-            f"{shown(runs[0] / METRICS)}: expected the journal of a training run, got no line of "
-            "one. Give it the time of an epoch, or another folder."
-        )
-
-
 def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of
     a segmentation, mIoU. Runs are called as their folders are."""
-    path = out / "curves.png"
+    found = {run: points_of(run) for run in runs}
+    if not any(points for points, _ in found.values()):
+        raise UserError(
+            f"Expected the folders of training runs, one with a line in {METRICS}; got "
+            f"{', '.join(map(shown, runs)) or 'none'}. Give it the time of an epoch."
+        )
     measures: set[str] = set()
-    with picture(path, 9, 3.4) as figure:
+    with picture(out / "curves.png", 9, 3.4) as figure:
         left, right = figure.subplots(1, 2)
-        for number, run in enumerate(runs):
-            points, damaged = _points(run)
+        for number, (run, (points, damaged)) in enumerate(found.items()):
             if damaged:
                 what = f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out"
                 print(f"{what} of the curves", file=sys.stderr, flush=True)
             if not points:
                 continue  # a run that has only just begun
             look = {"color": colour(number), "linewidth": 1}
-            epochs, losses = [p.epoch for p in points], [p.cross_entropy for p in points]
-            left.plot(epochs, losses, label=drawn(run.resolve().name), **look)
-            measured = [point for point in points if point.validated is not None]
-            measures |= {"mIoU" if point.val_miou is not None else "top-1" for point in measured}
-            epochs, scores = [p.epoch for p in measured], [p.validated for p in measured]
-            right.plot(epochs, scores, marker="o", markersize=3, **look)
+            losses = [(point.epoch, point.cross_entropy) for point in points]
+            left.plot(*zip(*losses, strict=True), label=drawn(run.resolve().name), **look)
+            for measure, name in (("val_miou", "mIoU"), ("val_top1", "top-1")):
+                scores = [(point.epoch, getattr(point, measure)) for point in points]
+                scores = [score for score in scores if score[1] is not None]
+                if scores:
+                    measures.add(name)
+                    right.plot(*zip(*scores, strict=True), marker="o", markersize=3, **look)
         left.set_title("training cross-entropy")
         right.set_title(f"validation {' and '.join(sorted(measures)) or 'top-1'} (%)")
         for axes in (left, right):
             axes.set_xlabel("epoch")
         left.legend()
-    return path
+    return out / "curves.png"

@@ -31,7 +31,7 @@ from mjp_privacy.training.batches import Batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
-from mjp_privacy.training.snapshots import STATE, check_optimizer, check_weights
+from mjp_privacy.training.snapshots import STATE, check_weights
 
 # products in bfloat16 -----------------------------------------------------------------------------
 
@@ -90,11 +90,6 @@ def rounds_products(config: TrainingConfig, device: torch.device) -> bool:
     return slow and config.recipe.precision == "bfloat16"
 
 
-def products(config: TrainingConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """What a step and a validation of this training are computed in; it can be entered again."""
-    return RoundedProducts() if rounds_products(config, device) else nullcontext()
-
-
 def has_bfloat16() -> bool:
     """Whether the library that multiplies for torch (oneDNN) knows bfloat16 on this CPU."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
@@ -142,15 +137,6 @@ def dal_weight(config: TrainingConfig, step: int, steps_per_epoch: int) -> float
     return top / 2 + top / 4 * (1 + cosine)
 
 
-def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor:
-    """Scale the gradients so that their norm is at most `largest` (None: leave them as they are).
-
-    Returns the norm before clipping, still on the device.
-    """
-    limit = math.inf if largest is None else largest
-    return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
-
-
 # the network and its loss -------------------------------------------------------------------------
 
 
@@ -179,16 +165,13 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 def _vit(config: TrainingConfig) -> MJPVisionTransformer:
     shape = config.model
+    same = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "unknown_embedding")
+    fields: dict[str, Any] = {name: getattr(shape, name) for name in same}
     return MJPVisionTransformer(
-        img_size=shape.img_size,
-        patch_size=shape.patch_size,
-        embed_dim=shape.embed_dim,
-        depth=shape.depth,
-        num_heads=shape.num_heads,
+        **fields,
         num_classes=shape.num_classes if config.task == "classification" else 0,
         drop_path_rate=shape.drop_path,
         position_embedding="strict" if shape.position_embedding == "none" else "learned",
-        unknown_embedding=shape.unknown_embedding,
         index_embedding=shape.index_embedding,
         dal=shape.dal,
         first_block=shape.first_block,
@@ -278,7 +261,8 @@ class Learner:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
         self.model = self._network().to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
-        self.products = products(config, world.device)
+        rounded = rounds_products(config, world.device)
+        self.products: Any = RoundedProducts() if rounded else nullcontext()
         if self.bfloat16 and world.device.type == "cpu":
             for module in self.model.modules():  # fused attention takes seven times as long there
                 if hasattr(module, "fused_attn"):
@@ -287,7 +271,7 @@ class Learner:
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
         self.objective: Any = self._objective()
-        if config.recipe.compile and not rounds_products(config, world.device):
+        if config.recipe.compile and not rounded:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
             self.objective = DistributedDataParallel(self.objective)
@@ -326,7 +310,10 @@ class Learner:
             with self._autocast():
                 loss, numbers = self.objective(images, labels, puzzle.mask, weight)
             loss.backward()
-        norm = clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
+        largest = self.config.recipe.clip_grad
+        norm = nn.utils.clip_grad_norm_(
+            self.model.parameters(), math.inf if largest is None else largest, foreach=True
+        )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -369,14 +356,18 @@ class Learner:
     def restore(self, state: Mapping[str, Any], path: Path) -> None:
         """Continue from what `state` returned in an earlier process; path: of its checkpoint."""
         check_weights(state["model"], self.model.state_dict(), path, "model")
-        check_optimizer(state["optimizer"], self.optimizer, path)
         if self.average is not None:
             check_weights(state["average"], self.average.state_dict(), path, "average")
+        own = self.optimizer.state_dict()["param_groups"]  # they follow from the config
         with STATE.reading(path):
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
             if self.average is not None:
                 self.average.load_state_dict(state["average"])
+            moments = state["optimizer"]["state"]
+            self.optimizer.load_state_dict({"state": moments, "param_groups": own})
+            for parameter, found in self.optimizer.state.items():
+                like = {name: parameter if found[name].ndim else found[name] for name in found}
+                check_weights(found, like, path, "optimizer")
 
 
 def build_mixup(config: TrainingConfig) -> Mixup | None:

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import one_line
 
 SETTLE = 0.2  # seconds for the threads of a process group to come to rest
 LEAVE = 5.0  # seconds to leave a process group in after an error
-DIGITS = 6  # of the largest number of processes that is believed
 LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -84,12 +83,14 @@ def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
         yield world
         world.wait()
     except BaseException as error:
-        _leave_the_others(world)
+        if world.size > 1 and world.device.type != "cuda":  # NCCL's group may wait for all others
+            leaving = Thread(target=_leave, args=(world,), daemon=True)
+            leaving.start()
+            leaving.join(LEAVE)  # what is still under way has nobody to answer it
         if is_lost(error, world):
-            reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"Process {world.rank} of {world.size} waited for another one, which has ended or "
-                f"cannot be reached ({shown(reason, 300)}); that one's line says why. What was "
+                f"cannot be reached ({one_line(error)}); that one's line says why. What was "
                 "saved is kept."
             ) from error
         raise
@@ -105,16 +106,6 @@ def _leave(world: World) -> None:
         dist.destroy_process_group()
 
 
-def _leave_the_others(world: World) -> None:
-    """Leave after an error, in a few seconds at most: what is still under way between the processes
-    has nobody to answer it. NCCL's group is left to the end of the process, for it may wait for all
-    others when it is destroyed."""
-    if world.size > 1 and world.device.type != "cuda":
-        leaving = Thread(target=_leave, args=(world,), daemon=True)
-        leaving.start()
-        leaving.join(LEAVE)
-
-
 def is_lost(error: BaseException, world: World) -> bool:
     """Whether this is what a process gets that waits for one that has ended. Other errors of the
     libraries beneath, such as two processes on one GPU, are this process's own."""
@@ -123,50 +114,41 @@ def is_lost(error: BaseException, world: World) -> bool:
 
 
 def _join(device: str, batch: int, *, pairs: bool) -> World:
-    size = _of_torchrun("WORLD_SIZE", default=1, least=1)
+    """Meet the other processes, each on a GPU of its own where it is to be on one."""
     place = pick_device(device)
+    try:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        if size < 1 or number < 0:
+            raise ValueError(f"{size} and {number}")
+    except ValueError as error:
+        raise UserError(
+            "Expected whole numbers in the environment variables WORLD_SIZE and LOCAL_RANK, as "
+            f"torchrun sets them; got: {one_line(error)}. Start with torchrun, or unset them."
+        ) from error
     unit = size * (2 if pairs else 1)
     if batch % unit:
         even = " an even number each, for mixup," if pairs else ""
         raise UserError(
-            f"Expected a batch that {size} process{'es' if size > 1 else ''} can share equally,"
-            f"{even} got {batch}. Give --batch {batch - batch % unit or unit}."
+            f"Expected a batch that the processes ({size}) can share equally,{even} got {batch}. "
+            f"Give --batch {batch - batch % unit or unit}."
         )
     if size == 1:
         return World(place)
     if place.type == "cuda":
-        place = _own_gpu(_of_torchrun("LOCAL_RANK", default=0, least=0))
+        if number >= (there := torch.cuda.device_count()):
+            raise UserError(
+                f"Expected a GPU for each process of this machine, got {there} and a process "
+                f"number {number}, counted from 0. Give --nproc_per_node={there}, or --device cpu."
+            )
+        place = torch.device("cuda", number)
+        torch.cuda.set_device(place)
     try:
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:  # ValueError: the environment lacks a part
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"Expected to meet the other processes of the {size} that WORLD_SIZE names, at "
-            f"MASTER_ADDR and MASTER_PORT; got: {shown(reason, 300)}. Start them with torchrun, or "
+            f"MASTER_ADDR and MASTER_PORT; got: {one_line(error)}. Start them with torchrun, or "
             "unset WORLD_SIZE to train with one process."
         ) from error
     return World(place, dist.get_rank(), size)
-
-
-def _of_torchrun(variable: str, *, default: int, least: int) -> int:
-    """A number that torchrun sets in the environment of its processes."""
-    value = os.environ.get(variable, str(default))
-    digits = value.isascii() and value.isdigit() and len(value) <= DIGITS
-    if not digits or int(value) < least:
-        raise UserError(
-            f"Expected a whole number of at least {least} in the environment variable {variable}, "
-            f"as torchrun sets it, got {shown(value)}. Start with torchrun, or unset it."
-        )
-    return int(value)
-
-
-def _own_gpu(number: int) -> torch.device:
-    """This process's GPU; UserError where the machine has fewer GPUs than processes."""
-    if number >= (there := torch.cuda.device_count()):
-        raise UserError(
-            f"Expected a GPU for each process of this machine, got {there} and a process number "
-            f"{number}, counted from 0. Give --nproc_per_node={there}, or --device cpu."
-        )
-    place = torch.device("cuda", number)
-    torch.cuda.set_device(place)
-    return place

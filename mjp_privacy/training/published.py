@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from mjp_privacy.core.read import read_mapping
+from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.training.config import Preset, TrainingConfig
 

@@ -18,10 +18,23 @@ from mjp_privacy.core.read import FileKind, is_there, json_value, typed
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
+from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.families import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.models.tensor_files import TensorFile, check_digest, read_torch_file, save_tensors
+from mjp_privacy.models.tensor_files import (
+    TensorFile,
+    check_digest,
+    check_finite,
+    read_torch_file,
+    save_tensors,
+)
 from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
+
+CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
+TASK = "task"
+"""The entry of a model's metadata that names another task than classification."""
+
+# a checkpoint -------------------------------------------------------------------------------------
 
 IDENTITY = {
     "images": "training images or labels (--data)",
@@ -29,13 +42,6 @@ IDENTITY = {
     "initial": "weights to start from (--initial)",
 }
 """The parts of a run's identity besides its config, as error messages call them."""
-
-CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
-
-
-TASK = "task"
-"""The entry of a model's metadata that names another task than classification."""
-
 STATE = FileKind(
     f"the {CHECKPOINT} of an earlier run of this command, complete and as it was written",
     "Give another --out, or remove that file to start anew.",
@@ -57,6 +63,18 @@ class _Head:
     optimizer: dict[str, Any]
 
 
+def identity_of(
+    config: Mapping[str, Any], examples: Any, held_out: Any | None, initial: Path | None
+) -> dict[str, str]:
+    """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
+    return {
+        "config": json.dumps(config),
+        "images": examples.digest(),
+        "validation": held_out.digest() if held_out else "none",
+        "initial": file_sha256(initial) if initial and initial.is_file() else "none",
+    }
+
+
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write checkpoint.pt; the previous one stays until the new one is complete."""
     write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path), durable=True)
@@ -76,15 +94,11 @@ def load_checkpoint(
         return None
     state = read_torch_file(path, STATE, own=True)
     head = typed(state, path, STATE, _Head)
-    before, now = json_value(head.config, path, STATE), json.loads(identity["config"])
+    before = json_value(head.config, path, STATE)
     if not isinstance(before, dict):
         raise STATE.refusal(path, "a config without fields", "config")
     before = {name: value for name, value in before.items() if name not in without}
-    if before != now:
-        raise UserError(
-            f"--out holds a run of another config: {difference(before, now)}. Expected the same "
-            "config; give another --out."
-        )
+    check_config(before, json.loads(identity["config"]))
     for key, what in IDENTITY.items():
         if getattr(head, key) != identity[key]:
             raise UserError(
@@ -94,6 +108,69 @@ def load_checkpoint(
     return dict(state)
 
 
+def check_config(before: Any, now: Any) -> None:
+    """Raise unless the run in --out has this config; the first field that differs is named."""
+    place = ""
+    while before != now:
+        if not (isinstance(before, dict) and isinstance(now, dict)):
+            raise UserError(
+                f"--out holds a run of another config: {place} was {before!r} and is {now!r}. "
+                "Expected the same config; give another --out."
+            )
+        name = next(n for n in sorted({*before, *now}) if before.get(n) != now.get(n))
+        before, now, place = before.get(name), now.get(name), f"{place}.{name}".strip(".")
+
+
+def check_weights(stored: Any, like: Mapping[str, Tensor], path: Path, field: str) -> None:
+    """Raise unless these are finite tensors of the same names, shapes and types."""
+    with STATE.reading(path):
+        if stored.keys() != like.keys():
+            other = ", ".join(sorted(map(str, stored.keys() ^ like.keys())))
+            raise STATE.refusal(path, f"tensors of another model ({shown(other, 60)})", field)
+        for name, tensor in like.items():
+            found = stored[name]
+            if getattr(found, "shape", None) != tensor.shape or found.dtype != tensor.dtype:
+                got = f"something else than {tuple(tensor.shape)} numbers of {tensor.dtype}"
+                raise STATE.refusal(path, got, f"{field}, {name}")
+        check_finite({f"{field}, {name}": stored[name] for name in like}, path, STATE)
+
+
+Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+Real = Annotated[float, Field(strict=True)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Line:
+    """A line of metrics.jsonl without a validation."""
+
+    step: Whole
+    epoch: Real
+    loss: Real
+    cross_entropy: Real
+    dal: Real
+    accuracy: Real
+    gradient_norm: Real
+    lr: Real
+    timing: dict[str, Real]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class Resumed:
+    """How far a training had come, and with what.
+
+    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
+    """
+
+    step: Whole
+    made_with: list[dict[str, Any]]
+    unvalidated: Line | None = None
+    val_top1: Percent | None = None
+    val_miou: Percent | None = None
+
+
+# the finished model -------------------------------------------------------------------------------
+
+
 def export_model(
     folder: Path,
     model: MJPVisionTransformer,
@@ -101,22 +178,20 @@ def export_model(
     facts: dict[str, Any],
     *,
     half: bool = False,
-    name: str = MODEL,
 ) -> Path:
     """Write the weights as safetensors; their metadata holds all that `load_model` needs as JSON,
     and the file its own digest.
 
     facts  further metadata
-    half   store float16
+    half   in float16, under a name of its own
     """
-    tensors = exported(model, half=half)
+    path = folder / (HALF if half else MODEL)
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
-    path = folder / name
-    save_tensors(path, tensors, metadata, digest=True)
+    save_tensors(path, exported(model, half=half), metadata, digest=True)
     return path
 
 
-def exported(model: MJPVisionTransformer, *, half: bool) -> dict[str, Tensor]:
+def exported(model: MJPVisionTransformer, *, half: bool = False) -> dict[str, Tensor]:
     """The weights as a file has them."""
     kind = torch.float16 if half else torch.float32
     return {
@@ -124,17 +199,16 @@ def exported(model: MJPVisionTransformer, *, half: bool) -> dict[str, Tensor]:
     }
 
 
-def export_fault(path: Path, model: MJPVisionTransformer, *, half: bool) -> str:
-    """Why a file that was exported is not the one of this model any more; empty if it is."""
+def export_fault(path: Path, expected: Mapping[str, Tensor]) -> str:
+    """Why a file is not the one of these weights any more; empty if it is."""
     try:
-        check_digest(path, WEIGHTS)
+        check_digest(path, WEIGHTS, needed=True)
         stored = TensorFile(path, WEIGHTS).tensors()
     except BadFile as error:
         return error.got
-    parameters = exported(model, half=half)
-    same = stored.keys() == parameters.keys() and all(
+    same = stored.keys() == expected.keys() and all(
         tensor.dtype == stored[name].dtype and torch.equal(tensor, stored[name])
-        for name, tensor in parameters.items()
+        for name, tensor in expected.items()
     )
     return "" if same else "other weights than those that were trained"
 
@@ -176,106 +250,3 @@ def _trained_gamma(config: TrainingConfig) -> float | None:
     if config.jigsaw.shuffle == "patches":
         return config.jigsaw.gamma
     return None if config.jigsaw.shuffle != "none" or config.initial else 0.0
-
-
-def difference(before: Any, now: Any, place: str = "") -> str:
-    """The first field that differs, with both values: "recipe.lr was 0.1 and is 0.2"."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            if before.get(key) != now.get(key):
-                return difference(before.get(key), now.get(key), f"{place}.{key}".strip("."))
-    return f"{place} was {before!r} and is {now!r}"
-
-
-# what a checkpoint holds, compared with what it is put into ---------------------------------------
-
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-Real = Annotated[float, Field(strict=True)]
-MOVING = {"lr", "initial_lr"}
-"""Fields of an optimiser's group that follow from the step."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class _MadeWith:
-    commit: Annotated[str, Field(max_length=200)]
-
-
-LINE = frozenset(
-    ("step", "epoch", "loss", "cross_entropy", "dal", "accuracy", "gradient_norm", "lr", "timing")
-)
-"""Fields of a line of metrics.jsonl without a validation."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class Resumed:
-    """How far a training had come, and with what.
-
-    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
-    """
-
-    step: Whole
-    made_with: Annotated[list[_MadeWith], Field(max_length=10_000)]
-    average: dict[str, Any] | None
-    unvalidated: dict[str, Whole | Real | dict[str, Real]] | None = None
-    val_top1: Percent | None = None
-    val_miou: Percent | None = None
-
-
-def resumed(state: Mapping[str, Any], path: Path, steps: int, measure: str) -> Resumed:
-    """The typed part of a checkpoint of a training with so many steps, whose learner has this
-    `measure`."""
-    found = typed(state, path, STATE, Resumed)
-    if measure not in state:
-        raise STATE.refusal(path, "no such field", measure)
-    if found.step > steps:
-        raise STATE.refusal(path, f"step {found.step} of a training of {steps} steps", "step")
-    line = found.unvalidated
-    if line is not None and (line.keys() != LINE or line["step"] != found.step):
-        raise STATE.refusal(path, f"no line of step {found.step}", "unvalidated")
-    return found
-
-
-def check_weights(stored: Any, expected: Mapping[str, Tensor], path: Path, field: str) -> None:
-    """Raise unless these are tensors of the same names, shapes and types, all finite."""
-    if not isinstance(stored, Mapping) or stored.keys() != expected.keys():
-        names = sorted(map(str, stored)) if isinstance(stored, Mapping) else []
-        other = next((n for n in names if n not in expected), "too few names")
-        raise STATE.refusal(path, f"tensors of another model ({shown(other, 60)})", field)
-    for name, tensor in expected.items():
-        found = stored[name]
-        if not isinstance(found, Tensor):
-            raise STATE.refusal(path, f"{type(found).__name__} in place of a tensor", name)
-        if found.shape != tensor.shape or found.dtype != tensor.dtype:
-            got = f"{tuple(found.shape)} of {found.dtype} where {tuple(tensor.shape)} of "
-            raise STATE.refusal(path, f"{got}{tensor.dtype} is trained", name)
-        if not bool(found.isfinite().all()):
-            raise STATE.refusal(path, "numbers that are NaN or infinite", name)
-
-
-def check_optimizer(stored: Any, optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Raise unless this is a state of the same optimiser over the same parameters."""
-    fresh = optimizer.state_dict()
-    groups = stored.get("param_groups") if isinstance(stored, Mapping) else None
-    states = stored.get("state") if isinstance(stored, Mapping) else None
-    alike = isinstance(groups, list) and len(groups) == len(fresh["param_groups"])
-    if not alike or not isinstance(states, Mapping):
-        raise STATE.refusal(path, "no state of this optimiser", "optimizer")
-    for group, own in zip(groups or [], fresh["param_groups"], strict=True):
-        if not isinstance(group, Mapping) or group.get("params") != own["params"]:
-            raise STATE.refusal(path, "a group of other parameters", "optimizer")
-        for name in sorted(own.keys() & group.keys() - MOVING):
-            if type(group[name]) is not type(own[name]) or group[name] != own[name]:
-                got = f"{name} {shown(repr(group[name]), 60)}, not {own[name]!r}"
-                raise STATE.refusal(path, got, "optimizer")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, state in states.items():
-        fits = type(number) is int and 0 <= number < len(parameters) and isinstance(state, Mapping)
-        if not fits or not all(_fits(value, parameters[number]) for value in state.values()):
-            raise STATE.refusal(path, f"no moments of parameter {shown(number, 20)}", "optimizer")
-
-
-def _fits(value: Any, parameter: Tensor) -> bool:
-    """Whether a value of an optimiser's state is a step, or a moment of this parameter."""
-    if not isinstance(value, Tensor) or not bool(value.isfinite().all()):
-        return False
-    return value.ndim == 0 or value.shape == parameter.shape

@@ -8,7 +8,7 @@ number of threads its curve is the very same.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 import os
 import sys
@@ -20,23 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
+from mjp_privacy.core.read import typed
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data.opening import keep_apart
-from mjp_privacy.models.checkpoint_files import file_sha256, located
-from mjp_privacy.training.batches import (
-    Batches,
-    Examples,
-    FileBatches,
-    MemoryBatches,
-    find_examples,
-)
+from mjp_privacy.models.checkpoint_files import located
+from mjp_privacy.training.batches import Batches, find_examples, make_batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.journal import Journal, Window, check_runs, draw_curves
+from mjp_privacy.training.journal import Journal, Window, draw_curves, points_of
 from mjp_privacy.training.learner import (
     REMARK,
     Learner,
@@ -50,16 +44,20 @@ from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     HALF,
     MODEL,
+    STATE,
+    Resumed,
     export_fault,
     export_model,
+    exported,
+    identity_of,
     load_checkpoint,
-    resumed,
     save_checkpoint,
 )
 
-# the loop -----------------------------------------------------------------------------------------
-
 CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
+MOST_WORKERS = 256
+
+# the loop -----------------------------------------------------------------------------------------
 
 
 class Trainer:
@@ -92,8 +90,6 @@ class Trainer:
         self.step = 0
         self.score: float | None = None  # the last validation's
 
-    # the loop --------------------------------------------------------------------------------
-
     def fit(self, beside: Sequence[Path] = ()) -> Path:
         """Train to the end and export; `beside` are folders of runs to draw in the same picture."""
         self._resume()
@@ -109,10 +105,11 @@ class Trainer:
             if self.world.first and due:
                 draw_curves([self.folder, *beside], self.folder)
                 drawn_at = time.monotonic()
-        path = self._export()
         if self.world.first:
+            self._export()
             draw_curves([self.folder, *beside], self.folder)
-        return path
+        self.world.wait()
+        return self.folder / MODEL
 
     def _train_epoch(self, epoch: int) -> None:
         """Train from the current step to the end of this epoch."""
@@ -121,7 +118,7 @@ class Trainer:
         window = Window(self.config.recipe.batch, self.world.device)
         saved_at = time.monotonic()
         for images, labels in window.timed(self.batches.epoch(epoch, first, self.steps_per_epoch)):
-            window.add(self._train_step(images, labels))
+            window.add(self.learner.train_step(self.step, images, labels))
             self.step += 1
             ended = self.step % self.steps_per_epoch == 0
             if self.step % self.config.log_every and not ended:
@@ -130,7 +127,7 @@ class Trainer:
             if ended:
                 self._end_epoch(line)
                 continue
-            self._note(line)
+            self.journal.write(line)
             due = time.monotonic() - saved_at > 60 * self.config.checkpoint_minutes
             if self.world.agreed(due):
                 self._save()
@@ -145,16 +142,8 @@ class Trainer:
                 self._save(unvalidated=line)
             line = line | self.learner.validated(self.validation)
             self.score = line[self.learner.measure]
-        self._note(line)
+        self.journal.write(line)
         self._save()
-
-    def _note(self, line: dict[str, Any]) -> None:
-        if self.world.first:
-            self.journal.write(line)
-            self.journal.show(line)
-
-    def _train_step(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.learner.train_step(self.step, images, labels)
 
     def _measured(self, window: Window) -> dict[str, Any]:
         """The line of metrics.jsonl for a window of steps. Stops the run if the loss diverged."""
@@ -174,16 +163,11 @@ class Trainer:
         }
 
     def _diverged(self, what: str) -> UserError:
-        saved = (self.folder / CHECKPOINT).is_file()
-        advice = (
-            f"{self.folder.name}/{CHECKPOINT} was saved before that, with finite weights: give it "
-            "as --initial to start from them. "
-            if saved
-            else "No checkpoint had been written yet. "
-        )
         return UserError(
-            f"At step {self.step} {what}: expected finite numbers. {advice}Start again in another "
-            "--out, with a smaller --lr or --precision float32."
+            f"At step {self.step} {what}: expected finite numbers. {self.folder.name}/{CHECKPOINT},"
+            " where there is one, was saved before that, with finite weights: give it as --initial "
+            "to start from them. Start again in another --out, with a smaller --lr or --precision "
+            "float32."
         )
 
     # files -----------------------------------------------------------------------------------
@@ -205,36 +189,38 @@ class Trainer:
         self.world.wait()
 
     def _resume(self) -> None:
+        """Go on where an earlier process stopped, if one did."""
         state = load_checkpoint(self.folder, self.identity)
-        unvalidated = None
+        line = None
         if state is not None:
             path = self.folder / CHECKPOINT
-            known = resumed(state, path, self.steps, self.learner.measure)
+            known = typed(state, path, STATE, Resumed)
+            if known.step > self.steps:
+                raise STATE.refusal(path, f"step {known.step} of {self.steps} steps", "step")
             self.learner.restore(state, path)
             self.step, self.score = known.step, getattr(known, self.learner.measure)
-            self.made_with, unvalidated = state["made_with"], state.get("unvalidated")
+            self.made_with, line = known.made_with, known.unvalidated
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.config, self.world)
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
         self.world.wait()
-        if self.world.first:
-            self.journal.keep_until(self.step - (unvalidated is not None))
-        if unvalidated is not None:
-            self._end_epoch(unvalidated, saved=True)
+        self.journal.keep_until(self.step - (line is not None))
+        if line is not None:
+            self._end_epoch(dataclasses.asdict(line), saved=True)
 
     def _is_exported(self) -> bool:
         """Whether the files of the finished weights are there as they were written; says which is
         not. Only the first process looks."""
         whole = True
-        for name, half in ((MODEL, False), (HALF, True)) if self.world.first else ():
+        for name in (MODEL, HALF) if self.world.first else ():
             trained: Any = self.learner.trained
-            if fault := export_fault(self.folder / name, trained, half=half):
+            if fault := export_fault(self.folder / name, exported(trained, half=name == HALF)):
                 whole = False
                 self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
         return whole
 
-    def _export(self) -> Path:
+    def _export(self) -> None:
         facts = {
             self.learner.measure: self.score,
             "steps": self.step,
@@ -242,13 +228,9 @@ class Trainer:
             "made_with": self.made_with,
             "initial_sha256": self.identity.get("initial"),
         }
-        path = self.folder / MODEL
-        if self.world.first:
-            trained: Any = self.learner.trained
-            path = export_model(self.folder, trained, self.config, facts)
-            export_model(self.folder, trained, self.config, facts, half=True, name=HALF)
-        self.world.wait()
-        return path
+        trained: Any = self.learner.trained
+        for half in (False, True):
+            export_model(self.folder, trained, self.config, facts, half=half)
 
 
 def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
@@ -267,7 +249,23 @@ def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
 
 # a run --------------------------------------------------------------------------------------------
 
-MOST_WORKERS = 256
+
+@dataclass(frozen=True)
+class Task:
+    """What a network is trained for: what learns, and how its images are found and batched."""
+
+    learner: type[Learner]
+    check_initial: Callable[[TrainingConfig], None]
+    find: Callable[[TrainingConfig, Path, Path | None], tuple[Any, Any]]
+    batches: Callable[..., Batches]
+
+
+CLASSIFICATION = Task(Learner, check_initial, find_examples, make_batches)
+TASKS: Mapping[str, Entry] = {
+    "classification": Entry("mjp_privacy.training.trainer:CLASSIFICATION"),
+    "segmentation": Entry("mjp_privacy.paper.segmentation:SEGMENTATION"),
+}
+"""By the name that a config gives them; imported when one trains."""
 
 
 def train(
@@ -292,17 +290,18 @@ def train(
     if not 0 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
     beside = [Path(overlay)] if overlay else []
-    task = TASKS[config.task].load()
+    task: Task = TASKS[config.task].load()
     mixed = build_mixup(config) is not None
     with joined(device, config.recipe.batch, pairs=mixed) as world:
-        check_runs(beside)
+        for run in beside:
+            points_of(run)
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
             task.check_initial(config)
             examples, held_out = task.find(config, Path(data), Path(val) if val else None)
-            identity = _identity(config, examples, held_out)
+            identity = identity_of(plain(config), examples, held_out, _initial_file(config))
             if config.task == "segmentation" and held_out is None and world.first:
                 print("no images/validation: nothing is scored", file=sys.stderr, flush=True)
             load_checkpoint(folder, identity)  # a folder of another training, before any decoding
@@ -314,52 +313,14 @@ def train(
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)
                 torch.backends.cudnn.benchmark = False
-            number = len(examples)
-            run = Trainer(
-                config, batches, validation, folder, world, number, identity, task.learner
-            )
-            return run.fit(beside)
+            number, learner = len(examples), task.learner
+            run_of = (config, batches, validation, folder, world, number, identity, learner)
+            return Trainer(*run_of).fit(beside)
 
 
-def _identity(config: TrainingConfig, examples: Any, held_out: Any | None) -> dict[str, str]:
-    """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
-    initial = Path(config.initial.checkpoint) if config.initial else None
-    if config.initial and config.task == "segmentation":  # a classifier's identity is as it was
-        initial = located(config.initial.checkpoint)
-    return {
-        "config": json.dumps(plain(config)),
-        "images": examples.digest(),
-        "validation": held_out.digest() if held_out else "none",
-        "initial": file_sha256(initial) if initial and initial.is_file() else "none",
-    }
-
-
-def make_batches(
-    config: TrainingConfig,
-    examples: Examples,
-    world: World,
-    workers: int,
-    used_for: str = "training",
-) -> Batches:
-    """Batches of these images, from memory or from files as the config says."""
-    if config.data.store == "memory":
-        return MemoryBatches(config, examples, world, used_for)
-    return FileBatches(config, examples, world, workers)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a network is trained for: what learns, and how its images are found and batched."""
-
-    learner: type[Learner]
-    check_initial: Callable[[TrainingConfig], None]
-    find: Callable[[TrainingConfig, Path, Path | None], tuple[Any, Any]]
-    batches: Callable[..., Batches]
-
-
-CLASSIFICATION = Task(Learner, check_initial, find_examples, make_batches)
-TASKS: Mapping[str, Entry] = {
-    "classification": Entry("mjp_privacy.training.trainer:CLASSIFICATION"),
-    "segmentation": Entry("mjp_privacy.paper.segmentation:SEGMENTATION"),
-}
-"""By the name that a config gives them; imported when one trains."""
+def _initial_file(config: TrainingConfig) -> Path | None:
+    """The file to start from; of a classifier as it is named, so that its identity stays."""
+    if config.initial is None:
+        return None
+    name = config.initial.checkpoint
+    return located(name) if config.task == "segmentation" else Path(name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -23,7 +23,6 @@ from attacks.equations.patch_system import (
     lacks_positions,
     patch_system,
 )
-from attacks.shared_picture import CERTAIN
 from attacks.step import run_steps
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
@@ -31,25 +30,15 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import gradient_fit
 from mjp_privacy.experiment.refusals import refused_by_block
-from mjp_privacy.interfaces import (
-    Attack,
-    AttackerView,
-    ClientUpdate,
-    Control,
-    Refusal,
-)
+from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.modules import Channels
-from mjp_privacy.uploads.checks import (
-    check_patches,
-    doubts_of_batches,
-    normalisation_doubts,
-    shuffled_patches,
-)
+from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
+Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 """Attacks that are always run: a linear system, and what others are compared with."""
 BY_COST = (
@@ -71,7 +60,7 @@ def attack_gradients(
     mean: Channels = None,
     std: Channels = None,
     img_size: int | None = None,
-    attacks: Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
+    attacks: Named = "all",
     exhaustive: bool = False,
     images: Images | None = None,
     seed: int = 0,
@@ -114,36 +103,32 @@ def attack_gradients(
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
-    private = None
-    if images is not None:
-        private = read_images(images, _pictures(uploads, images), view.pixels.size)
     size, several = view.updates[0].batch, len(view.updates)
+    private = None if images is None else _private(images, uploads, view)
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
-    chosen, refused, skipped = _chosen(attacks, several, may_skip=may_skip)
+    chosen = _chosen(attacks, several)
     results: dict[str, Reconstructed] = {}
+    refused: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     doubts = normalisation_doubts(view)
-    wrongly = dict.fromkeys(doubts.values())
-    with _progress() as tell:
+    quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
+    with Console(stderr=True, force_jupyter=False, quiet=quiet).status("attacking") as progress:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
-            seen = _asked(name, attack, view)
-            if isinstance(seen, AttackerView):
-                certain = any(made.is_certain for made in results.values())
-                if may_skip and certain and not _may_improve(name, view):
-                    skipped[name] = NOT_NEEDED
-                    continue
-                tell(f"attack {number} of {len(chosen)}: {name}")
-                outcome = _run(name, attack, uploads, seen, seed)
-            else:
-                outcome = seen
-            if isinstance(outcome, str):
-                refused[name] = outcome
+            progress.update(f"attack {number} of {len(chosen)}: {name}")
+            if may_skip and "steps" in traits_of(name):
+                skipped[name] = OPTIMISES
                 continue
-            if size > 1 and outcome.images is not None and outcome.certain is not None:
-                doubts = doubts_of_batches(view, outcome.images, outcome.certain)
-            wrongly |= dict.fromkeys(doubts.values())
-            made = outcome.without(doubts).scored(private, size)
-            results[name] = replace(made, seconds=time.perf_counter() - began)
+            seen = _asked(name, attack, view)
+            if may_skip and isinstance(seen, AttackerView) and _is_needless(name, results, view):
+                skipped[name] = NOT_NEEDED
+                continue
+            made = seen if isinstance(seen, str) else _run(attack, uploads, seen, seed, doubts)
+            if isinstance(made, str):
+                refused[name] = made
+                continue
+            scored = made.scored(private, size)
+            results[name] = replace(scored, seconds=time.perf_counter() - began)
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
@@ -157,7 +142,6 @@ def attack_gradients(
         floor,
         (*batch_notes(size, several, results), *uploads.notes),
         size,
-        "; ".join(wrongly),
         declared_residual(view),
         skipped,
         time.perf_counter() - started,
@@ -165,32 +149,14 @@ def attack_gradients(
     )
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """On a terminal one line on stderr that says what runs; elsewhere and in notebooks nothing."""
-    from rich.console import Console
-
-    quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
-    console = Console(stderr=True, force_jupyter=False, quiet=quiet)
-    with console.status("reading the gradients") as status:
-        yield status.update
-
-
-def _may_improve(attack: str, view: AttackerView) -> bool:
-    """Whether the attack is run though every picture is certain already: it costs next to nothing,
-    or it weighs the errors that the upload is known to hold."""
-    weighs = "noise" in traits_of(attack) and "batches" not in traits_of(attack)
-    return attack in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
-
-
-def _pictures(uploads: OwnUploads, images: Images) -> int:
-    """How many private images are expected: those of a step or, of several uploads of batches, as
-    many as were given, for these need not hold the same ones."""
-    several, given = len(uploads.updates), next(iter(getattr(images, "shape", ())), 0)
-    batch = uploads.updates[0].batch
-    if several > 1 and batch > 1 and 0 < given <= several * uploads.images:
-        return int(given)
-    return uploads.images
+def _private(images: Images, uploads: OwnUploads, view: AttackerView) -> Tensor:
+    """The private images: those of a step or, of several uploads of batches, as many as were given,
+    for these need not hold the same ones."""
+    count, several = uploads.images, len(view.updates)
+    given = next(iter(getattr(images, "shape", ())), 0)
+    if several > 1 and view.updates[0].batch > 1 and 0 < given <= several * count:
+        count = int(given)
+    return read_images(images, count, view.pixels.size)
 
 
 def declared_residual(view: AttackerView) -> float:
@@ -220,44 +186,8 @@ def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
 # which attacks ------------------------------------------------------------------------------------
 
 
-def _chosen(
-    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]], uploads: int, *, may_skip: bool
-) -> tuple[dict[str, Attack], dict[str, str], dict[str, str]]:
-    """The attacks to run, built, the cheapest first; why others are refused; why they are left
-    out."""
-    options = _options(attacks)
-    chosen: dict[str, Attack] = {}
-    refused: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    for name, given in options.items():
-        if name not in ATTACKS:
-            raise unknown_name("attack", shown(name, 60), list(ATTACKS))
-        if may_skip and "steps" in traits_of(name):
-            skipped[name] = OPTIMISES
-            continue
-        attack = find_attack(name, dict(given))
-        assert not isinstance(attack, Control)
-        if attack.uploads > 1 and uploads < 2:
-            shares = "shared pictures" in traits_of(name)
-            of = "batches that share pictures" if shares else "the same images"
-            refused[name] = f"it reads several uploads of {of}, and one was given"
-            continue
-        if attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
-            attack = find_attack(name, {**given, "uploads": uploads})
-            assert not isinstance(attack, Control)
-        chosen[name] = attack
-    cost = {name: place for place, name in enumerate(BY_COST)}
-
-    def dear(name: str) -> tuple[bool, int]:
-        return "steps" in traits_of(name), cost.get(name, len(cost))
-
-    return {name: chosen[name] for name in sorted(chosen, key=dear)}, refused, skipped
-
-
-def _options(
-    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
-) -> Mapping[str, Mapping[str, Any]]:
-    """Options by attack; none for attacks that were only named."""
+def _chosen(attacks: Named, uploads: int) -> dict[str, Attack]:
+    """The attacks to ask, the cheapest first; those on several uploads read all that there are."""
     named: Any = attacks
     if isinstance(attacks, str):
         named = list(ATTACKS) if attacks == "all" else [attacks]
@@ -271,7 +201,31 @@ def _options(
             f"attacks: expected 'all', a name, a list of names or {{name: options}}, got "
             f"{said(attacks)}. `mjp list attacks` has the names."
         )
-    return options
+    chosen: dict[str, Attack] = {}
+    for name, given in options.items():
+        if name not in ATTACKS:
+            raise unknown_name("attack", shown(name, 60), list(ATTACKS))
+        attack = find_attack(name, dict(given))
+        assert not isinstance(attack, Control)
+        several = attack.uploads > 1 and uploads > 1
+        if several and (attack.uploads > uploads or "uploads" not in given):
+            attack = find_attack(name, {**given, "uploads": uploads})
+            assert not isinstance(attack, Control)
+        chosen[name] = attack
+    cost = {name: place for place, name in enumerate(BY_COST)}
+
+    def dear(name: str) -> tuple[bool, int]:
+        return "steps" in traits_of(name), cost.get(name, len(cost))
+
+    return {name: chosen[name] for name in sorted(chosen, key=dear)}
+
+
+def _is_needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> bool:
+    """Whether every picture is certain already and this attack neither costs next to nothing nor
+    weighs the errors that the upload is known to hold."""
+    weighs = "noise" in traits_of(name) and "batches" not in traits_of(name)
+    may_improve = name in CHEAP or (weighs and any(map(is_disturbed, view.updates)))
+    return not may_improve and any(made.is_certain for made in results.values())
 
 
 def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ...]:
@@ -283,14 +237,14 @@ def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ..
         return ()
     made = [name for name in ran if "batches" in traits_of(name)]
     optimised = [name for name in ran if "steps" in traits_of(name)]
-    said = [f"{name}: {ATTACKS[name].summary}" for name in made]
+    told = [f"{name}: {ATTACKS[name].summary}" for name in made]
     if {*ran} - {*made, *optimised}:
         step = "step" if uploads == 1 else "first step"
         mixtures = f"return mixtures of the {step}'s pictures, so their low scores are no evidence"
-        said.append(f"{'other ' * bool(made)}closed forms {mixtures} of safety")
+        told.append(f"{'other ' * bool(made)}closed forms {mixtures} of safety")
     if uploads == 1 and not optimised:
-        said.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
-    return (f"batch {batch}: {'; '.join(said)}",) if said else ()
+        told.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
+    return (f"batch {batch}: {'; '.join(told)}",)
 
 
 # one attack ---------------------------------------------------------------------------------------
@@ -298,8 +252,12 @@ def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ..
 
 def _asked(name: str, attack: Attack, view: AttackerView) -> AttackerView | str:
     """What the attack sees, or the reason why it does not apply."""
+    shares = "shared pictures" in traits_of(name)
+    if attack.uploads > len(view.updates):
+        of = "batches that share pictures" if shares else "the same images"
+        return f"it reads several uploads of {of}, and one was given"
     seen = replace(view, updates=view.updates[: attack.uploads])
-    if "shared pictures" in traits_of(name) and seen.updates[0].batch > 1:
+    if shares and view.updates[0].batch > 1:
         together = joined(seen)
         if isinstance(together, Refusal):
             return together.text
@@ -319,9 +277,9 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
     refusal = lacks_positions(view.model) or lacks_gradients(view, TABLE, PATCH)
     if refusal is not None:
         return refusal
-    first = view.updates[0]
-    grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
-    rounding: dict[str, list[Tensor]] = {}
+    first, count = view.updates[0], len(view.updates)
+    grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: [], UNKNOWN: []}
+    rounding: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
     for update in view.updates:
         system = patch_system(view, update)
         others = system.rows.new_zeros(len(system.rows), view.model.before, system.rows.shape[-1])
@@ -329,56 +287,64 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
         shape = view.model.patch_embed.proj.weight.shape[1:]
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:
-            grads.setdefault(UNKNOWN, []).append(system.hidden_sum[:, None, None])
+            grads[UNKNOWN].append(system.hidden_sum[:, None, None])
         if is_disturbed(update):
-            for name in (TABLE, PATCH):
-                rounding.setdefault(name, []).append(error_of(update, name))
-    count = len(view.updates)
+            for name, errors in rounding.items():
+                errors.append(error_of(update, name))
     update = ClientUpdate(
         {name: torch.cat(parts) for name, parts in grads.items() if len(parts) == count},
         dtype=first.dtype,
         batch=first.batch,
         partners="fresh",
-        rounding={name: torch.cat(p) for name, p in rounding.items() if len(p) == count},
+        rounding={
+            name: torch.cat(parts) for name, parts in rounding.items() if len(parts) == count
+        },
     )
     return replace(view, updates=[update], labels=None)
 
 
 def _run(
-    name: str, attack: Attack, uploads: OwnUploads, seen: AttackerView, seed: int
+    attack: Attack,
+    uploads: OwnUploads,
+    seen: AttackerView,
+    seed: int,
+    doubts: Mapping[int, str],
 ) -> Reconstructed | str:
-    """What one attack gives, with the checks that need no truth, or why it gives nothing."""
-    count = seen.updates[0].steps_in_all * seen.updates[0].batch
+    """What one attack gives, with the checks that need no truth, or why it gives nothing.
+
+    doubts  what speaks against the declared normalisation, by place of a single picture
+    """
+    name, count = attack.name, seen.updates[0].steps_in_all * seen.updates[0].batch
     done = run_steps(
         attack, seen, count, lambda step: torch_generator("own gradients", seed, name, step)
     )
     made = done.reconstruction
     reasons = {**made.inapplicable, **done.failed}
-    if made.images is not None and len(reasons) == len(made.images):
-        return next(iter(reasons.values()))
-    if made.images is None and made.mask is None:
+    if len(reasons) == count or (made.images is None and made.mask is None):
         return next(iter(reasons.values()), "it returned no reconstruction")
-    images = fit = check = None
-    if made.images is not None:
-        images = made.images.float().cpu()
-        images[list(reasons)] = torch.nan
-        fit = gradient_fit(seen, images, made.mask, uploads.models[: len(seen.updates)])
-        check = check_patches(seen, images)
-    residual, factor, scaled = fit or (None, None, None)
-    for values in fit or ():
-        values[list(reasons)] = torch.nan
-    verified = made.diagnostics.get(CERTAIN)
-    if verified is None and check is not None:
-        verified = check.certain
-    return Reconstructed(
+    told = Reconstructed(
         name,
-        images,
-        None if residual is None else residual.double(),
-        factor,
-        scaled,
-        None if check is None else check.misfits,
-        None if verified is None else verified.cpu().bool(),
+        None,
         mask=None if made.mask is None else made.mask.cpu(),
         diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},
         reasons=reasons,
+    )
+    if made.images is None:
+        return told
+    images = made.images.float().cpu()
+    images[list(reasons)] = torch.nan
+    fit = gradient_fit(seen, images, made.mask, uploads.models[: len(seen.updates)])
+    residuals, factors, scaled = fit or (None, None, None)
+    for values in fit or ():
+        values[list(reasons)] = torch.nan
+    checked = judged(seen, images, made.diagnostics, doubts)
+    return replace(
+        told,
+        images=images,
+        residuals=None if residuals is None else residuals.double(),
+        factors=factors,
+        scaled=scaled,
+        misfits=checked.misfits,
+        certain=checked.certain,
+        doubts=checked.doubts,
     )

@@ -5,7 +5,7 @@ made. What makes an upload unusable altogether is in `uploads.faults`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,54 +77,47 @@ class Looked:
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """All that there is to say of a group of uploads, a sentence each."""
     looked = Looked(group, model, seen(group.series[0].uploads[:1], model))
-    for remark in REMARKS:
+    for remark in (_headers, _unshuffled, _classifier, _pixels):
         yield from remark(looked)
 
 
-def _difference(looked: Looked) -> Iterator[str]:
-    """Of weight differences: whether they hold a gradient, and whether exactly."""
-    header, update = looked.group.header, looked.view.updates[0]
-    if header.kind != "weight_difference":
-        return
-    if (refusal := holds_no_gradient(update)) is not None:
-        yield f"{refusal.text}; train with plain SGD, or upload gradients"
-    elif header.client_config(looked.group.name).pseudo_gradient == "approximate":
-        yield (
-            f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
-            f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so"
-        )
-
-
-def _files(looked: Looked) -> Iterator[str]:
-    """What the header and the files of uploads and weights say otherwise than each other."""
+def _headers(looked: Looked) -> Iterator[str]:
+    """What the header says otherwise than uploads and weights, or what weakens attacks."""
     header, first, model = looked.group.header, looked.first, looked.model
-    parameters = [name for name, _ in model.named_parameters()]
-    absent = [name for name in parameters if name not in looked.view.updates[0].grads]
-    if absent and not header.partial:
-        yield (
-            f"{len(absent)} of {len(parameters)} parameters were not uploaded, {absent[0]} among "
-            "them; attacks that read them do not apply"
-        )
+    update, client = looked.view.updates[0], header.client_config(looked.group.name)
+    absent = [name for name, _ in model.named_parameters() if name not in update.grads]
+    refusal = holds_no_gradient(update) if header.kind == "weight_difference" else None
+    approximate = header.kind == "weight_difference" and client.pseudo_gradient == "approximate"
+    by_autocast = header.autocast == "none" and header.kind == "gradient"
+    table: tuple[tuple[object, str], ...] = (
+        (refusal, f"{refusal}; train with plain SGD, or upload gradients"),
+        (
+            approximate and refusal is None,
+            f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
+            f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so",
+        ),
+        (
+            absent and not header.partial,
+            f"{len(absent)} of the model's parameters were not uploaded, {first_of(absent, 1)}; "
+            "attacks that read them do not apply",
+        ),
+        (
+            header.gamma and model.unk_embed is None,
+            f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed",
+        ),
+        (
+            by_autocast and update.autocast != "none",
+            f"the gradients in {first.name} show the rounding of {update.autocast} autocast, which "
+            f'attacks take into account; the header may say it: "autocast": "{update.autocast}"',
+        ),
+    )
+    yield from (sentence for holds, sentence in table if holds)
     declared = read_metadata(str(first.weights_path))
     for name, in_header in (("mean", header.mean), ("std", header.std)):
-        if name in declared:
-            told = json_value(declared[name], first.weights_path, WEIGHTS_FILE)
-            if told != list(in_header):
-                both = f"says {name} {shown(told, 100)}, the header {list(in_header)}"
-                yield f"the weights file {both}"
-    if header.gamma and model.unk_embed is None:
-        yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
-
-
-def _autocast(looked: Looked) -> Iterator[str]:
-    """Gradients that show an autocast which their header does not name."""
-    header, kind = looked.group.header, looked.view.updates[0].autocast
-    if header.autocast == "none" and header.kind == "gradient" and kind != "none":
-        yield (
-            f"the gradients in {looked.first.name} show the rounding of {kind} "
-            f'autocast, which attacks take into account; the header may say it: "autocast": '
-            f'"{kind}"'
-        )
+        told = json_value(declared.get(name, "null"), first.weights_path, WEIGHTS_FILE)
+        if told not in (None, list(in_header)):
+            both = f"says {name} {shown(told, 100)}, the header {list(in_header)}"
+            yield f"the weights file {both}"
 
 
 def _unshuffled(looked: Looked) -> Iterator[str]:
@@ -183,11 +176,6 @@ def _pixels(looked: Looked) -> Iterator[str]:
             if wrong := declared_wrongly(fed, header.mean, header.std):
                 yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
             return
-
-
-REMARKS: tuple[Callable[[Looked], Iterator[str]], ...] = (
-    *(_difference, _files, _autocast, _unshuffled, _classifier, _pixels),
-)
 
 
 def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:
@@ -382,16 +370,14 @@ def _place(model: str) -> dict[str, Any]:
 def _described(model: LoadedModel, heads: int | None) -> str:
     """The sizes that decide, and how many blocks and heads; of timm's other networks their
     class."""
-    patch, values = model.patch_size, model.patch_embed.proj.weight[0].numel()
-    blocks = (
-        f"{len(model.blocks)} blocks, {'heads not known' if heads is None else f'{heads} heads'}"
-    )
-    inside = blocks if model.family == "vit" else model.card.architecture.partition(" ")[0]
-    masks = model.unk_embed is not None
+    patch, card = model.patch_size, model.card
+    told = "heads not known" if heads is None else f"{heads} heads"
+    own = f"{len(model.blocks)} blocks, {told}"
+    masks = "no E_unk (it cannot mask)" if model.unk_embed is None else "E_unk (it can mask)"
     return (
-        f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
-        f"{model.card.img_size} px, width D = {model.embed_dim}, p = {values} values a patch, "
-        f"{inside}, {'E_unk (it can mask)' if masks else 'no E_unk (it cannot mask)'}"
+        f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at {card.img_size} px, "
+        f"width D = {model.embed_dim}, p = {model.patch_embed.proj.weight[0].numel()} values a "
+        f"patch, {own if model.family == 'vit' else card.architecture.partition(' ')[0]}, {masks}"
     )
 
 
@@ -399,10 +385,10 @@ def _model_remarks(model: LoadedModel, batch: int, mjp: bool) -> dict[str, bool]
     """What matters where an attack applies: the sentence, and whether it holds."""
     patch, width = model.patch_size, model.embed_dim
     values, masks = model.patch_embed.proj.weight[0].numel(), model.unk_embed is not None
+    below = ", ".join(name for name in ATTACKS if "rank" in traits_of(name))
     return {
-        f"D = {width} < p = {values}: the embedding drops {values - width} directions of a "
-        f"patch, so {', '.join(n for n in ATTACKS if 'rank' in traits_of(n))} stay below "
-        "this rank ceiling; a prior fills them in": width < values,
+        f"D = {width} < p = {values}: the embedding drops {values - width} directions of a patch, "
+        f"so {below} stay below this rank ceiling; a prior fills them in": width < values,
         f"no prior was fitted to patches of {patch}×{patch}: `fitted` derives their covariance "
         f"from its spectrum; better: mjp fit-prior --images DIR --patch {patch}": not (
             SHIPPED / f"patch{patch}.safetensors"

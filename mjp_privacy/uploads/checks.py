@@ -49,6 +49,7 @@ LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
 FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
 
+Floats = tuple[float, float]
 Channels = tuple[float, float, float]
 COMMON: Mapping[str, tuple[Channels, Channels]] = {
     "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
@@ -63,21 +64,15 @@ COMMON: Mapping[str, tuple[Channels, Channels]] = {
 """Normalisations that clients use, by name."""
 
 
-class Fit(NamedTuple):
-    """How a picture looks under one normalisation."""
-
-    outside: float  # share of pixels that leave [0, 1]
-    off: float  # mean distance to a whole 8-bit level, in levels
-
-    @classmethod
-    def of(cls, fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Fit:
-        """fed: (C, S, S), normalised; NaN where a pixel is not known"""
-        scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
-        pixels = fed.double().cpu() * scale[1] + scale[0]
-        known = pixels[~pixels.isnan()]
-        outside = ((known < -OUTSIDE) | (known > 1 + OUTSIDE)).double().mean()
-        levels = known * 255
-        return cls(float(outside), float((levels - levels.round()).abs().mean()))
+def outside_and_off(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Floats:
+    """How a picture (C, S, S), normalised, looks under one normalisation: the share of its pixels
+    that leave [0, 1], and their mean distance to a whole 8-bit level. NaN: a pixel is not known."""
+    scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
+    pixels = fed.double().cpu() * scale[1] + scale[0]
+    known = pixels[~pixels.isnan()]
+    outside = ((known < -OUTSIDE) | (known > 1 + OUTSIDE)).double().mean()
+    levels = known * 255
+    return float(outside), float((levels - levels.round()).abs().mean())
 
 
 def fed_pixels(view: AttackerView) -> Tensor | None:
@@ -103,32 +98,30 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
     """What speaks against the declared normalisation, and which one fits; "" if nothing does."""
-    declared, candidates = Fit.of(fed, mean, std), _candidates(mean, std)
-    strange = {
-        f"{100 * declared.outside:.1f} % of its pixels leave [0, 1]": declared.outside > FEW,
-        "its pixels are no 8-bit levels": declared.off > RANDOM,
-    }
-    if not any(strange.values()):
+    (outside, off), candidates = outside_and_off(fed, mean, std), _candidates(mean, std)
+    strange = [f"{100 * outside:.1f} % of its pixels leave [0, 1]"] if outside > FEW else []
+    strange += ["its pixels are no 8-bit levels"] if off > RANDOM else []
+    if not strange:
         return ""
+    looks = [(outside_and_off(fed, m, s), name, m, s) for name, m, s in candidates]
     fitting = [
-        (fit.off, f"{name} (mean {_numbers(m)}, std {_numbers(s)})")
-        for name, m, s in candidates
-        if (fit := Fit.of(fed, m, s)).outside <= FEW and fit.off < LEVELS
+        (away, f"{name} (mean {_numbers(m)}, std {_numbers(s)})")
+        for (beyond, away), name, m, s in looks
+        if beyond <= FEW and away < LEVELS
     ]
     on_a_grid = sorted(tuple(s) for _, _, s in candidates if levels_apart(fed, s) > ON_A_GRID)
     if fitting:
         found = f"with {min(fitting)[1]} they are 8-bit levels within [0, 1]"
-    elif on_a_grid and declared.off > RANDOM:
+    elif on_a_grid and off > RANDOM:
         found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
-    elif declared.outside > FEW:
+    elif outside > FEW:
         found = "no usual one fits, or its pixels or gradients were altered"
     else:
         return ""  # resized or augmented pixels are no levels either
     return (
-        f"with the declared mean {_numbers(mean)} and std {_numbers(std)} "
-        f"{' and '.join(what for what, holds in strange.items() if holds)}; {found}: the client "
-        "normalised otherwise, and its picture is known up to colours and contrast alone until "
-        "that mean and std are given"
+        f"with the declared mean {_numbers(mean)} and std {_numbers(std)} {' and '.join(strange)}; "
+        f"{found}: the client normalised otherwise, and its picture is known up to colours and "
+        "contrast alone until that mean and std are given"
     )
 
 
@@ -144,17 +137,15 @@ def _candidates(
     mean: Sequence[float], std: Sequence[float]
 ) -> list[tuple[str, Sequence[float], Sequence[float]]]:
     """The declared normalisation and the common ones, in both orders of the channels."""
-    every = {
-        "those declared": (tuple(mean), tuple(std)),
-        "the declared mean alone": (tuple(mean), (1.0,) * len(std)),
-        "the declared std alone": ((0.0,) * len(mean), tuple(std)),
-        **{name: both for name, both in COMMON.items() if len(both[0]) == len(mean)},
-    }
-    as_told = [(name, m, s) for name, (m, s) in every.items()]
-    turned = [
-        (f"{name} in the other order of channels", m[::-1], s[::-1]) for name, m, s in as_told
+    told: list[tuple[str, Sequence[float], Sequence[float]]] = [
+        ("those declared", tuple(mean), tuple(std)),
+        ("the declared mean alone", tuple(mean), (1.0,) * len(std)),
+        ("the declared std alone", (0.0,) * len(mean), tuple(std)),
+        *((name, *both) for name, both in COMMON.items() if len(both[0]) == len(mean)),
     ]
-    return [*as_told, *(each for each in turned if each[1:] not in [own[1:] for own in as_told])]
+    known = [each[1:] for each in told]
+    turned = [(f"{name} in the other order of channels", m[::-1], s[::-1]) for name, m, s in told]
+    return [*told, *(each for each in turned if each[1:] not in known)]
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -182,9 +173,10 @@ def doubts_of_batches(view: AttackerView, images: Tensor, certain: Tensor) -> di
         pixels = images[place].double().cpu()
         inside = (pixels > 0) & (pixels < 1)
         fed = _normalised(view, pixels).where(inside, torch.nan)
-        if inside.flatten(1).any(1).all():
-            doubts[place] = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
-    return {place: doubt for place, doubt in doubts.items() if doubt}
+        known = bool(inside.flatten(1).any(1).all())
+        if known and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
+            doubts[place] = doubt
+    return doubts
 
 
 def _normalised(view: AttackerView, pixels: Tensor) -> Tensor:
@@ -249,30 +241,50 @@ def _left(rest: Tensor, masked: Tensor, patches: Tensor) -> Tensor:
     return rest.norm()
 
 
+class Judged(NamedTuple):
+    """What is known of an attack's m pictures without their truth."""
+
+    misfits: Tensor | None = None  # (m,)
+    certain: Tensor | None = None  # (m,) bool; none that is doubted
+    doubts: Mapping[int, str] = {}
+    """{place: what its pixels say against the declared normalisation}."""
+
+
+def judged(
+    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], doubts: Mapping[int, str]
+) -> Judged:
+    """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
+    pictures the patch equations, where the attack does not say it.
+
+    doubts  `normalisation_doubts` of single pictures; those of batches are looked for here
+    """
+    try:
+        check = check_patches(view, images)
+    except BREAKDOWN:
+        return Judged()
+    certain, batch = found.get(CERTAIN), view.updates[0].batch
+    if certain is None and check is not None:
+        certain = check.certain
+    if certain is None:
+        return Judged(None, None, doubts)
+    sure = certain.cpu() == 1
+    doubts = doubts if batch == 1 else doubts_of_batches(view, images, sure)
+    sure[list(doubts)] = False
+    return Judged(None if check is None else check.misfits, sure, doubts)
+
+
 def of_unscored(
     view: AttackerView, images: Tensor, found: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Diagnostics (m,) of pictures whose truth nobody knows: 1 where one is certain, and where its
-    pixels speak for another normalisation than the declared one. What is certain of a batch `found`
-    alone says, the attack's own diagnostics; of single pictures the patch equations, where the
-    attack does not say it."""
-    certain = found.get(CERTAIN)
-    if view.updates[0].batch > 1:
-        if certain is None:
-            return {}
-        doubts = doubts_of_batches(view, images, certain.cpu() == 1)
-    else:
-        try:
-            check = check_patches(view, images)
-        except BREAKDOWN:
-            return {}
-        if check is None:
-            return {}
-        certain = check.certain if certain is None else certain
-        doubts = normalisation_doubts(view)
+    pixels speak for another normalisation than the declared one."""
+    single = view.updates[0].batch == 1
+    seen = judged(view, images, found, normalisation_doubts(view) if single else {})
+    if seen.certain is None or (single and seen.misfits is None):
+        return {}
     doubted = torch.zeros(len(images), dtype=torch.float64)
-    doubted[list(doubts)] = 1
-    return {CERTAIN: certain.double().cpu() * (1 - doubted), MISNORMALISED: doubted}
+    doubted[list(seen.doubts)] = 1
+    return {CERTAIN: seen.certain.double(), MISNORMALISED: doubted}
 
 
 # the order of a picture's patches -----------------------------------------------------------------

@@ -23,7 +23,6 @@ from mjp_privacy.core.read import MIB
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.uploads.folder import CHANGES, Series, known_uploads, lines_of, series_of
 from mjp_privacy.uploads.header import header_refusal
@@ -57,7 +56,7 @@ class Examined:
     @property
     def remarks(self) -> list[str]:
         """What is said of the sound uploads, a sentence each."""
-        if not any(upload.name in self.refused for upload in self.known):
+        if len(self.sound) == len(self.known):
             return []
         return [
             "refused uploads leave their series out; what is left of their lines is attacked "
@@ -66,14 +65,13 @@ class Examined:
 
     def check_some(self) -> None:
         """Raise, with the reasons, if no upload can be attacked."""
-        if self.sound:
-            return
-        lines = [f"  {name}: {reason}" for name, reason in self.reasons.items()]
-        more = [f"  ... and {len(lines) - NAMED} more"] if len(lines) > NAMED else []
-        raise UserError(
-            f"{shown(self.folder)}: expected at least one sound upload, got {len(self.refused)} "
-            "that cannot be attacked:\n" + "\n".join([*lines[:NAMED], *more])
-        )
+        if not self.sound:
+            lines = [f"  {name}: {reason}" for name, reason in self.reasons.items()]
+            more = [f"  ... and {len(lines) - NAMED} more"] if len(lines) > NAMED else []
+            raise UserError(
+                f"{shown(self.folder)}: expected at least one sound upload, got {len(lines)} that "
+                "cannot be attacked:\n" + "\n".join([*lines[:NAMED], *more])
+            )
 
 
 def examine(folder: Path) -> Examined:
@@ -93,24 +91,15 @@ def examine(folder: Path) -> Examined:
                 refused[upload.name] = tuple(faults)
     sound = [upload for upload in known if upload.name not in refused]
     refused |= {name: (reason,) for name, reason in contradictions(sound).items()}
-    refused |= _with_their_series(known, refused)
-    return Examined(folder, known, dict(sorted(refused.items())))
-
-
-def _with_their_series(
-    known: Sequence[Upload], refused: Mapping[str, object]
-) -> dict[str, tuple[str]]:
-    """Why the other uploads of a refused upload's series are left out: with fewer rounds they would
-    be another series, in a line of its own. An upload whose header is lost is known by its name,
-    which begins with that of its series."""
+    # With fewer rounds a series would be another one, in a line of its own. An upload whose header
+    # is lost is known by its name, which begins with that of its series.
     lost = sorted(refused.keys() - {upload.name for upload in known})
-    reasons: dict[str, tuple[str]] = {}
     for series in series_of(known):
         missing = [upload.name for upload in series.uploads if upload.name in refused]
         if name := next(iter(missing), series.lacking(lost)):
             reason = f"left out with {name}, an upload of its series that cannot be attacked"
-            reasons |= {u.name: (reason,) for u in series.uploads if u.name not in missing}
-    return reasons
+            refused |= {u.name: (reason,) for u in series.uploads if u.name not in missing}
+    return Examined(folder, known, dict(sorted(refused.items())))
 
 
 def one_line(reason: object, folder: Path) -> str:
@@ -137,118 +126,106 @@ class Examiner:
 
     def faults(self, upload: Upload) -> list[str]:
         """The reasons why this upload cannot be attacked, each one sentence; none if it can."""
-        model: LoadedModel | None = None
         reasons: list[str] = []
-        try:
-            model = self._outline(upload)
-        except Exception as error:
-            reasons.append(_said(error))
-        for check in (_of_seals, self._of_weights, _of_header, _of_tensors, _of_truth):
+        for check in (
+            _of_seals,
+            self._of_weights,
+            self._of_header,
+            self._of_tensors,
+            self._of_truth,
+        ):
             try:
-                reasons += check(upload, model)  # as many as it yields before it raises
-            except Exception as error:
-                reasons.append(_said(error))
+                reasons += check(upload)  # as many as it yields before it raises
+            except Exception as error:  # where it is our own fault, the others are examined anyway
+                if interrupted():
+                    raise
+                known = isinstance(error, UserError)
+                reasons.append(
+                    str(error) if known else f"what nobody expected: {format_error(error)}"
+                )
         return [one_line(reason, upload.folder) for reason in dict.fromkeys(reasons)]
 
-    def _outline(self, upload: Upload) -> LoadedModel:
+    def outline(self, upload: Upload) -> LoadedModel:
         """The upload's model without its weights, unless it is far larger than its weights file."""
         header = upload.header
         upload.check_weights()
         key = json.dumps([header.weights, header.model, header.mean, header.std], sort_keys=True)
         if key not in self.outlines:
-            model = self.outlines[key] = upload.outline()
+            model, held = upload.outline(), upload.weights_path.stat().st_size
             needed = 4 * sum(p.numel() for p in model.parameters())
-            held = upload.weights_path.stat().st_size
             if needed > ROOM * held + MIB:
-                del self.outlines[key]
                 raise UserError(
                     f"expected a model such as that of a file of {held / MIB:,.1f} MiB; got one of "
                     f"{needed / MIB:,.0f} MiB. Mend `model` in the header."
                 )
+            self.outlines[key] = model
         return self.outlines[key]
 
-    def _of_weights(self, upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+    def _of_weights(self, upload: Upload) -> Iterator[str]:
+        self.outline(upload)
         expected, path = upload.header.weights_sha256, upload.weights_path
-        if model is None:
-            return
         if path.suffix.lower() == ".safetensors":
             check_digest(path, COPIED)
         if expected is not None and path not in self.digests:
-            with WEIGHTS_FILE.reading(path):
-                self.digests[path] = file_sha256(path)
+            self.digests[path] = WEIGHTS_FILE.sha256(path)
         if expected is not None and self.digests[path] != expected:
             yield (
                 f"{shown(upload.header.weights)} is not the file whose weights the client had: "
                 f"sha256 {self.digests[path][:12]}, expected {expected[:12]}"
             )
 
+    def _of_header(self, upload: Upload) -> Iterator[str]:
+        """Labels and names of errors that the model does not have: what they say would be lost."""
+        header, model = upload.header, self.outline(upload)
+        names, classes = {name for name, _ in model.named_parameters()}, model.card.num_classes
+        for field_name, expected, strange in (
+            ("labels", f"0 to {classes - 1}", [n for n in header.labels or () if n >= classes]),
+            ("noise", "names of its parameters", header.noise.keys() - names),
+            ("rounding", "names of its parameters", header.rounding.keys() - names),
+        ):
+            if strange:
+                said = f"what the model has: {expected}", shown(str(min(strange)))
+                yield str(header_refusal(upload.header_path, field_name, *said))
 
-def _said(error: Exception) -> str:
-    """What a reason says of an error. Where it is a fault of our own code, the other uploads are
-    examined all the same."""
-    if interrupted():
-        raise error
-    known = isinstance(error, UserError)
-    return str(error) if known else f"what nobody expected: {format_error(error)}"
+    def _of_tensors(self, upload: Upload) -> Iterator[str]:
+        """Of their types, their names, their shapes and, where these are sound, their numbers."""
+        file, dtype = upload.tensor_file(), upload.header.dtype
+        types = set(file.dtypes.values())
+        if len(types) != 1 or not types <= set(SENT_AS[dtype]):
+            yield (
+                f"{shown(upload.path)} holds {', '.join(sorted(types)) or 'no tensors'}, and the "
+                f"header's dtype is {dtype}: expected one of {', '.join(SENT_AS[dtype])}"
+            )
+            return
+        shapes = {name: tuple(p.shape) for name, p in self.outline(upload).named_parameters()}
+        if wrong := [name for name in file.names if file.shapes[name] != shapes.get(name)]:
+            got = [f"{shown(name, 60)} {file.shapes[name]}" for name in wrong]
+            own = shapes.get(wrong[0], "no such parameter")
+            yield (
+                f"it holds {first_of(got, 3)}, where the model of {shown(upload.header.weights)} "
+                f"has {own}: expected an upload of that model, without a leading axis"
+            )
+            return
+        broken, empty = [], True
+        for name in file.names:  # one tensor at a time, so that memory holds the largest alone
+            tensor = file.tensors([name])[name]
+            broken += [] if bool(tensor.isfinite().all()) else [name]
+            empty = empty and not bool(tensor.any())
+        if broken:
+            yield f"NaN or infinity in {first_of(broken, 3)}: the client's step broke down"
+        elif empty:
+            yield "every number in it is zero: nothing was trained in this round"
+
+    def _of_truth(self, upload: Upload) -> Iterator[str]:
+        if (file := upload.truth_file()) is not None:
+            model, batch = self.outline(upload), upload.header.batch
+            file.check_shapes(batch, model.card.img_size, model.patch_embed.num_patches)
+            file.read()
+        yield from ()
 
 
-def _of_seals(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+def _of_seals(upload: Upload) -> Iterator[str]:
     upload.check_seals()
-    yield from ()
-
-
-def _of_header(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    """Labels and names of errors that the model does not have: what they say would be lost."""
-    if model is None:
-        return
-    names = {name for name, _ in model.named_parameters()}
-    header, classes = upload.header, model.card.num_classes
-    for field_name, expected, strange in (
-        ("labels", f"0 to {classes - 1}", [n for n in header.labels or () if n >= classes]),
-        ("noise", "names of its parameters", header.noise.keys() - names),
-        ("rounding", "names of its parameters", header.rounding.keys() - names),
-    ):
-        if strange:
-            said = f"what the model has: {expected}", shown(str(min(strange)))
-            yield str(header_refusal(upload.header_path, field_name, *said))
-
-
-def _of_tensors(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    """Of their types, their names, their shapes and, where these are sound, their numbers."""
-    file, dtype = upload.tensor_file(), upload.header.dtype
-    types = set(file.dtypes.values())
-    if len(types) != 1 or not types <= set(SENT_AS[dtype]):
-        yield (
-            f"{shown(upload.path)} holds {', '.join(sorted(types)) or 'no tensors'}, and the "
-            f"header's dtype is {dtype}: expected one of {', '.join(SENT_AS[dtype])}"
-        )
-        return
-    if model is None:
-        return
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if wrong := [name for name in file.names if file.shapes[name] != shapes.get(name)]:
-        got = [f"{shown(name, 60)} {file.shapes[name]}" for name in wrong]
-        own = shapes.get(wrong[0], "no such parameter")
-        yield (
-            f"it holds {first_of(got, 3)}, where the model of {shown(upload.header.weights)} has "
-            f"{own}: expected an upload of that model, without a leading axis"
-        )
-        return
-    broken, empty = [], True
-    for name in file.names:  # one tensor at a time, so that memory holds the largest alone
-        tensor = file.tensors([name])[name]
-        broken += [] if bool(tensor.isfinite().all()) else [name]
-        empty = empty and not bool(tensor.any())
-    if broken:
-        yield f"NaN or infinity in {first_of(broken, 3)}: the client's step broke down"
-    elif empty:
-        yield "every number in it is zero: nothing was trained in this round"
-
-
-def _of_truth(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    if model is not None and (file := upload.truth_file()) is not None:
-        file.check_shapes(upload.header.batch, model.card.img_size, model.patch_embed.num_patches)
-        file.read()
     yield from ()
 
 
@@ -259,7 +236,19 @@ def contradictions(uploads: Sequence[Upload]) -> dict[str, str]:
     """Why uploads cannot be attacked together, by name; what they contradict is named too."""
     reasons = {each: _within(each) for each in series_of(uploads)}
     for line in lines_of([each for each, reason in reasons.items() if not reason]):
-        reasons |= _of_one_image(line)
+        holders: dict[str, list[Series]] = {}
+        for series in line:
+            for record in series.records:
+                holders.setdefault(record.image_id, []).append(series)
+        for image_id, together in holders.items():
+            if len(together) > 1:
+                reason = (
+                    f"two uploads of one round hold an image of the same name, {shown(image_id)} "
+                    f"({first_of([each.first.name for each in together], 3)}). Give uploads of the "
+                    "same image one `series` in their headers, or the images different names in "
+                    "the truth folder."
+                )
+                reasons |= dict.fromkeys(together, reason)
     return {u.name: reason for each, reason in reasons.items() if reason for u in each.uploads}
 
 
@@ -285,22 +274,3 @@ def _shared_facts(upload: Upload) -> dict[str, object]:
     file = upload.truth_file()
     ids = None if file is None else file.image_ids
     return {**{name: getattr(upload.header, name) for name in names}, "image_ids": ids}
-
-
-def _of_one_image(line: Sequence[Series]) -> dict[Series, str]:
-    """Series of one line that hold an image of the same name."""
-    holders: dict[str, list[Series]] = {}
-    for series in line:
-        for record in series.records:
-            holders.setdefault(record.image_id, []).append(series)
-    return {
-        series: (
-            f"two uploads of one round hold an image of the same name, {shown(image_id)} "
-            f"({first_of([each.first.name for each in together], 3)}). Give uploads of the same "
-            "image one `series` in their headers, or the images different names in the truth "
-            "folder."
-        )
-        for image_id, together in holders.items()
-        if len(together) > 1
-        for series in together
-    }

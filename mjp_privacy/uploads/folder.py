@@ -100,8 +100,18 @@ class Series:
 
     @cached_property
     def records(self) -> tuple[ImageRecord, ...]:
-        """The images of its batch."""
-        return records_of(self.first)
+        """The images of its batch, named as the private images where those are known."""
+        upload, header = self.first, self.first.header
+        truth = upload.truth_file()
+        names = [f"{upload.name}/{place}" for place in range(header.batch)]
+        if truth is not None:
+            augments = header.recipe.get("augment", "none") != "none"
+            names = [f"{name}@{header.round}" if augments else name for name in truth.image_ids]
+        labels = header.labels or (None,) * header.batch
+        return tuple(
+            ImageRecord(name, label, "none" if label is None else "file")
+            for name, label in zip(names, labels, strict=True)
+        )
 
     def lacking(self, lost: Iterable[str]) -> str:
         """Which of these uploads, whose headers nobody can read, is one of the series: its name
@@ -205,22 +215,6 @@ def series_of(uploads: Sequence[Upload]) -> list[Series]:
         Series(tuple(sorted(together, key=lambda upload: (upload.header.round, upload.name))))
         for together in members.values()
     ]
-
-
-def records_of(upload: Upload) -> tuple[ImageRecord, ...]:
-    """A record for each image of the batch, named as the private image where that is known."""
-    truth, batch = upload.truth_file(), upload.header.batch
-    if truth is None:
-        names = [f"{upload.name}/{place}" for place in range(batch)]
-    else:
-        names = list(truth.image_ids)
-        if upload.header.recipe.get("augment", "none") != "none":
-            names = [f"{name}@{upload.header.round}" for name in names]
-    labels = upload.header.labels or (None,) * batch
-    return tuple(
-        ImageRecord(name, label, "none" if label is None else "file")
-        for name, label in zip(names, labels, strict=True)
-    )
 
 
 def _names(lines: Sequence[Sequence[Series]]) -> list[str]:

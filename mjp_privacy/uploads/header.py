@@ -13,41 +13,33 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, json_value, read_json_value, typed
 from mjp_privacy.core.schema import (
-    STRICT,
-    Classes,
-    Depth,
     Label,
     Many,
     Mean,
     NotNegative,
     Positive,
     Share,
-    Side,
     Spread,
     Switch,
     Whole,
-    Width,
     parse,
     schema,
 )
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.mjp_vit import DalKind, FirstBlock, PositionEmbedding
-from mjp_privacy.models.sizes import Activation
+from mjp_privacy.models.spec import ModelSpec
 from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST, check_digest, write_with_digest
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",
-    "Mend it as mjp_privacy/uploads/header.py describes it, record this upload again, or take its "
-    "files out.",
+    "Mend it as mjp_privacy/uploads/header.py describes it, and take out its `seal` where you "
+    "changed it; or record this upload again, or take its files out.",
     1 << 20,
 )
-CHANGED = HEADER.advising("Record this upload again or, where you changed it, take out its `seal`.")
 MOST_IMAGES = 10_000
 """In one step of a client."""
 MOST_FLIPPED = 1 << 13
@@ -59,41 +51,11 @@ ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
 InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
 Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
 Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
-Ratio = Annotated[float, Field(strict=True, gt=0, le=64)]
 Kind = Literal["gradient", "weight_difference"]
 
 
-class ModelArguments(TypedDict, total=False):
-    """Arguments of `load_model` that the weights file does not tell; its weights, mean and std are
-    fields of the header itself."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
-    model: Label
-    """A model's name, such as vit_small_patch16_224."""
-    unknown_init: Literal["mean_position", "zeros", "random"]
-    img_size: Side
-    patch_size: Side
-    embed_dim: Width
-    depth: Depth
-    num_heads: Width
-    num_classes: Classes
-    mlp_ratio: Ratio
-    resize: Side
-    interpolation: Literal["bicubic", "bilinear"]
-    position_embedding: PositionEmbedding
-    unknown_embedding: Switch
-    index_embedding: Switch
-    dal: DalKind
-    first_block: FirstBlock
-    pre_norm: Switch
-    patch_bias: Switch
-    qkv_bias: Switch
-    head_bias: Switch
-    distillation_token: Switch
-    norm_eps: Positive
-    activation: Activation
-    trained_gamma: Share
+NOT_STATED = ("name", "mean", "std", "adapters", "checkpoint", "where", "summary")
+"""Fields of a model that stand elsewhere in a header, or nowhere."""
 
 
 @schema
@@ -110,8 +72,9 @@ class UploadHeader:
     std: tuple[Spread, Spread, Spread]
     format: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
     weights_sha256: Digest | None = None
-    model: ModelArguments = dataclasses.field(default_factory=ModelArguments)
-    """Arguments of `load_model` that the weights file does not tell: model, num_heads, img_size."""
+    model: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
+    """Arguments of `load_model` that the weights file does not tell: model (its name), num_heads,
+    img_size and other fields of `ModelSpec`, unknown_init."""
     round: Whole = 0
     client: Label = "0"
     series: Label | None = None
@@ -181,7 +144,7 @@ def read_header(path: Path) -> UploadHeader:
     sealed = isinstance(content, dict) and "seal" in content
     header = _header(content, path)
     if sealed:
-        check_digest(path, CHANGED, needed=True)
+        check_digest(path, HEADER, needed=True)
     return header
 
 
@@ -215,6 +178,15 @@ def check_header(header: UploadHeader, path: Path) -> None:
     if any(place.is_absolute() or place.drive or ".." in place.parts for place in places):
         got = repr(shown(header.weights))
         raise header_refusal(path, "weights", "a file inside the uploads' folder", got)
+    model = {name: value for name, value in header.model.items() if name != "unknown_init"}
+    if strange := [name for name in NOT_STATED if name in model]:
+        others = "another field than those of the header itself"
+        raise header_refusal(path, f"model.{strange[0]}", others, shown(model[strange[0]], 60))
+    try:
+        parse(ModelSpec, {"name": model.pop("model", "any"), **model}, "it")
+    except UserError as error:
+        got = " ".join(str(error).split())
+        raise header_refusal(path, "model", "arguments of `load_model`", got) from error
     if header.kind == "weight_difference" and header.lr is None:
         rate = "the learning rate, which a weight difference is a gradient times of"
         raise header_refusal(path, "lr", rate, "none")

@@ -32,11 +32,12 @@ from mjp_privacy.uploads.reading import (
     Held,
     Labels,
     Models,
-    checked_labels,
     images_in_a_step,
     modules_of,
     read_gradients,
     read_images,
+    read_labels,
+    refusal,
     said,
     separate_uploads,
 )
@@ -112,10 +113,8 @@ def client_step(facts: Mapping[str, Any]) -> ClientStep:
             "before; else leave them out."
         )
     if client["kind"] == "weight_difference" and client["lr"] is None:
-        raise UserError(
-            "kind='weight_difference': a weight difference is a gradient times the client's "
-            "learning rate; expected lr above 0, got None. Give lr=… and steps=…."
-        )
+        times = "the client's learning rate, which a weight difference is a gradient times of"
+        raise refusal("lr", times, "None", "Give lr=… and steps=….")
     return client
 
 
@@ -137,10 +136,12 @@ def declared_errors(
     defenses = [defense_of(text) for text in texts]
     whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
     if len(whole) > 1 or (texts and client["kind"] == "weight_difference"):
-        raise UserError(
-            f"defenses: expected dp_sgd and at most one other of a gradient, got "
-            f"{said(list(texts))} of a {client['kind']}. Give what they left on an entry "
-            "instead: noise=… and rounding=…, standard deviations in the upload's own units."
+        raise refusal(
+            "defenses",
+            "dp_sgd and at most one other of a gradient",
+            f"{said(list(texts))} of a {client['kind']}",
+            "Give what they left on an entry instead: noise=… and rounding=…, standard deviations "
+            "in the upload's own units.",
         )
     for defense in defenses:
         if isinstance(defense, StepDefense):
@@ -173,9 +174,6 @@ def half_precision_error(sent: Tensor) -> Tensor:
 # the update of each round -------------------------------------------------------------------------
 
 
-LabelSource = Literal["given", "read off the gradient", "unknown"]
-
-
 @dataclass(frozen=True)
 class OwnUploads:
     """What a user gave: the uploads of all independent steps of each round, and the model of each
@@ -184,7 +182,7 @@ class OwnUploads:
     updates: Sequence[ClientUpdate]
     models: Sequence[LoadedModel]
     labels: Tensor | None  # (m,)
-    label_source: LabelSource
+    label_source: Literal["given", "read off the gradient", "unknown"]
     notes: tuple[str, ...]  # what may be mistaken in what was given
     recipe: Mapping[str, Any]  # the client's, as the header of an upload has it
 
@@ -205,42 +203,61 @@ def own_uploads(
     *,
     labels: Labels | None = None,
     images: Pictures | None = None,
-    mean: Channels = None,
-    std: Channels = None,
-    img_size: int | None = None,
+    **pixels: Any,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given.
 
     facts   the client's, as `ClientStep` names them. Without a batch the labels or images say how
             many images a step has
+    pixels  mean, std and img_size, as in `attack_gradients`
     """
     client = client_step(facts)
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
-    pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     loaded = {id(module): _on_cpu(load_module(module, **pixels)) for module in modules}
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
     steps = sorted({len(next(iter(one.values()))) for one in sent})
     if len(steps) > 1:
-        raise UserError(
-            f"gradients: the uploads hold {', '.join(map(str, steps))} independent steps; "
-            "expected the same number in each, because they are of the same images."
-        )
+        got, do = f"{', '.join(map(str, steps))} of them", "They are of the same images."
+        raise refusal("gradients", "as many independent steps in each upload", got, do)
     client["batch"] = client["batch"] or images_in_a_step(labels, images, steps[0])
     updates = [_update_of(one, client, number) for number, one in enumerate(sent)]
-    notes = {
-        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is taken "
-        "as withheld": TABLE not in updates[0].grads,
-        "an AdamW step sends most entries of the gradient by their sign alone (of their size it "
-        "holds what the weights' precision resolves): that attacks fail on it is no evidence of "
-        "safety": client["optimizer"] == "adamw",
-    }
+    first, card = updates[0], models[0].card
+    notes = []
+    if TABLE not in first.grads:
+        notes.append(
+            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
+            "taken as withheld"
+        )
+    if first.optimizer == "adamw":
+        notes.append(
+            "an AdamW step sends most entries of the gradient by their sign alone (of their size "
+            "it holds what the weights' precision resolves): that attacks fail on it is no "
+            "evidence of safety"
+        )
+    told = shown_labels(first, models[0])
+    if told is not None and (several := _classes_of(first, models[0])) > 1:
+        told = None
+        notes.append(
+            f"the classifier's gradient points to at least {several} classes, and that of one "
+            "picture to one: this looks like a batch (give batch=…) or mixup"
+        )
+    given = None
+    if labels is not None:
+        given = read_labels(labels, steps[0] * first.batch, card.num_classes)
+        if told is not None and not torch.equal(told, given):
+            notes.append(
+                f"labels {given.tolist()} were given, and the classifier's gradient says "
+                f"{told.tolist()}: residuals are wrong if the given ones are"
+            )
     recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
     if client["dal_lambda"]:
         recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
-    told = tuple(note for note, holds in notes.items() if holds)
-    return _labelled(OwnUploads(updates, models, None, "unknown", told, recipe), labels)
+    source: Any = "given" if labels is not None else "read off the gradient"
+    known = told if given is None else given
+    source = source if known is not None else "unknown"
+    return OwnUploads(updates, models, known, source, tuple(notes), recipe)
 
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
@@ -279,28 +296,6 @@ def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> Cl
         undeclared=torch.full((steps,), hidden) if client["defenses"] else None,
         **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
     )
-
-
-def _labelled(own: OwnUploads, labels: Labels | None) -> OwnUploads:
-    """The uploads with the labels that were given, or that the classifier's gradient tells."""
-    first, notes, model = own.updates[0], own.notes, own.models[0]
-    told = shown_labels(first, model)
-    if told is not None and (several := _classes_of(first, model)) > 1:
-        told = None
-        notes += (
-            f"the classifier's gradient points to at least {several} classes, and that of one "
-            "picture to one: this looks like a batch (give batch=…) or mixup",
-        )
-    if labels is None:
-        source: LabelSource = "unknown" if told is None else "read off the gradient"
-        return replace(own, labels=told, label_source=source, notes=notes)
-    given = checked_labels(labels, own.images, model.card.num_classes)
-    if told is not None and not torch.equal(told, given):
-        notes += (
-            f"labels {given.tolist()} were given, and the classifier's gradient says "
-            f"{told.tolist()}: residuals are wrong if the given ones are",
-        )
-    return replace(own, labels=given, label_source="given", notes=notes)
 
 
 def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
@@ -353,35 +348,37 @@ def save_upload(
     """
     root = _free_folder(folder, name)
     if recipe is not None and not isinstance(recipe, Mapping):
-        raise UserError(f"recipe: expected a client's fields by name, got {said(recipe)}.")
+        raise refusal("recipe", "a client's fields by name", said(recipe), "Such as {'dal': True}.")
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1 or update.steps_in_all > 1:
-        raise UserError(
-            f"save_upload writes one upload; the gradients hold {len(own.updates)} upload(s) of "
-            f"{update.steps_in_all} independent step(s). Save each under a name of its own; those "
-            "of the same images get the same series=…."
+        raise refusal(
+            "gradients",
+            "one upload of one step",
+            f"{len(own.updates)} upload(s) of {update.steps_in_all} independent step(s)",
+            "Save each under a name of its own; those of the same images get the same series=….",
         )
-    if not loaded.card.num_classes or not rebuilt_by_name(loaded):
-        raise UserError(
-            f"save_upload: expected a model with a classifier that its name builds again, as "
-            f"timm's, got {loaded.card.name} with {loaded.card.num_classes} classes. "
-            "attack_gradients attacks it as it is."
+    card, batch, given = loaded.card, update.batch, None if labels is None else own.labels
+    if not card.num_classes or not rebuilt_by_name(loaded):
+        raise refusal(
+            "model",
+            "one with a classifier that its name builds again, as timm's",
+            f"{card.name} with {card.num_classes} classes",
+            "attack_gradients attacks it as it is.",
         )
-    batch, given = update.batch, None if labels is None else own.labels
     fed = plain = None
     if images is not None:
         picture = series or name
         ids = tuple(f"{picture} {place}" if batch > 1 else str(picture) for place in range(batch))
-        plain = read_images(images, batch, loaded.card.img_size).float()
+        plain = read_images(images, batch, card.img_size).float()
         unknown = torch.full((batch,), UNKNOWN_LABEL)
         fed = ClientInput(plain, unknown if given is None else given, ids)
     header = UploadHeader(
         label=root.resolve().name if label is None else label,
         weights="weights",
-        mean=tuple(loaded.card.mean),  # type: ignore[arg-type]
-        std=tuple(loaded.card.std),  # type: ignore[arg-type]
+        mean=tuple(card.mean),  # type: ignore[arg-type]
+        std=tuple(card.std),  # type: ignore[arg-type]
         gamma=gamma,
         series=series,
         round=round,
@@ -398,15 +395,13 @@ def save_upload(
 def _free_folder(folder: object, name: object) -> Path:
     """The folder; UserError where it is none, or `name` is no file name or in use."""
     if not isinstance(folder, str | Path) or "\0" in str(folder) or not str(folder).strip():
-        raise UserError(f"folder: expected the path of a folder, got {said(folder)}.")
+        raise refusal("folder", "the path of a folder", said(folder), "Give such as 'uploads'.")
     root = Path(folder)
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-        raise UserError(
-            "name: expected letters, digits, '.', '-' and '_', at most 200, got "
-            f"{said(name)}. It becomes the upload's file name, such as round_3_client_7."
-        )
+        expected = "letters, digits, '.', '-' and '_', at most 200"
+        raise refusal("name", expected, said(name), "It becomes the upload's file name.")
     if root.exists() and not root.is_dir():
-        raise UserError(f"{root}: expected a folder or a name for one, got a file.")
+        raise refusal("folder", "a folder or a name for one", f"a file, {root}", "Give another.")
     if (root / f"{name}.json").exists():
         raise UserError(f"{root / name}.json exists already. Give another name=…, or remove it.")
     return root

@@ -22,7 +22,6 @@ from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live_networks import of_live_names
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
-NAMED = 4  # names that a message lists
 LONGEST_NAME = 200  # characters of a parameter's name
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Floating-point numbers that everything here computes with; those of 8 bits are not."""
@@ -35,8 +34,35 @@ Models = nn.Module | Sequence[nn.Module]
 Labels = int | Sequence[int] | Tensor
 Images = Tensor | npt.NDArray[Any]
 
-GIVE = "Give {name: p.grad for name, p in model.named_parameters()}"
+GIVE = "Give {name: p.grad for name, p in model.named_parameters()}."
 """What to do, in a user's words."""
+
+
+def said(value: object) -> str:
+    """A value that a user gave, as a message shows it: one short line."""
+    return shown(" ".join(repr(value).split()), 100)
+
+
+def refusal(argument: str, expected: str, got: str, do: str) -> UserError:
+    """The error for an argument: refusal("seed", "a whole number", "-1", "Give another.")."""
+    return UserError(f"{argument}: expected {expected}; got {got}. {do}")
+
+
+def as_tensor(value: Any) -> Tensor | None:
+    """The numbers of an array or tensor, dense and on the CPU; None if it is nothing of the kind.
+
+    as_tensor(np.ones(2, ">f4")) is a tensor of float32.
+    """
+    if isinstance(value, np.ndarray):
+        try:  # a copy, without negative strides and in the machine's order of bytes
+            return torch.from_numpy(np.asarray(value.astype(value.dtype.newbyteorder("="))))
+        except TypeError:  # what torch has not, such as texts
+            return None
+    if not isinstance(value, Tensor) or value.device.type == "meta" or value.is_quantized:
+        return None
+    dense = value if value.layout == torch.strided else value.to_dense()
+    return dense.detach().cpu()
+
 
 # gradients ----------------------------------------------------------------------------------------
 
@@ -50,15 +76,13 @@ def separate_uploads(gradients: Held) -> list[Held]:
         return [gradients]
     is_one = isinstance(gradients, Tensor | np.ndarray | str)
     entries = list(gradients) if isinstance(gradients, Iterable) and not is_one else []
-    pairs = [isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str) for e in entries]
-    if entries and all(pairs):  # as named_parameters() gives them
-        return [dict(entries)]
     several = [isinstance(entry, Mapping | nn.Module | list | tuple) for entry in entries]
-    if not entries or (any(several) and not all(several)):
-        raise UserError(
-            "gradients: expected a dictionary by parameter name, a list in parameter order, a "
-            f"model with .grad, or a list of several of these; got {said(gradients)}. {GIVE}."
+    if not entries or any(several) != all(several):
+        expected = (
+            "a dictionary by parameter name, a list in parameter order, a model with .grad, or a "
+            "list of several of these"
         )
+        raise refusal("gradients", expected, said(gradients), GIVE)
     return entries if all(several) else [entries]
 
 
@@ -69,37 +93,43 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     module  the model as the user has it, whose parameters give names, order and shapes
     model   the same as loaded here
     """
-    own = {_bare(name): p for name, p in module.named_parameters()}
+    own = {_bare(name): p.detach().cpu() for name, p in module.named_parameters()}
     buffers = {_bare(name) for name, _ in module.named_buffers()} - own.keys()
     sent = {
-        name: _tensor(name, value)
+        name: _numbers(name, value)
         for name, value in _by_name(held, module).items()
         if value is not None and name not in buffers
     }
-    if sent and all(n in own and _equal(g, own[n].detach().cpu()) for n, g in sent.items()):
-        raise UserError(f"gradients: expected gradients, got the model's weights. {GIVE}.")
-    parameters, named = dict(model.named_parameters()), sent
-    if not sent.keys() <= own.keys():
-        named = _of_another_layout(sent, own, parameters)
-    elif sent and model.family == "timm":
-        named = of_live_names(model, _with_step_axis(sent, own))
+    if unknown := [name for name in sent if name not in own]:
+        near = did_you_mean(unknown[0], list(own), f" Such is {next(iter(own), 'none')}.")
+        got = f"{len(unknown)} other(s) of {len(sent)}: {first_of(unknown, 4)}"
+        raise refusal("gradients", "names as model.named_parameters() has them", got, near.strip())
+    if sent and all(g.shape == own[n].shape and g.equal(own[n].to(g)) for n, g in sent.items()):
+        raise refusal("gradients", "gradients", "the model's weights", GIVE)
+    stepped, parameters = _with_step_axis(sent, own), dict(model.named_parameters())
+    if sent and model.family == "timm":
+        stepped = of_live_names(model, stepped)
     elif sent:
-        named = recognised(own).to_own(_with_step_axis(sent, own), axes=1)
-    named = {name: tensor for name, tensor in named.items() if name in parameters}
+        stepped = recognised(own).to_own(stepped, axes=1)
+    named = {name: tensor for name, tensor in stepped.items() if name in parameters}
     for name, tensor in named.items():
         if count := int((~tensor.isfinite()).sum()):
-            raise UserError(
-                f"gradients: {name} holds {count} NaN or infinite number(s) of {tensor.numel()}; "
-                "expected finite ones. The client's step broke down, or its loss scale was not "
-                "undone: take the gradient of another step."
+            raise refusal(
+                "gradients",
+                "finite numbers",
+                f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}",
+                "The client's step broke down, or its loss scale was not undone: take the gradient "
+                "of another step.",
             )
     told = [named[PATCH]] if PATCH in named else list(named.values())
     if not any(bool(tensor.any()) for tensor in told):
-        raise UserError(
-            "gradients: nothing of a picture is in them, for every number is zero "
-            f"{f'in {PATCH}' if PATCH in named else 'or None'}. Call loss.backward() first, and "
-            "optimizer.zero_grad() after reading them; a classifier whose weights are all zeros, "
-            "as in torchvision's fresh ViT, passes nothing back: take a second step."
+        raise refusal(
+            "gradients",
+            "something of a picture",
+            f"zeros alone{f' in {PATCH}' if PATCH in named else ', or None'}",
+            "Call loss.backward() first, and optimizer.zero_grad() after reading them; a "
+            "classifier whose weights are all zeros, as in torchvision's fresh ViT, passes nothing "
+            "back: take a second step.",
         )
     return named
 
@@ -115,11 +145,9 @@ def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
         trained = [(name, p) for name, p in every if p.requires_grad]
         fitting = next((known for known in (every, trained) if len(known) == len(values)), None)
         if fitting is None:
-            raise UserError(
-                "gradients: expected a list with one entry for each of the model's "
-                f"{len(every)} parameters in the order of model.parameters(), got {len(values)}. "
-                "Keep None for parameters without a gradient, or give a dictionary by name."
-            )
+            expected = f"one entry for each of {len(every)} parameters, as model.parameters() has"
+            do = "Keep None for parameters without a gradient, or give a dictionary by name."
+            raise refusal("gradients", expected, f"a list of {len(values)}", do)
         held = dict(zip((name for name, _ in fitting), values, strict=True))
     return {_bare(str(name)): value for name, value in held.items()}
 
@@ -129,39 +157,18 @@ def _bare(name: str) -> str:
     return shown(WRAPPERS.sub("", name), LONGEST_NAME)
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def _numbers(name: str, value: Any) -> Tensor:
+    """A gradient's numbers; UserError for anything else."""
     tensor = as_tensor(value)
     if tensor is None or tensor.dtype not in FLOATS:
         of = f" of {value.dtype} on {value.device}" if isinstance(value, Tensor) else ""
-        raise UserError(
-            f"gradients: {name} is a {type(value).__name__}{of}; expected a tensor of "
-            f"floating-point numbers of 16 to 64 bits. {GIVE}; undo a quantisation first "
-            "(times its scale), and give its error as rounding=…."
+        raise refusal(
+            "gradients",
+            "tensors of floating-point numbers of 16 to 64 bits",
+            f"a {type(value).__name__}{of} for {name}",
+            f"{GIVE} Undo a quantisation (times its scale), and give its error as rounding=….",
         )
     return tensor
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other.to(one))
-
-
-def _of_another_layout(
-    sent: Mapping[str, Tensor], own: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Gradients under names that the model does not have, such as timm's of a torchvision model."""
-    own_axes = [not name.endswith("bias") or g.ndim == 1 for name, g in sent.items()]
-    axes = 0 if all(own_axes) else 1  # a bias of two axes has one for independent steps
-    try:
-        named = recognised(sent).to_own(sent, axes=axes)
-    except UserError:
-        named = dict(sent)
-    if unknown := [name for name in named if name not in parameters]:
-        raise UserError(
-            f"gradients: {len(unknown)} of {len(sent)} names are not parameters of the model: "
-            f"{first_of(unknown, NAMED)}.{did_you_mean(unknown[0], [*own, *parameters])} Expected "
-            f"names as model.named_parameters() has them, such as {next(iter(own))}."
-        )
-    return _with_step_axis(named, parameters)
 
 
 def _with_step_axis(
@@ -174,10 +181,12 @@ def _with_step_axis(
         shaped[name] = tensor.unsqueeze(0) if tuple(tensor.shape) == shape else tensor
         steps.add(len(shaped[name]) if shaped[name].ndim else 0)
         if tuple(shaped[name].shape[1:]) != shape or len(steps) > 1:
-            raise UserError(
-                f"gradients: {name} has shape {tuple(tensor.shape)}, the model's parameter {shape}."
-                " Expected that shape, or on every tensor one leading axis of the same length for "
-                "independent steps; check that model and gradients are of the same architecture."
+            raise refusal(
+                "gradients",
+                f"{name} of the shape {shape}, or with one more axis in front for independent "
+                "steps, as long on every tensor",
+                f"{tuple(tensor.shape)}",
+                "Check that model and gradients are of the same architecture.",
             )
     return shaped
 
@@ -191,36 +200,31 @@ def modules_of(model: Models, uploads: int) -> list[nn.Module]:
         return [model] * uploads
     modules = list(model) if isinstance(model, Sequence) else []
     if len(modules) != uploads or not all(isinstance(module, nn.Module) for module in modules):
-        raise UserError(
-            f"model: expected a network (torch.nn.Module), or a list with one for each of "
-            f"{uploads} upload(s), got {len(modules) or type(model).__name__}. Give the model as "
-            "it was before each upload, in the same order. Of a file: load_model(checkpoint=FILE)."
+        raise refusal(
+            "model",
+            f"a network (torch.nn.Module), or a list with one for each of {uploads} upload(s)",
+            f"{len(modules) or type(model).__name__}",
+            "Give the model as it was before each upload, in the same order. Of a file: "
+            "load_model(checkpoint=FILE).",
         )
     return modules
 
 
-def read_labels(labels: Labels) -> Tensor:
-    """(m,) whole numbers; a UserError for anything else."""
+def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
+    """(m,) class indices; a UserError for anything else or, where it is known how many images and
+    classes there are, for others than that."""
     try:
         given = torch.as_tensor(labels).reshape(-1).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):  # for text and ragged lists
         given = torch.empty(0)
-    if given.dtype not in WHOLE:
-        raise UserError(
-            f"labels: expected class indices, got {said(labels)}. Give labels=[3], or a tensor of "
-            "whole numbers with one for each image."
-        )
-    return given
-
-
-def checked_labels(labels: Labels, images: int, classes: int) -> Tensor:
-    """The labels (m,) that a user gave for m images, or a UserError."""
-    given = read_labels(labels)
-    if len(given) != images or int(given.min()) < 0 or int(given.max()) >= max(classes, 1):
-        raise UserError(
-            f"labels: expected a class index from 0 to {classes - 1} for each of {images} "
-            f"image(s), got {said(labels)}; batch=… says how many images a step has."
-        )
+    fits = given.dtype in WHOLE
+    if fits and images:
+        inside = (given >= 0) & (given < max(classes, 1))
+        fits = len(given) == images and bool(inside.all())
+    if not fits:
+        of = f" from 0 to {classes - 1} for each of {images} image(s)" if images else ""
+        do = "Give labels=[3], one for each image; batch=… says how many images a step has."
+        raise refusal("labels", f"class indices{of}", said(labels), do)
     return given.long()
 
 
@@ -236,10 +240,12 @@ def read_images(images: Any, count: int, size: int) -> Tensor:
         low, high = (float(bound) for bound in pixels.aminmax())
         fits, got = low >= -1e-6 and high <= 1 + 1e-6, f"values from {low:.3g} to {high:.3g}"
     if not fits:
-        raise UserError(
-            f"images: expected a tensor or array {expected} with values in [0, 1], got {got}. Give "
-            "the pixels of every image of the step as the client fed them, cropped and resized, "
-            "before normalisation (or undo it: images * std + mean)."
+        raise refusal(
+            "images",
+            f"a tensor or array {expected} with values in [0, 1]",
+            got,
+            "Give the pixels of every image of the step as the client fed them, cropped and "
+            "resized, before normalisation (or undo it: images * std + mean).",
         )
     return pixels.clamp(0, 1)
 
@@ -252,31 +258,9 @@ def images_in_a_step(labels: Labels | None, images: Images | None, steps: int) -
     elif labels is not None:
         count = len(read_labels(labels))
     if not count or count % steps:
-        raise UserError(
-            f"labels, images: expected as many for each of {steps} independent step(s), got "
-            f"{count} in all. Their first axis counts the images of all steps, in order."
+        expected, do = (
+            f"as many for each of {steps} independent step(s)",
+            "Their first axis counts.",
         )
+        raise refusal("labels, images", expected, f"{count} in all", do)
     return count // steps
-
-
-def as_tensor(value: Any) -> Tensor | None:
-    """The numbers of an array or tensor, dense and on the CPU; None if it is nothing of the kind.
-
-    as_tensor(np.ones(2, ">f4")) is a tensor of float32.
-    """
-    if isinstance(value, np.ndarray):
-        if np.issubdtype(value.dtype, np.floating) and value.itemsize > 8:
-            value = value.astype(np.float64)
-        try:  # a copy, without negative strides and in the machine's order of bytes
-            return torch.from_numpy(np.asarray(value.astype(value.dtype.newbyteorder("="))))
-        except TypeError:  # what torch has not, such as texts
-            return None
-    if not isinstance(value, Tensor) or value.device.type == "meta" or value.is_quantized:
-        return None
-    dense = value if value.layout == torch.strided else value.to_dense()
-    return dense.detach().cpu()
-
-
-def said(value: object) -> str:
-    """A value that a user gave, as a message shows it: one short line."""
-    return shown(" ".join(repr(value).split()), 100)

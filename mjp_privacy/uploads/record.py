@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -121,43 +121,34 @@ class Upload:
 
     def model(self) -> LoadedModel:
         """The model whose weights the client started from, as the header describes it."""
-        return self._of_transformer(load_model(**self._model_arguments()))
+        return self._opened_by(load_model)
 
     def outline(self) -> LoadedModel:
         """The same model without its weights (`outline_model`)."""
-        return self._of_transformer(outline_model(**self._model_arguments()))
+        return self._opened_by(outline_model)
 
-    def _of_transformer(self, model: LoadedModel) -> LoadedModel:
-        """The model; UserError where it is of another family, whose uploads are only simulated."""
-        if model.family in ("vit", "timm"):
-            return model
-        raise UserError(
-            f"{shown(self.weights_path.name)}: expected the weights of a plain ViT, got a "
-            f"{model.family}. Uploads of other networks are only simulated: give the weights as a "
-            "model of a config."
-        )
-
-    def _model_arguments(self) -> dict[str, Any]:
-        """The arguments of `load_model` that the header states."""
+    def _opened_by(self, load: Callable[..., LoadedModel]) -> LoadedModel:
         self.check_weights()
-        header = self.header
-        fields: dict[str, Any] = {"mean": header.mean, "std": header.std, **header.model}
-        name = fields.pop("model", None)
+        fields: dict[str, Any] = {"mean": self.header.mean, "std": self.header.std}
+        fields |= self.header.model
         # An absolute path is never taken for a word such as timm:NAME.
-        return {"name": name, "checkpoint": self.weights_path.absolute(), **fields}
+        model = load(fields.pop("model", None), checkpoint=self.weights_path.absolute(), **fields)
+        if model.family not in ("vit", "timm"):
+            raise UserError(
+                f"{shown(self.weights_path.name)}: expected the weights of a plain ViT, got a "
+                f"{model.family}. Uploads of other networks are only simulated: give the weights "
+                "as a model of a config."
+            )
+        return model
 
     def check_weights(self) -> None:
         """Raise unless the header names a regular file in the folder; a link may not lead out."""
-        path = self.weights_path
-        try:
-            WEIGHTS_FILE.check(path)
-            with WEIGHTS_FILE.reading(path):
-                inside = path.resolve().is_relative_to(self.folder.resolve())
-            if not inside:
-                raise WEIGHTS_FILE.refusal(path, "a link that leads out of the uploads' folder")
-        except BadFile as error:
-            got = f"{shown(self.header.weights)!r}, {error.got}"
-            raise WEIGHTS_FILE.refusal(self.header_path, got, "weights") from error
+        WEIGHTS_FILE.check(self.weights_path)
+        with WEIGHTS_FILE.reading(self.weights_path):
+            inside = self.weights_path.resolve().is_relative_to(self.folder.resolve())
+        if not inside:
+            got = "a link that leads out of the uploads' folder"
+            raise WEIGHTS_FILE.refusal(self.weights_path, got)
 
     def check_seals(self) -> None:
         """Raise unless the tensors and the private images are as they were recorded. Files without
@@ -376,9 +367,6 @@ TRUTH = FileKind(
     4 << 30,
 )
 
-WHOLE = ("I64", "I32", "I16", "I8", "U8")
-TYPES = {"images": FLOATS, "mask": ("BOOL", *WHOLE), "permutation": WHOLE}
-"""The types that each tensor may have."""
 OUTSIDE = 1e-5
 """How far rounding takes a pixel out of [0, 1]."""
 
@@ -397,19 +385,17 @@ class TruthFile:
     """A file of private images whose header is sound: TruthFile(path).image_ids."""
 
     def __init__(self, path: Path) -> None:
-        self.file = TensorFile(path, TRUTH, (*FLOATS, *TYPES["mask"]))
-        types, ids = self.file.dtypes, self.file.metadata_value("image_ids")
-        if types.keys() not in ({"images"}, set(TYPES)):
-            raise self._refusal(f"tensors of the names {shown(', '.join(types), 100)}")
-        for name in types:
-            if types[name] not in TYPES[name]:
-                allowed = " or ".join(TYPES[name])
-                raise self._refusal(f"entries of type {types[name]}, not {allowed}", name)
+        self.file = TensorFile(path, TRUTH)
+        shapes, ids = self.file.shapes, self.file.metadata_value("image_ids")
+        if shapes.keys() not in ({"images"}, {"images", "mask", "permutation"}):
+            raise self._refusal(f"tensors of the names {shown(', '.join(shapes), 100)}")
+        if self.file.dtypes["images"] not in FLOATS:
+            raise self._refusal(f"entries of type {self.file.dtypes['images']}", "images")
         usable = isinstance(ids, list) and all(
             isinstance(name, str) and name.strip() and is_usable(name) for name in ids
         )
-        if not usable or (len(set(ids)),) != self.file.shapes["images"][:1]:
-            got = f"{shown(ids, 100)} for images of the shape {self.file.shapes['images']}"
+        if not usable or (len(set(ids)),) != shapes["images"][:1]:
+            got = f"{shown(ids, 100)} for images of the shape {shapes['images']}"
             raise self._refusal(got, "image_ids")
         self.image_ids: tuple[str, ...] = tuple(ids)
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS, augmented, step_puzzles
+from mjp_privacy.client.feeding import SETTINGS, Setting, augmented, step_puzzles
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import ClientInput, Setting, Truth
+from mjp_privacy.interfaces import ClientInput, Truth
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from tests.helpers.models import PATCH, some_images, some_labels
 

@@ -12,7 +12,6 @@ import pytest
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-BOTH = pytest.mark.parametrize("number", CODES)
 
 ENTRY = """
 import sys, types
@@ -31,39 +30,43 @@ raise SystemExit(entry.main())
 """
 
 
-class Made:
-    """A process whose command has this body; it prints "ready" where it waits."""
+def ended(
+    body: str,
+    *numbers: signal.Signals,
+    ignored: tuple[signal.Signals, ...] = (),
+    before: float = 0.0,
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process whose command has this body, which prints "ready"
+    where it waits, and gets these signals then.
 
-    def __init__(self, body: str, ignored: tuple[signal.Signals, ...] = ()) -> None:
-        def hear_interrupts() -> None:  # nohup and a shell's background ignore them
-            for number in CODES:
-                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    ignored  as by nohup and a shell's background
+    before   seconds between "ready" and the first signal
+    """
 
-        lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY.format(body=lines)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=hear_interrupts,
-        )
+    def hear() -> None:
+        for number in CODES:
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
-    def __enter__(self) -> Made:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n", self.process.communicate()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def signalled(self, *numbers: signal.Signals, pause: float = 0.1) -> tuple[int, str, str]:
-        """Send signals; the exit code and what stood on stdout and stderr."""
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENTRY.format(body=lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        time.sleep(before)
         for number in numbers:
-            self.process.send_signal(number)
-            time.sleep(pause)
-        output, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, output, errors
+            process.send_signal(number)
+            time.sleep(0.1)
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+    finally:
+        process.kill()
+        process.wait()
 
 
 def is_the_stop(number: signal.Signals, code: int, errors: str) -> bool:
@@ -77,13 +80,23 @@ print("ready", flush=True)
 time.sleep(60)
 return 0
 """
+CLEANS_UP = """
+import time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+finally:
+    time.sleep(0.7)
+    print("tidied", flush=True)
+"""
 
 
-@BOTH
+@pytest.mark.parametrize("number", CODES)
 def test_a_stop_is_one_line_and_its_code(number: signal.Signals) -> None:
-    with Made(WAIT) as made:
-        code, _, errors = made.signalled(number)
+    body = CLEANS_UP if number == signal.SIGINT else WAIT
+    code, output, errors = ended(body, number)
     assert is_the_stop(number, code, errors)
+    assert output == ("tidied\n" if body == CLEANS_UP else "")
 
 
 SWALLOWED = """
@@ -128,41 +141,17 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in compiled code, deaf
 @pytest.mark.nightly
 @pytest.mark.parametrize("body", [SWALLOWED, TURNED, IN_A_THREAD, COMPILED])
 def test_whatever_a_library_makes_of_the_stop_it_is_the_stop(body: str) -> None:
-    with Made(body) as made:
-        code, _, errors = made.signalled(signal.SIGTERM)
+    code, _, errors = ended(body, signal.SIGTERM)
     assert is_the_stop(signal.SIGTERM, code, errors)
 
 
-CLEANS_UP = """
-import time
-try:
-    print("ready", flush=True)
-    time.sleep(60)
-finally:
-    time.sleep(0.7)
-    print("tidied", flush=True)
-"""
-
-
-def test_cleaning_up_is_not_interrupted_by_the_same_stop() -> None:
-    with Made(CLEANS_UP) as made:
-        code, output, errors = made.signalled(signal.SIGINT)
-    assert is_the_stop(signal.SIGINT, code, errors)
-    assert output == "tidied\n"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "code"),
-    [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGINT, signal.SIGTERM), 143)],
-)
-def test_a_second_signal_ends_at_once_even_compiled_code(
-    numbers: tuple[signal.Signals, ...], code: int
-) -> None:
-    with Made(COMPILED) as made:
-        time.sleep(0.5)  # it is in the compiled code by then
-        began = time.monotonic()
-        assert made.signalled(*numbers)[0] == code
-    assert time.monotonic() - began < 0.9  # less than GRACE
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once_even_compiled_code(second: signal.Signals) -> None:
+    began = time.monotonic()
+    code, _, errors = ended(COMPILED, signal.SIGINT, second, before=0.5)
+    assert code == CODES[second]
+    assert "second signal" in errors
+    assert time.monotonic() - began < 60
 
 
 LATE = """
@@ -170,13 +159,6 @@ import atexit, time
 atexit.register(lambda: (print("ready", flush=True), time.sleep(1)))
 return 3
 """
-
-
-def test_a_signal_after_the_work_changes_nothing() -> None:
-    with Made(LATE) as made:
-        assert made.signalled(signal.SIGTERM) == (3, "", "")
-
-
 FORKS = """
 import os, signal, time
 child = os.fork()
@@ -194,14 +176,12 @@ return 5
 """
 
 
-def test_a_forked_child_dies_of_its_own_signals_and_the_command_goes_on() -> None:
-    with Made(FORKS) as made:
-        assert made.signalled() == (5, "", "")
-
-
-def test_a_shells_background_goes_on_ignoring_ctrl_c() -> None:
-    with Made(WAIT.replace("sleep(60)", "sleep(1)"), ignored=(signal.SIGINT,)) as made:
-        assert made.signalled(signal.SIGINT) == (0, "", "")
+def test_signals_that_are_not_for_the_command_change_nothing() -> None:
+    """After its work; those of a child that it forked; Ctrl-C in a shell's background."""
+    assert ended(LATE, signal.SIGTERM) == (3, "", "")
+    assert ended(FORKS) == (5, "", "")
+    brief = WAIT.replace("sleep(60)", "sleep(1)")
+    assert ended(brief, signal.SIGINT, ignored=(signal.SIGINT,)) == (0, "", "")
 
 
 SLOW_MODULE = """
@@ -217,6 +197,5 @@ except BaseException:
 def test_a_signal_during_an_import_ends_the_command_there(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
     body = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport slow_module\nreturn 0"
-    with Made(body) as made:
-        code, _, errors = made.signalled(signal.SIGTERM)
+    code, _, errors = ended(body, signal.SIGTERM)
     assert is_the_stop(signal.SIGTERM, code, errors)

@@ -55,10 +55,10 @@ def test_discs_differ_only_by_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--shapes", 0], "--shapes is a number of pictures: expected 1 to 100000, got 0"),
-        (["--shapes", 4, "--from", "x"], "--shapes draws its own pictures: expected no --from"),
-        (["--shapes", 4, "--corrupt"], "expected no --from and no --corrupt"),
-        ([], "Expected --from DIR_OR_ZIP, --shapes NUMBER or --cifar10 TAR_GZ; got none"),
+        (["--shapes", 0], "got 0"),
+        (["--shapes", 4, "--from", "x"], "--shapes"),
+        (["--shapes", 4, "--corrupt"], "--corrupt"),
+        ([], "--from"),
     ],
 )
 def test_options_that_do_not_fit(
@@ -74,7 +74,7 @@ def test_a_folder_with_something_else_is_left_alone(
 ) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
     assert command("--shapes", 4, "--out", tmp_path) == 2
-    assert "is not empty and holds something other than these shapes" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
     assert command("--shapes", 4, "--out", tmp_path / "mine.png") == 2
-    assert "Expected a folder for --out, got the file" in capsys.readouterr().err
+    assert "mine.png" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -11,8 +11,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,8 +26,6 @@ from mjp_privacy.experiment.engines.start import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.engines import (
     CONFIG,
-    Background,
-    all_rows,
     attack_command,
     kill_node,
     same_rows,
@@ -33,20 +34,19 @@ from tests.helpers.engines import (
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap, children_of, is_running, until
 
+SECONDS = 300  # that an attack may take
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-every_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
 
 
 def victims(
-    trap: Trap, count: int, *before: int, run: Background[RunSummary] | None = None
+    trap: Trap, count: int, *before: int, run: Future[RunSummary] | None = None
 ) -> list[int]:
     """Processes that wait in the attack, apart from those before; clusters start them slowly. The
     error of a run that ended without them is raised at once."""
 
     def others() -> list[int]:
-        if run is not None and not run.thread.is_alive():
+        if run is not None and run.done():
             run.result()
         pids = {pid for pid, _ in trap.attacked()} - {*before}
         return [pid for pid in pids if is_running(pid)]
@@ -54,23 +54,60 @@ def victims(
     return until(lambda: pids if len(pids := others()) >= count else None, 300)
 
 
-def by(engine: EngineConfig, images: Path, out: Path) -> Background[RunSummary]:
-    return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
+@contextmanager
+def by(engine: EngineConfig, images: Path, out: Path) -> Iterator[Future[RunSummary]]:
+    """The attack in a thread: `with by(TWO, images, out) as run: ...; run.result(SECONDS)`"""
+    made: Future[RunSummary] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(attack(images, out, CONFIG, engine=engine))
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    yield made
+    made.exception(SECONDS)
 
 
-def broken_off(
-    images: Path, out: Path, trap: Trap, engine: str, number: int, code: int
-) -> list[int]:
-    """Send a signal to a command while two of its workers attack; its workers and their kin."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
+def test_workers_end_with_their_command_and_the_next_goes_on(
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    engine: str,
+    number: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Jobs of a Slurm command that was killed are cancelled by the next one."""
+    if engine == "ray":
+        pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    if engine == "slurm":
+        request.getfixturevalue("slurm_cluster")
+    out = tmp_path / "run"
     trap.hold()
     options = ["--engine", engine, "--workers", "2"]
-    with attack_command(CONFIG, images, out, options, trap.environment) as running:
-        started = [*victims(trap, 2), *children_of(running.pid)]
+    with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
+        waiting = victims(trap, 2)
+        started = [*waiting, *(children_of(running.pid) if engine == "ray" else [])]
         os.kill(running.pid, number)
+        code = -9 if number == signal.SIGKILL else 128 + number
         assert running.wait(60) == code
         assert "Traceback" not in running.errors()
         assert running.errors().count("stopped by") == (code > 0)
-    return started
+    if engine != "slurm" or code > 0:
+        until(lambda: not any(map(is_running, started)), 30)
+    if engine == "slurm" and code > 0:
+        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
+    again = SLURM if engine == "slurm" else EngineConfig("here")
+    with by(again, nine_photographs, out) as run:
+        until(lambda: not any(map(is_running, started)), 60)
+        trap.release()
+        assert run.result(SECONDS).exit_code == 0
+    same_rows(here, out)
 
 
 # Ray ----------------------------------------------------------------------------------------------
@@ -103,7 +140,7 @@ def test_a_ray_node_dies(
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         until(lambda: [pid for pid in first if not is_running(pid)])
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 1
 
@@ -123,20 +160,6 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
         assert running.wait(60) == 2
         assert ray_cluster.address in running.errors()
         assert "Traceback" not in running.errors()
-    trap.release()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
-
-
-@needs_ray
-@pytest.mark.nightly
-@every_signal
-def test_ray_ends_with_the_command_that_started_it(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
-) -> None:
-    out = tmp_path / "run"
-    started = broken_off(nine_photographs, out, trap, "ray", number, code)
-    until(lambda: not any(map(is_running, started)), 30)
     trap.release()
     assert attack(nine_photographs, out, CONFIG).exit_code == 0
     same_rows(here, out)
@@ -205,42 +228,16 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         slurm_cluster.start_node("here1")
         victims(trap, 1, killed, warned, again, *requeued)
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 4
     until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
-
-
-@pytest.mark.nightly
-@every_signal
-def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
-    nine_photographs: Path,
-    here: Path,
-    tmp_path: Path,
-    trap: Trap,
-    slurm_cluster: Any,
-    number: int,
-    code: int,
-) -> None:
-    """Ctrl-C and SIGTERM cancel its jobs; those of a killed command are cancelled by the next."""
-    out = tmp_path / "run"
-    broken_off(nine_photographs, out, trap, "slurm", number, code)
-    started = [pid for pid, _ in trap.attacked()]
-    if number != signal.SIGKILL:
-        until(lambda: not any(map(is_running, started)), 15)
-        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
-    with by(SLURM, nine_photographs, out) as run:
-        until(lambda: not any(map(is_running, started)), 60)
-        trap.release()
-        assert run.result().exit_code == 0
-    same_rows(here, out)
 
 
 # workers of this machine --------------------------------------------------------------------------
 
 
 ONE, TWO = EngineConfig("local", workers=1), EngineConfig("local", workers=2)
-OPTIONS = ["--engine", "local", "--workers", "1"]
 
 
 def test_a_killed_worker_changes_nothing(
@@ -248,56 +245,16 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     out = tmp_path / "two"
     trap.hold()
-    with Background(lambda: attack(nine_photographs, out, CONFIG, engine=TWO)) as run:
+    with by(TWO, nine_photographs, out) as run:
         first = trap.victims(2)[0]
         os.kill(first, signal.SIGKILL)
         trap.release()
-        assert run.result().exit_code == 0
+        assert run.result(SECONDS).exit_code == 0
     same_rows(here, out)
     assert len(trap.attacked()) == 7  # three blocks in two cells, and the one of the killed worker
     before = sorted(out.glob("rows/*/*"))
     assert attack(nine_photographs, out, CONFIG, engine=ONE).exit_code == 0
     assert sorted(out.glob("rows/*/*")) == before  # nothing was left to be done
-
-
-@pytest.mark.nightly
-def test_a_block_that_always_kills_its_worker_is_given_up(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
-) -> None:
-    """It is named; the others are done; the next command does it."""
-    out = tmp_path / "run"
-    trap.kill_at(4)
-    config = {**CONFIG, "dtypes": ["float32"]}
-    summary = attack(nine_photographs, out, config, engine=ONE)
-    assert summary.exit_code == 3
-    [line] = summary.not_done
-    assert "ViT, block " in line
-    assert "signal 9" in line
-    assert len([labels for _, labels in trap.attacked() if 4 in labels]) == 3
-    rows = all_rows(out)
-    assert rows[rows["attack"] == "trap"]["image_id"].nunique() == 6
-    trap.reset()
-    assert attack(nine_photographs, out, config).exit_code == 0
-    assert len(trap.attacked()) == 1
-
-
-@pytest.mark.nightly
-@every_signal
-def test_workers_end_with_their_command(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, number: int, code: int
-) -> None:
-    out = tmp_path / "run"
-    trap.hold()
-    with attack_command(CONFIG, nine_photographs, out, OPTIONS, trap.environment) as running:
-        workers = trap.victims(1)
-        os.kill(running.pid, number)
-        assert running.wait(30) == code
-        until(lambda: not any(map(is_running, workers)), 15)
-        assert "Traceback" not in running.errors()
-        assert running.errors().count("stopped by") == (code > 0)
-    trap.release()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
 
 
 def test_each_worker_has_a_gpu_and_last_words(

@@ -15,21 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, News, TaskLost
-from mjp_privacy.experiment.engines.worker import (
-    END,
-    Job,
-    Task,
-    TaskReport,
-    task_file,
-    write_typed,
-)
-from mjp_privacy.experiment.work import CellDone
+from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator
+from mjp_privacy.experiment.engines.worker import END, Job, Task, task_file, write_typed
+from mjp_privacy.experiment.work import News
 from tests.helpers.runs import tiny
 
 EXPERIMENT = load_experiment(tiny())
 UNITS = 3  # of a task
 MODELS = ["ViT", "MJP", "third"]
+Key = tuple[int, ...]
 
 
 @dataclass
@@ -50,12 +44,11 @@ class Played:
     most: int = 2
     interval: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
-    rows: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # that are on disk
+    rows: Counter[Key] = field(default_factory=Counter)  # that are on disk
     tried: dict[int, list[Task]] = field(default_factory=dict)  # by worker
     dead: dict[int, str] = field(default_factory=dict)
     closed: bool = False
     working: bool = False  # every worker does its work whenever it is looked for
-    deadly: int | None = None  # a block that ends whoever works on it
 
     def start(self, workers: Sequence[int]) -> None:
         for number in workers:
@@ -64,12 +57,7 @@ class Played:
 
     def gone(self) -> Mapping[int, str]:
         for number in sorted(self.workers) if self.working else ():
-            worker = self.look(number)
-            if worker is None or worker.ended:
-                continue
-            if worker.task and worker.task.block == self.deadly:
-                self.die(number)
-            else:
+            if (worker := self.look(number)) is not None:
                 self.end(worker)
         gone, self.dead = self.dead, {}
         return gone
@@ -78,31 +66,30 @@ class Played:
         self.closed = True
 
     def look(self, number: int) -> Worker | None:
-        """The worker after it has read its file; None: it was told to end."""
+        """The worker after it has read its file; None: it was told to end, or has done its task."""
         text = task_file(self.folder / "job.json", number).read_text()
         if text == END:
             self.die(number, "it ended")
             return None
         task = Task(*map(int, text.split()))
         if self.workers[number].task != task:
-            self.workers[number] = Worker(task, finished=self.rows[task.key])
+            self.workers[number] = Worker(task, finished=self.rows[task[:3]])
             self.tried.setdefault(number, []).append(task)
-        return self.workers[number]
+        return None if self.workers[number].ended else self.workers[number]
 
     def write_row(self, worker: Worker) -> None:
         assert worker.task is not None
-        if self.rows[worker.task.key] < UNITS:
-            self.rows[worker.task.key] += 1
+        if self.rows[worker.task[:3]] < UNITS:
+            self.rows[worker.task[:3]] += 1
             worker.units += 1
 
     def end(self, worker: Worker, error: str = "", storage: int = 0) -> None:
         assert worker.task is not None
-        while not error and self.rows[worker.task.key] < UNITS:
+        while not error and self.rows[worker.task[:3]] < UNITS:
             self.write_row(worker)
         worker.ended = True
-        done = CellDone(worker.units, "ViT a float32", worker.finished)
-        report = TaskReport(done, error=error, storage=storage)
-        write_typed(self.folder / worker.task.file_name, report)
+        told = News("ViT a", worker.units, worker.finished, error=error, storage=storage)
+        write_typed(self.folder / worker.task.file_name, told)
 
     def die(self, number: int, reason: str = "its worker died") -> None:
         del self.workers[number]
@@ -121,7 +108,7 @@ class Run(RuleBasedStateMachine):
         self.coordinator.__enter__()
         self.given: list[Task] = []
         self.units: int = 0
-        self.lost: list[TaskLost] = []
+        self.lost: list[str] = []
 
     @rule(model=st.integers(0, 2), blocks=st.integers(1, 3))
     def submit(self, model: int, blocks: int) -> None:
@@ -130,44 +117,33 @@ class Run(RuleBasedStateMachine):
         self.given += tasks
         self.coordinator.submit(tasks)
 
-    def some_worker(self, at: int) -> Worker | None:
-        numbers = sorted(self.engine.workers)
-        worker = self.engine.look(numbers[at % len(numbers)])
-        return None if worker is None or worker.ended else worker
-
     @precondition(lambda self: self.engine.workers)
-    @rule(at=st.integers(0, 9))
-    def write(self, at: int) -> None:
-        if worker := self.some_worker(at):
-            self.engine.write_row(worker)
-
-    @precondition(lambda self: self.engine.workers)
-    @rule(at=st.integers(0, 9), error=st.sampled_from(["", "", "no such attack"]))
-    def end(self, at: int, error: str) -> None:
-        if worker := self.some_worker(at):
-            self.engine.end(worker, error)
-
-    @precondition(lambda self: self.engine.workers)
-    @rule(at=st.integers(0, 9), begins=st.booleans())
-    def die(self, at: int, begins: bool) -> None:
+    @rule(at=st.integers(0, 9), does=st.sampled_from(["writes", "ends", "ends", "fails", "dies"]))
+    def work(self, at: int, does: str) -> None:
         number = sorted(self.engine.workers)[at % len(self.engine.workers)]
-        if begins and self.engine.look(number) is None:
-            return
-        self.engine.die(number)
+        if does == "dies" and at % 2:  # before it has read its file
+            self.engine.die(number)
+        elif (worker := self.engine.look(number)) is not None:
+            if does == "dies":
+                self.engine.die(number)
+            elif does == "writes":
+                self.engine.write_row(worker)
+            else:
+                self.engine.end(worker, "no such attack" if does == "fails" else "")
 
     @rule()
     def news(self) -> None:
         self.hear(list(self.coordinator.news()))
 
     def hear(self, news: Sequence[News]) -> None:
-        self.lost += [each for each in news if isinstance(each, TaskLost)]
-        self.units += sum(e.units + e.finished for e in news if isinstance(e, CellDone))
+        self.lost += [each.lost for each in news if each.lost]
+        self.units += sum(each.units + each.finished for each in news)
 
     @invariant()
     def nobody_does_what_another_does(self) -> None:
-        open_tasks = [w.task for w in self.engine.workers.values() if w.task and not w.ended]
-        assert len(open_tasks) == len({task.key for task in open_tasks})
-        tried = Counter(task.key for tasks in self.engine.tried.values() for task in tasks)
+        doing = [w.task[:3] for w in self.engine.workers.values() if w.task and not w.ended]
+        assert len(doing) == len({*doing})
+        tried = Counter(task[:3] for tasks in self.engine.tried.values() for task in tasks)
         assert max(tried.values(), default=0) <= ATTEMPTS
         assert self.units <= sum(self.engine.rows.values())
         assert len(self.engine.workers) <= self.engine.most
@@ -176,16 +152,12 @@ class Run(RuleBasedStateMachine):
         """From now on every worker does its work."""
         self.engine.working = True
         self.hear(list(self.coordinator.wait()))
-        named = Counter((MODELS.index(lost.model), lost.block) for lost in self.lost)
-        for task in self.given:
-            if named[task.model, task.block]:
-                assert named.pop((task.model, task.block)) == 1
-            else:
-                assert self.engine.rows[task.key] == UNITS
-        assert not named
+        named = {f"{MODELS[task.model]}, block {task.block}": task[:3] for task in self.given}
+        assert len(self.lost) == len({*self.lost} & named.keys())
+        for name, key in named.items():
+            assert name in self.lost or self.engine.rows[key] == UNITS
         assert self.units <= UNITS * len(self.given)
-        if not self.lost:
-            assert self.units == UNITS * len(self.given)
+        assert self.lost or self.units == UNITS * len(self.given)
         self.coordinator.__exit__(None, None, None)
         assert self.engine.closed
         assert not self.job.path.parent.exists()
@@ -204,32 +176,16 @@ def job(tmp_path: Path) -> Job:
     return Job(str(tmp_path), EXPERIMENT, "cpu", "ask", str(tmp_path), {})
 
 
-def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[News]:
-    """What is told of tasks whose workers work."""
-    engine.working = True
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit(tasks)
-        return list(coordinator.wait())
-
-
 def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
     """Two models of two blocks and three groups: each worker has one of the models."""
     engine = Played(job.path.parent)
-    run(job, engine, [Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
+    engine.working = True
+    with Coordinator(job, MODELS, engine) as coordinator:
+        coordinator.submit([Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
+        list(coordinator.wait())
     for number in range(2):
-        own = [(task.model, task.block) for task in engine.tried[number]]
+        own = [task[:2] for task in engine.tried[number]]
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
-
-
-def test_a_task_that_kills_every_worker_is_named_and_the_others_are_done(job: Job) -> None:
-    engine = Played(job.path.parent, deadly=1)
-    news = run(job, engine, [Task(0, block, 0) for block in range(3)])
-    lost = [each for each in news if isinstance(each, TaskLost)]
-    assert [(each.model, each.block) for each in lost] == [("ViT", 1)]
-    assert "its worker died" in lost[0].reason
-    assert [engine.rows[0, block, 0] for block in range(3)] == [UNITS, 0, UNITS]
-    tried = [task.attempt for tasks in engine.tried.values() for task in tasks if task.block == 1]
-    assert sorted(tried) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("told", [True, False])

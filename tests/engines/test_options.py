@@ -5,31 +5,32 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import options, start
-from mjp_privacy.experiment.engines.options import EngineConfig, check_engine, engine_config
+from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.engines.start import COPIES, OF_A_WORKER, devices, settled
-from mjp_privacy.experiment.plan import Forecast, Plan, make_plan
+from mjp_privacy.experiment.plan import Forecast, make_plan
 from tests.helpers.runs import tiny
 
 ROOT = Path(__file__).parents[2]
-CASES: dict[str, tuple[list[str], str]] = {
-    "workers of none": (["--engine", "here", "--workers", "2"], "workers"),
-    "a partition of this machine": (["--engine", "local", "--partition", "gpu"], "partition"),
-    "an address of Slurm": (["--engine", "slurm", "--address", "head:6379"], "address"),
-    "no such engine": (["--engine", "lokal"], "local"),
-    "no workers": (["--engine", "local", "--workers", "0"], "workers"),
-    "no such file": (["--engine", "nowhere.yaml"], "nowhere.yaml"),
-    "too few minutes": (["--engine", "slurm", "--minutes", "2"], "minutes"),
-    "half a GPU of Slurm": (["--engine", "slurm", "--gpus-per-task", "0.5"], "gpus_per_task"),
-}
+REFUSED = [
+    (["here", "--workers", "2"], "workers"),
+    (["local", "--partition", "gpu"], "partition"),
+    (["slurm", "--address", "head:6379"], "address"),
+    (["lokal"], "local"),
+    (["local", "--workers", "0"], "workers"),
+    (["nowhere.yaml"], "nowhere.yaml"),
+    (["flat.yaml"], "engine:"),
+    (["slurm", "--minutes", "2"], "minutes"),
+    (["slurm", "--gpus-per-task", "0.5"], "gpus_per_task"),
+]
 
 
 @pytest.fixture
@@ -40,38 +41,41 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("words", "name"), REFUSED)
 def test_what_cannot_be_is_refused(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words, name = CASES[case]
-    assert main(["attack", "demo", *words]) == 2
+    (tmp_path / "flat.yaml").write_text(json.dumps({"kind": "slurm"}))
+    assert main(["attack", "demo", "--engine", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert name in said
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("kind", ["ray", "slurm"])
-def test_what_is_not_installed_is_named(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: None)
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    with pytest.raises(UserError, match=rf"mjp-privacy\[{kind}\]"):
-        check_engine(EngineConfig(kind))
-    if kind == "slurm":
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        with pytest.raises(UserError, match=r"sbatch.*slurm-here"):
-            check_engine(EngineConfig(kind))
+    for kind, program, named in (
+        ("ray", "here", r"mjp-privacy\[ray\]"),
+        ("slurm", "here", r"mjp-privacy\[slurm\]"),
+        ("slurm", None, r"sbatch.*slurm-here"),
+    ):
+        monkeypatch.setattr("shutil.which", lambda name, found=program: found)
+        with pytest.raises(UserError, match=named):
+            engine_config(kind)
 
 
-def test_a_sites_file_and_what_goes_before_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("installed")
+def test_options_go_before_a_sites_file() -> None:
     path = ROOT / "configs" / "engines" / "slurm.yaml"
-    engine = engine_config(str(path), {"workers": 3, "partition": "gpu"})
+    engine = engine_config(EngineConfig(str(path), workers=3, partition="gpu"))
     assert (engine.kind, engine.workers, engine.partition) == ("slurm", 3, "gpu")
-    (tmp_path / "site.yaml").write_text(json.dumps({"kind": "slurm"}))
-    with pytest.raises(UserError, match="engine:"):
-        engine_config(str(tmp_path / "site.yaml"), {})
+    assert engine_config(engine) == engine
 
 
 # how many -----------------------------------------------------------------------------------------
@@ -82,9 +86,10 @@ class Images:
     """A source that has so many images."""
 
     count: int
+    recorded: bool = False
 
-    def records(self, model: str) -> list[Any]:
-        return [f"{number}.png" for number in range(self.count)]
+    def records(self, model: str) -> list[ImageRecord]:
+        return [ImageRecord(f"{number}.png") for number in range(self.count)]
 
 
 @dataclass(frozen=True)
@@ -97,18 +102,21 @@ class Machine:
 
     def settle(
         self, engine: EngineConfig, images: int, patch: pytest.MonkeyPatch, largest: int = 0
-    ) -> tuple[EngineConfig, str]:
+    ) -> tuple[str, int | None, str]:
         """What an engine becomes here for so many images in ten cells of two models."""
         patch.setattr(options, "cores", lambda: self.cores)
         patch.setattr(options, "visible_gpus", lambda: self.gpus)
         free = None if self.free is None else int(self.free * 2**30)
         patch.setattr(start, "free_bytes", lambda device: free)
-        plan: Plan = make_plan(load_experiment(tiny()), Images(images))  # type: ignore[arg-type]
-        foreseen = Forecast((), {}, largest)
-        return settled(engine, plan, foreseen, "cuda" if self.gpus else "cpu")
+        plan = make_plan(load_experiment(tiny()), Images(images))  # type: ignore[arg-type]
+        device = "cuda" if self.gpus else "cpu"
+        config, remark = settled(engine, plan, Forecast(largest_model=largest), device)
+        return config.kind, config.workers, remark
 
 
 AUTO, LOCAL = EngineConfig("auto"), EngineConfig("local")
+WEIGHTS = 100 << 20
+EACH = (OF_A_WORKER + COPIES * WEIGHTS) / 2**30
 
 
 @pytest.mark.parametrize(
@@ -121,10 +129,13 @@ AUTO, LOCAL = EngineConfig("auto"), EngineConfig("local")
         pytest.param(Machine(), EngineConfig("auto", 2), 1, ("local", 2), id="asked for"),
         pytest.param(Machine(), LOCAL, 1, ("local", 4), id="local is always local"),
         pytest.param(Machine(gpus=("0", "1")), AUTO, 9, ("local", 2), id="a worker a GPU"),
-        pytest.param(Machine(gpus=("0",)), AUTO, 9, ("here", None), id="one GPU"),
         pytest.param(Machine(free=None), AUTO, 9, ("local", 4), id="memory is not known"),
-        pytest.param(Machine(), EngineConfig("here"), 9, ("here", None), id="here"),
         pytest.param(Machine(), EngineConfig("ray"), 9, ("ray", None), id="a cluster's own affair"),
+        pytest.param(Machine(free=2.5 * EACH), AUTO, 9, ("local", 2), id="memory holds fewer"),
+        pytest.param(Machine(free=0.1), AUTO, 9, ("here", None), id="memory holds one"),
+        pytest.param(
+            Machine(free=0.1), EngineConfig("local", 4), 9, ("local", 4), id="who asks gets them"
+        ),
     ],
 )
 def test_how_many_work(
@@ -134,29 +145,11 @@ def test_how_many_work(
     becomes: tuple[str, int | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, remark = machine.settle(engine, images, monkeypatch)
-    assert (config.kind, config.workers) == becomes
-    assert not remark
-
-
-def test_where_memory_does_not_hold_them_fewer_start_and_it_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    weights = 100 << 20
-    each = (OF_A_WORKER + COPIES * weights) / 2**30
-    machine = Machine(free=2.5 * each)
-    config, remark = machine.settle(AUTO, 9, monkeypatch, weights)
-    assert (config.kind, config.workers) == ("local", 2)
-    assert "2 of 4" in remark
-    assert "--workers" in remark
-    config, remark = machine.settle(EngineConfig("local", 4), 9, monkeypatch, weights)
-    assert (config.workers, remark) == (4, "")  # who asks for a number gets it
-    config, remark = Machine(free=0.1).settle(AUTO, 9, monkeypatch, weights)
-    assert config.kind == "here"
-    assert "1 of 4" in remark
-
-
-# where --------------------------------------------------------------------------------------------
+    kind, workers, remark = machine.settle(engine, images, monkeypatch, WEIGHTS)
+    assert (kind, workers) == becomes
+    is_short = machine.free is not None and machine.free < 64 and engine == AUTO
+    assert is_short == (f"{workers or 1} of 4" in remark and "--workers" in remark)
+    assert is_short == bool(remark)
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

@@ -32,76 +32,56 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 # what becomes of a job ----------------------------------------------------------------------------
 
 
-def test_a_job_that_failed_is_gone_with_its_last_words(slurm: FakeSlurm, tmp_path: Path) -> None:
-    engine = engine_in(tmp_path)
-    engine.start([0, 1])
-    slurm.say({"1_0": "RUNNING|None", "1_1": "RUNNING|None"})
-    assert not engine.gone()
-    log = tmp_path / "my run" / "work" / "slurm" / engine.name / "1_1_0_log.err"
-    log.write_text("RuntimeError: no GPU\nsrun: error: node7: task 0: Exited with exit code 1\n")
-    slurm.say({"1_0": "RUNNING|None", "1_1": "FAILED|NonZeroExitCode"})
-    [(number, words)] = engine.gone().items()
-    assert number == 1
-    assert words.endswith(": RuntimeError: no GPU")
-    assert not engine.gone()
-    assert not slurm.calls("scancel")
-
-
 @pytest.mark.parametrize(
     ("state", "name"),
     [
-        ("BOOT_FAIL", "BOOT_FAIL"),
-        ("CANCELLED", "CANCELLED"),
-        ("DEADLINE", "DEADLINE"),
+        *((state, state) for state in ("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL")),
         ("FAILED", "no log"),  # as if the node did not see the folder
-        ("NODE_FAIL", "NODE_FAIL"),
         ("OUT_OF_MEMORY", "memory_gb"),
         ("TIMEOUT", "minutes"),
         ("PENDING|(PartitionTimeLimit)", "PartitionTimeLimit"),
         ("PENDING|launch failed requeued held", "requeued held"),
         (None, "UNKNOWN"),
+        *((state, "") for state in ("PENDING|Resources", "PENDING|JobHeldUser", "RUNNING")),
+        *((state, "") for state in ("COMPLETING", "SUSPENDED", "REQUEUED", "PREEMPTED", "SILENT")),
     ],
 )
-def test_every_end_is_named(slurm: FakeSlurm, tmp_path: Path, state: str | None, name: str) -> None:
+def test_every_end_is_named_and_jobs_that_wait_or_run_are_not_gone(
+    slurm: FakeSlurm, tmp_path: Path, state: str | None, name: str
+) -> None:
+    """A preempted one may come back, and while Slurm does not answer nothing is known."""
     engine = engine_in(tmp_path)
     engine.start([3])
     slurm.say({"1": state} if state else {})
-    [(number, words)] = engine.gone().items()
-    assert number == 3
-    assert name in words
-    assert slurm.calls("scancel") == (["--quiet 1"] if "PENDING" in str(state) else [])
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        *("PENDING|Resources", "PENDING|JobHeldUser", "RUNNING", "COMPLETING", "SUSPENDED"),
-        *("REQUEUED", "PREEMPTED", "SILENT"),
-    ],
-)
-def test_jobs_that_wait_or_run_are_not_gone(slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
-    """A preempted one may come back, and while Slurm does not answer nothing is known."""
-    engine = engine_in(tmp_path)
-    engine.start([0])
-    slurm.say({"1": state})
     if state == "SILENT":
         slurm.be_silent()
-    assert not engine.gone()
+    gone = engine.gone()
+    assert [*gone] == ([3] if name else [])
+    assert all(name in words for words in gone.values())
+    never = bool(name) and "PENDING" in str(state)
+    assert slurm.calls("scancel") == (["--quiet 1"] if never else [])
 
 
-def test_jobs_that_were_cancelled_before_they_started_share_a_state(
+def test_jobs_of_an_array_are_told_apart_with_their_last_words(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
+    """Those that were cancelled before they started share their array's state."""
     engine = engine_in(tmp_path)
     engine.start([0, 1, 2])
-    slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None"})
-    assert set(engine.gone()) == {1, 2}
+    slurm.say({f"1_{n}": "RUNNING|None" for n in range(3)})
+    assert not engine.gone()
+    log = tmp_path / "my run" / "work" / "slurm" / engine.name / "1_1_0_log.err"
+    log.write_text("RuntimeError: no GPU\nsrun: error: node7: task 0: Exited with exit code 1\n")
+    slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None", "1_1": "FAILED|NonZeroExitCode"})
+    gone = engine.gone()
+    assert {*gone} == {1, 2}
+    assert gone[1].endswith(": RuntimeError: no GPU")
+    assert not engine.gone()
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (None, ""),
         ("", ""),
         ("Killed by hand\n\n", ": Killed by hand"),
         ("srun: error: node7: task 0: Killed\n", ": srun: error: node7: task 0: Killed"),
@@ -109,20 +89,23 @@ def test_jobs_that_were_cancelled_before_they_started_share_a_state(
         ("submitit WARNING (x) - Bypassing signal SIGTERM\nsrun: x\n", ": srun: x"),
     ],
 )
-def test_the_last_line_of_a_log_is_the_workers_own(
-    tmp_path: Path, text: str | None, line: str
-) -> None:
-    if text is not None:
-        (tmp_path / "log").write_text(text)
+def test_the_last_line_of_a_log_is_the_workers_own(tmp_path: Path, text: str, line: str) -> None:
+    assert last_words(tmp_path / "log") == ""
+    (tmp_path / "log").write_text(text)
     assert last_words(tmp_path / "log") == line
 
 
 # what is submitted --------------------------------------------------------------------------------
 
 
-def test_what_sbatch_does_not_take_now_waits_for_the_others(
+def test_what_sbatch_does_not_take_now_waits_and_what_it_never_takes_is_said(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
+    engine = engine_in(tmp_path)
+    slurm.refuse("sbatch: error: no\nsbatch: error: Batch job submission failed: Invalid qos\n")
+    with pytest.raises(UserError, match="Invalid qos"):
+        engine.start([0])
+    slurm.refuse(None)
     engine = engine_in(tmp_path)
     engine.start([0, 1])
     slurm.refuse("sbatch: error: Batch job submission failed: Job violates QOS policy")
@@ -134,36 +117,34 @@ def test_what_sbatch_does_not_take_now_waits_for_the_others(
     assert arrays(slurm) == ["0-1", "single"]
 
 
-def test_what_sbatch_never_takes_is_said(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.refuse("sbatch: error: no\nsbatch: error: Batch job submission failed: Invalid qos\n")
-    with pytest.raises(UserError, match="Invalid qos"):
-        engine_in(tmp_path).start([0])
-
-
 def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path) -> None:
-    engine_in(
+    slurm.take_arrays_of(3)
+    engine = engine_in(
         tmp_path,
         on_gpu=True,
-        partition="gpu",
-        account="lab",
-        qos="long",
-        minutes=90,
-        memory_gb=12.5,
+        **{"partition": "gpu", "account": "lab", "qos": "long", "minutes": 90, "memory_gb": 12.5},
         slurm_options={"constraint": "a100", "nice": 10},
         setup=("module load python",),
-    ).start([0, 1])
-    [script] = slurm.scripts()
+    )
+    engine.start(range(7))
+    script = slurm.scripts()[0]
     lines = script.splitlines()
     flags = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
     assert {
         *("partition=gpu", "account=lab", "qos=long", "time=90", "mem=12800MB", "requeue"),
-        *("constraint=a100", "nice=10", "cpus-per-task=1", "gpus-per-node=1", "array=0-1%2"),
+        *("constraint=a100", "nice=10", "cpus-per-task=1", "gpus-per-node=1", "array=0-2%3"),
     } <= flags
     assert not [flag for flag in flags if flag.startswith("wckey")]
     assert re.search(r"--job-name=mjp-my-run-[0-9a-f]{8}$", script, re.MULTILINE)
     assert lines.index("export OMP_NUM_THREADS=1") < lines.index("module load python")
+    assert arrays(slurm) == ["0-2", "0-2", "single"]
     engine_in(tmp_path, gpus_per_task=2).start([0])
-    assert "gpus" not in slurm.scripts()[1]
+    assert "gpus" not in slurm.scripts()[3]
+    folder = tmp_path / "my run" / "work" / "slurm" / engine.name
+    operations = list(pickletools.genops(sorted(folder.glob("*_submitted.pkl"))[0].read_bytes()))
+    strings = {value for _, value, _ in operations if isinstance(value, str)}
+    assert {"SlurmWorker", "DelayedSubmission", str(engine.job_file)} < strings
+    assert len([1 for operation, _, _ in operations if operation.name == "STACK_GLOBAL"]) == 2
 
 
 def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
@@ -180,23 +161,6 @@ def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
     assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
 
 
-def test_arrays_are_as_long_as_the_cluster_takes_them(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.take_arrays_of(3)
-    engine = engine_in(tmp_path)
-    engine.start(range(7))
-    assert arrays(slurm) == ["0-2", "0-2", "single"]
-
-
-def test_what_is_pickled_are_a_path_and_numbers(slurm: FakeSlurm, tmp_path: Path) -> None:
-    engine = engine_in(tmp_path)
-    engine.start([0])
-    [first] = (tmp_path / "my run" / "work" / "slurm" / engine.name).glob("*_submitted.pkl")
-    operations = list(pickletools.genops(first.read_bytes()))
-    strings = [value for _, value, _ in operations if isinstance(value, str)]
-    assert {"SlurmWorker", "DelayedSubmission", str(engine.job_file)} < set(strings)
-    assert len([1 for operation, _, _ in operations if operation.name == "STACK_GLOBAL"]) == 2
-
-
 def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
@@ -209,28 +173,21 @@ def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
 def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, ended: int) -> None:
-    """Jobs that have ended by themselves are left to it."""
+    """Jobs that have ended by themselves are left to it; the next command cancels those of one that
+    was killed."""
     engine = engine_in(tmp_path)
     engine.start([0, 1])
     for number in range(ended):
         folder = tmp_path / "my run" / "work" / "slurm" / engine.name
         (folder / f"1_{number}_0_result.pkl").touch()
+
+    def cancelled() -> bool:
+        return any(f"--name={engine.name}" in call for call in slurm.calls("scancel"))
+
     engine.close()
-    cancelled = [call for call in slurm.calls("scancel") if f"--name={engine.name}" in call]
-    assert bool(cancelled) == (ended < 2)
-
-
-def test_jobs_of_a_command_that_was_killed_are_cancelled_by_the_next(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    killed = engine_in(tmp_path)
-    killed.start([0, 1])
-    assert not slurm.calls("scancel")
+    assert cancelled() == (ended < 2)
     engine_in(tmp_path)
-    assert [call for call in slurm.calls("scancel") if f"--name={killed.name}" in call]
-
-
-# requeued -----------------------------------------------------------------------------------------
+    assert cancelled()
 
 
 def test_a_task_that_never_ends_in_time_is_given_up(tmp_path: Path) -> None:

@@ -1,17 +1,27 @@
-"""Configs: what one means, and that every mistake in one is named."""
+"""Configs: what one means, what a command line changes in it, and that every mistake is named."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from safetensors.torch import save_file
 
-from mjp_privacy.client.config import ClientConfig
+from mjp_privacy import load_model
+from mjp_privacy.cli import main
+from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
+from mjp_privacy.client.feeding import Feeding
+from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import parse
+from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
 from mjp_privacy.experiment.config import (
     AttackConfig,
     ClassChoice,
@@ -22,7 +32,14 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.run_folder import file_of, write_experiment
+from mjp_privacy.experiment.overrides import (
+    decided,
+    unreached,
+    with_gamma,
+    with_published_attacks,
+    with_weights,
+)
+from mjp_privacy.experiment.simulated import federation_key
 from mjp_privacy.federation.config import (
     Clients,
     FederationConfig,
@@ -31,7 +48,11 @@ from mjp_privacy.federation.config import (
     Server,
 )
 from mjp_privacy.federation.rounds import Evaluation
+from mjp_privacy.report.published import published_row
+from tests.helpers.runs import TINY, cells, one_cell, photographs
 from tests.inputs.values import bad_contents
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -55,26 +76,11 @@ def mistake(content: Any) -> str:
     return str(caught.value)
 
 
-def cell_names(experiment: Experiment) -> list[tuple[Any, ...]]:
-    cells = expand(experiment)
-    return [(c.model, c.setting, c.gamma, c.dtype, c.attack.title) for c in cells]
+def lines(experiment: Experiment) -> list[tuple[Any, ...]]:
+    return [(c.model, c.setting, c.gamma, c.dtype, c.attack.title) for c in expand(experiment)]
 
 
 # what a config means ------------------------------------------------------------------------------
-
-
-def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
-    grid = [{"models": ["plain", "mjp"], "settings": ["a", "b"], "gammas": [0.1, 0.9]}]
-    experiment = load_experiment(small(grid=grid, dtypes=["float32", "float64"]))
-    assert cell_names(experiment) == [
-        (model, setting, gamma, dtype, "april")
-        for model in ("plain", "mjp")
-        for setting, gamma in (("a", 0.0), ("b", 0.1), ("b", 0.9))
-        for dtype in ("float32", "float64")
-    ]
-
-
-# mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,6 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
         (entry(attacks=["aprl"]), ["aprl", "april"]),
         (entry(attacks=["april"]) | {"attacks": [{"name": "aprill"}]}, ["attacks.0", "aprill"]),
         (entry(settings=["d"]), ["grid.0.settings.0", "'d'"]),
-        (entry(settings="a"), ["grid.0.settings", "'a'"]),
         (entry(gammas=[1.01]), ["grid.0.gammas.0", "1.01"]),
         *((small(**{name: []}), [name]) for name in ("grid", "dtypes", "attacks")),
         *(
@@ -101,6 +106,8 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
         ),
         (small(block=20, client={"batch": 3}), ["block", "batch (3)", "20"]),
         (small(diagnostics=["residuals"]), ["diagnostics.0", "'residuals'"]),
+        (small(attacks=[{"name": n, "label": "x"} for n in ("april", "grey")]), ["'x'"]),
+        (small(attacks=[{"name": "grey", "label": "april"}, {"name": "april"}]), ["april"]),
     ],
 )
 def test_a_mistake_is_named_with_what_came_and_what_is_near(
@@ -110,24 +117,12 @@ def test_a_mistake_is_named_with_what_came_and_what_is_near(
     assert all(name in message for name in named), message
 
 
-def test_labels_that_name_two_attacks_are_refused() -> None:
-    attacks = [{"name": "april", "label": "x"}, {"name": "grey", "label": "x"}]
-    assert "'x'" in mistake(small(attacks=attacks))
-    assert "april" in mistake(
-        small(attacks=[{"name": "grey", "label": "april"}, {"name": "april"}])
-    )
-    assert "'grey'" in mistake(entry(attacks=["grey"]) | {"attacks": attacks[1:]})
-
-
-# files --------------------------------------------------------------------------------------------
-
-
-def test_what_a_run_wrote_of_itself_is_its_config(tmp_path: Path) -> None:
-    experiment = load_experiment("demo")
-    file = file_of(tmp_path, experiment, (), uploads=False, add=False)
-    write_experiment(tmp_path, file, experiment, {"commit": "abc"})
-    for name in ("experiment.yaml", "experiments/demo.yaml"):
-        assert load_experiment(tmp_path / name) == experiment
+def test_a_grid_of_more_cells_than_anybody_reads_is_refused() -> None:
+    attacks = [{"name": "april", "label": f"a{number}"} for number in range(200)]
+    grid = [{"models": ["plain"], "settings": ["b"], "gammas": [n / 1000 for n in range(40)]}]
+    assert len(expand(load_experiment(small(attacks=attacks, grid=grid)))) == 8000
+    grid[0] |= {"dtypes": ["float32", "float64"]}
+    assert "16000" in mistake(small(attacks=attacks, grid=grid))
 
 
 # every schema -------------------------------------------------------------------------------------
@@ -144,28 +139,7 @@ SCHEMAS: Mapping[type[Any], dict[str, Any]] = {
     **{kind: {} for kind in (Clients, Server, Probe, Recording)},
 }
 """Every schema of a config, with good values of the fields that have no default."""
-
-
 LARGE = ("a list of 10^5", "10^4 names")  # they take their time; tests/inputs has them
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_every_bad_value_is_refused_with_the_fields_name(schema: type[Any]) -> None:
-    """One field at a time: of another type, out of range, too large, missing, or unknown."""
-    wrong = []
-    for case in bad_contents(schema, SCHEMAS[schema]):
-        if case.bad.title in LARGE:
-            continue
-        try:
-            parse(schema, case.content, "the config")
-            named = not case.bad.certain
-        except UserError as error:
-            named = case.field in str(error) and len(str(error)) < 6000
-        if not named:
-            wrong.append(f"{case.place}: {case.bad.title}")
-    assert not wrong, wrong[:20]
-
-
 BOUNDS = {
     "number": {"maximum", "exclusiveMaximum"},
     "integer": {"maximum", "exclusiveMaximum"},
@@ -188,14 +162,304 @@ def unbounded(schema: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_every_number_text_and_list_has_a_bound(schema: type[Any]) -> None:
+def test_every_field_has_bounds_and_refuses_bad_values_with_its_name(schema: type[Any]) -> None:
+    """One field at a time: of another type, out of range, too large, missing, or unknown."""
     assert list(unbounded(TypeAdapter(schema).json_schema())) == []
+    wrong = []
+    for case in bad_contents(schema, SCHEMAS[schema]):
+        if case.bad.title in LARGE:
+            continue
+        try:
+            parse(schema, case.content, "the config")
+            named = not case.bad.certain
+        except UserError as error:
+            named = case.field in str(error) and len(str(error)) < 6000
+        if not named:
+            wrong.append(f"{case.place}: {case.bad.title}")
+    assert not wrong, wrong[:20]
 
 
-def test_a_grid_of_more_cells_than_anybody_reads_is_refused() -> None:
-    attacks = [{"name": "april", "label": f"a{number}"} for number in range(200)]
-    gammas = [number / 1000 for number in range(200)]
-    grid = [{"models": ["plain"], "settings": ["b"], "gammas": gammas}]
-    assert "40000" in mistake(small(attacks=attacks, grid=grid))
-    grid[0] |= {"gammas": gammas[:40], "dtypes": ["float32", "float64"]}  # 8,000, if not for these
-    assert "16000" in mistake(small(attacks=attacks, grid=grid))
+# what is shipped ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configs_parse_and_open_with_their_command(path: Path) -> None:
+    experiment = load_experiment(path)
+    assert experiment.name == path.stem
+    head = path.read_text().split("\nname:")[0]
+    assert re.search(rf"mjp attack (configs/)?{path.stem}\b", head)
+    assert all(words in head for words in ("Time: ", "Expected: "))
+    assert {cell.model for cell in expand(experiment)} == set(experiment.models)
+
+
+def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
+    experiment = load_experiment("table5")
+    cells = [c for c in expand(experiment) if c.attack.name == "april" and c.gamma in (0, 0.27)]
+    rows = [(c.model, c.setting, c.gamma) for c in cells]
+    intact = ["ViT-S", "DeiT-S", "DeiT-S (w/o PEs)", "DeiT-S+MJP"]
+    assert rows == [
+        *((model, "a", 0.0) for model in intact),
+        *((model, "b", 0.27) for model in intact),
+        ("DeiT-S+MJP (w/o)", "b", 0.27),
+        ("DeiT-S+MJP", "c", 0.27),
+    ]
+    printed = {(experiment.models[c.model].paper, c.paper_setting or c.setting) for c in cells}
+    assert len(printed) == 10
+    assert all(paper and published_row(paper, setting).label for paper, setting in printed)
+    without = next(c for c in cells if c.model == "DeiT-S+MJP (w/o)")
+    assert (without.paper_setting, without.note is None) == ("a", False)
+    alone = expand(with_published_attacks(experiment))
+    assert {(c.attack.title, c.dtype) for c in alone} == {("april", "float32")}
+    assert [c.gamma for c in alone if c.setting != "a"] == [0.9] * 6 + [0.27] * 6
+
+
+def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment("demo").name == "demo"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.yaml").write_text("name: mine\n")
+    assert stock_config("demo") == Path("configs/demo.yaml")
+    (tmp_path / "demo").write_text("name: nearer\n")
+    assert stock_config("demo") == Path("demo")
+    assert read_mapping(Path("configs/training/cifar10.yaml"))["name"] == "cifar10"
+    told = mistake("ladderr")
+    assert "'ladderr'" in told
+    assert "ladder?" in told
+
+
+# cell_key and run_id ------------------------------------------------------------------------------
+
+
+def test_cells_of_older_configs_keep_their_key_and_run_id() -> None:
+    """Digests of the release before labels, clients of entries and their further fields."""
+    experiment = load_experiment(CONFIGS / "demo.yaml")
+    found = {}
+    for c in expand(experiment):
+        own = cell_key(c, experiment), run_id(c, experiment, None, True)
+        found[c.model, c.setting, c.dtype, c.attack.name] = own
+    expected = {
+        ("ViT", "a", "float32", "april"): ("f5e654e45f94a036", "c03368e735ffe851"),
+        ("ViT (w/o PEs)", "b", "float64", "april"): ("9d68dd6844e1b6b7", "fd851f239e821eed"),
+        ("ViT+MJP", "c", "float32", "april"): ("7c409c17905b7b87", "bc67c9ee7c0f3e26"),
+        ("ViT+MJP", "b", "float64", "april_unk_aware"): ("aa039ad8d7a94603", "2617a5b46df3d3e7"),
+    }
+    assert {line: found[line] for line in expected} == expected
+    changed = {"mode": "train", "batch": 2, "dal": True, "dal_lambda": 0.3}
+    whole = load_experiment(entry())
+    same = [load_experiment(entry() | {"client": changed}), load_experiment(entry(client=changed))]
+    keys = [cell_key(expand(e)[0], e) for e in (*same, whole)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_run_id_is_of_all_that_makes_rows_others() -> None:
+    known = set[str]()
+    for change in (
+        {},
+        {"seed": 1},
+        {"dtypes": ["float64"]},
+        {"client": {"dal": True}},
+        {"block": 2},
+        {"attacks": [{"name": "april", "options": {"engine": "breaching"}}]},
+        {"grid": [{"models": ["ViT"], "settings": ["b"]}]},
+        {"models": {"ViT": {**TINY, "seed": 1}}},
+        {"models": {"ViT": {**TINY, "num_classes": 11}}},
+        {"models": {"ViT": {**TINY, "std": 0.4}}},
+    ):
+        experiment = load_experiment(one_cell(**change))
+        model = load_model(**experiment.models["ViT"].loading())
+        [only] = expand(experiment)
+        ids = {run_id(only, experiment, model, labels) for labels in (False, True)}
+        assert len(ids) == 2
+        assert known.isdisjoint(ids)
+        known |= ids
+
+
+OTHER: dict[str, Any] = {
+    **{"mode": "train", "batch": 2, "partners": "fresh", "dal": True, "dal_lambda": 0.5},
+    **{"plain_share": 0.5, "mask": "batch", "augment": "flip", "withhold": ("pos_embed",)},
+    **{"positions": "sinusoidal", "position_noise": 0.1, "server_lr": 0.1, "lr": 0.5},
+    **{"upload": "weight_difference", "weight_decay": 0.1, "defenses": ("int8",), "steps": 2},
+    **{"optimizer": "adamw", "momentum": 0.9, "lora": "{rank: 4, targets: [qkv]}"},
+    **{"train": "head", "autocast": "bf16"},
+}
+"""A value of each field of the client that is not its default; `loss` has only one value."""
+
+
+def test_the_table_above_holds_every_field() -> None:
+    fields = {field.name for field in dataclasses.fields(ClientConfig)}
+    assert fields - set(OTHER) == {"loss"}
+    assert fields <= {*columns_of(ClientFacts)}
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> None:
+    """A field that is forgotten somewhere would reuse another cell's; each is a column."""
+    client, changed = ClientConfig(), replace(ClientConfig(), **{field: OTHER[field]})
+    fed = Feeding(client, "c", 0.5, 8, 0)
+    assert fed == Feeding(ClientConfig(), "c", 0.5, 8, 0)
+    assert fed != replace(fed, client=changed)
+    experiment = load_experiment(one_cell())
+    cell = expand(experiment)[0]
+    cells = [replace(cell, client=one) for one in (client, changed)]
+    assert len({federation_key(one) for one in cells}) == 2
+    assert len({cell_key(one, experiment) for one in cells}) == 2
+    assert len({run_id(one, experiment, None, True) for one in cells}) == 2
+    assert client_identity(changed) != client_identity(client)
+    assert client_recipe(changed) == {field: OTHER[field]}
+    if field == "dal_lambda":  # only where the loss has such a term
+        changed = replace(changed, dal=True)
+    words = {"withhold": "pos_embed", "defenses": "int8"}
+    shown = getattr(ClientFacts.of(changed, localizes=True), field)
+    assert shown == words.get(field, OTHER[field])
+
+
+# what a command line changes ----------------------------------------------------------------------
+
+
+def test_cells_that_become_equal_stand_once_where_the_first_stood() -> None:
+    grid = [
+        {"models": ["plain"], "settings": ["a", "b"], "gammas": [0.1, 0.2], "note": "first"},
+        {"models": ["mjp", "plain"], "settings": ["b"], "gammas": [0.3], "note": "second"},
+    ]
+    changed = with_gamma(load_experiment(small(grid=grid)), 0.5)
+    assert [(c.model, c.setting, c.gamma, c.note) for c in expand(changed)] == [
+        ("plain", "a", 0.0, "first"),
+        ("plain", "b", 0.5, "first"),
+        ("mjp", "b", 0.5, "second"),
+    ]
+    for gamma in (-0.1, 1.1, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="--gamma"):
+            with_gamma(changed, gamma)
+
+
+def checkpoints(*weights: str) -> dict[str, str | None]:
+    changed = with_weights(load_experiment(small()), weights)
+    return {name: model.checkpoint for name, model in changed.models.items()}
+
+
+def test_weights_for_all_by_name_and_both() -> None:
+    assert checkpoints() == {"plain": "random", "mjp": None}
+    assert checkpoints("a.pth") == {"plain": "a.pth", "mjp": "a.pth"}
+    for order in (("a.pth", "mjp=b.pth"), ("mjp=b.pth", "a.pth"), ("mjp=b.pth", "plain=a.pth")):
+        assert checkpoints(*order) == {"plain": "a.pth", "mjp": "b.pth"}
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"),
+    [
+        (["mpj=a.pth"], ["mpj", "mjp", "plain"]),
+        (["runs/lr=0.1/a.pth"], ["runs/lr"]),
+        (["mjp="], ["mjp", "none"]),
+        ([""], ["all models", "none"]),
+        (["mjp=a.pth", "mjp=b.pth"], ["mjp", "two"]),
+        (["a.pth", "b.pth"], ["all models", "two"]),
+    ],
+)
+def test_wrong_weights_are_named(weights: list[str], named: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        checkpoints(*weights)
+    assert all(name in str(caught.value) for name in named), caught.value
+
+
+def test_an_option_that_entries_do_not_take_is_told_and_refused_where_none_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = {"models": ["plain"], "settings": ["a"]}
+    own = [plain | {"client": {"batch": 2}}, plain | {"client": {"batch": 10, "dal": True}}]
+    before = load_experiment(small(grid=[plain, *own]))
+    given = replace(before, client=replace(before.client, batch=4))
+    (note,) = unreached(before, given)
+    assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10"))
+    assert main(["attack", "batch_matching", "--client.batch", "8"]) == 2
+    assert "--client.batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--img-size", "64"], ["--gamma", "0.5"], ["--client.defenses", "int8"]),
+        *(["--weights", "a.pth"], ["--model", "vit"], ["--labels", "a.csv"]),
+        *(["--images", "photographs"], ["--images", "embedded"], ["--dtypes", "float64"]),
+    ],
+)
+def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["attack", "uploads", "--uploads", "x", "--out", str(run), *options]) == 2
+    assert options[0].partition(".")[0] in capsys.readouterr().err
+    assert not run.exists()
+
+
+# conditions of the grid, a model of one's own -----------------------------------------------------
+
+
+FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
+
+
+def weights(folder: Path, facts: Mapping[str, Any] = FACTS, **changes: Any) -> Path:
+    path = folder / "mine.safetensors"
+    metadata = {key: json.dumps(value) for key, value in facts.items()}
+    save_file(load_model(**{**TINY, **changes}).state_dict(), path, metadata)
+    return path
+
+
+def own(path: Path) -> Experiment:
+    return with_weights(load_experiment("own"), (str(path),))
+
+
+@pytest.mark.parametrize(
+    ("trained", "gamma", "used"), [(None, None, 0.27), (0.5, None, 0.5), (0.5, 0.1, 0.1)]
+)
+def test_a_model_that_can_mask_is_shuffled_as_it_was_trained(
+    tmp_path: Path, trained: float | None, gamma: float | None, used: float
+) -> None:
+    facts = FACTS if trained is None else FACTS | {"trained_gamma": trained}
+    experiment = own(weights(tmp_path, facts, unknown_embedding=True))
+    if gamma is not None:
+        experiment = with_gamma(experiment, gamma)
+    experiment, remarks = decided(experiment)
+    under_mjp = [line for line in lines(experiment) if line[1] == "c"]
+    assert {gamma for _, _, gamma, _, _ in under_mjp} == {used}
+    assert {"pixel_lattice", "multi_round (6)", "plain_step"} <= {line[4] for line in under_mjp}
+    assert [("own" in r, "0.5" in r) for r in remarks] == [(True, True)] * (used == trained)
+
+
+def test_lines_under_mjp_are_left_out_of_models_that_cannot_mask(tmp_path: Path) -> None:
+    experiment, (remark,) = decided(own(weights(tmp_path)))
+    assert {setting for _, setting, *_ in lines(experiment)} == {"a"}
+    assert all(name in remark for name in ("own", "E_unk", "mask_locator", "multi_round (6)"))
+    models = {"ViT": TINY, "MJP": {**TINY, "unknown_embedding": True}}
+    entry = {"models": ["ViT", "MJP"], "settings": ["b"], "only_with": "unknown_embedding"}
+    chosen, _ = decided(load_experiment({"name": "x", "models": models, "grid": [entry]}))
+    assert [cell.model for cell in expand(chosen)] == ["MJP"]
+    alone = {"name": "x", "models": {"ViT": TINY}, "grid": [entry | {"models": ["ViT"]}]}
+    with pytest.raises(UserError, match="ViT"):
+        decided(load_experiment(alone))
+
+
+KNOWN = ["--mean", "0.5", "--std", "0.5"]
+LACKING = [
+    ([], ["num_heads", "mean", "std", "--num-heads", "--mean", "--std"]),
+    (KNOWN, ["--num-heads"]),
+    (["--mean", "0.5", "0.5"], ["--mean", "0.5 0.5"]),
+    (["--model", "vit_tiny_patch16_224", *KNOWN], ["patch 8", "depth 1", "patch 16"]),
+    ([*KNOWN, "--num-heads", "3", "--img-size", "36"], ["patch 8", "img_size 36"]),
+]
+
+
+def test_a_file_of_ones_own_and_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photographs(tmp_path / "images", 1)
+    places = ["--images", "images", "--device", "cpu"]
+    for options, named in LACKING:
+        words = ["attack", "own", "--weights", str(weights(tmp_path, {})), *options, *places]
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert all(name in told for name in named), told
+        assert not (tmp_path / "results").exists()
+    assert main(["attack", "own", "--weights", str(weights(tmp_path)), *places]) == 0
+    (out,) = (tmp_path / "results/own").glob("mine-*")
+    assert {entry["status"] for entry in cells(out)} == {"ok"}

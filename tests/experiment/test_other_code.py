@@ -20,24 +20,12 @@ from attacks import ATTACKS
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.code import (
-    SourceReader,
-    normal_form,
-)
+from mjp_privacy.experiment.code import SourceReader, normal_form
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.edited_code import TWO, Workbench, refusal
-from tests.helpers.runs import (
-    attack,
-    cell,
-    one_cell,
-    said,
-    same_results,
-    tensors,
-    values,
-    written,
-)
+from tests.helpers.runs import attack, cell, one_cell, said, same_results, tensors, values, written
 from tests.helpers.uploads import edit, edit_all
 
 DEFENDED = {**TWO, "client": {"defenses": ["dimmed"]}}
@@ -59,24 +47,19 @@ def levels(out: Path) -> dict[str, float]:
 
 
 def test_every_changed_added_and_removed_file_is_named(
-    bench: Workbench, bench_run: Path, images: Path
+    bench: Workbench, bench_run: Path, images: Path, tmp_path: Path
 ) -> None:
-    """The helper is two imports away from the attack."""
+    """Two imports away from the attack; a defence's file stops every cell of its clients."""
+    attack(images, tmp_path / "defended", DEFENDED)
     bench.edit("levels", "0.5", "0.25")
     assert "workbench/levels.py changed" in refusal(images, bench_run)
     bench.edit("light", "", "LEVEL = 0.75\n")
     bench.edit("shade", "from .levels", "from .light")
+    bench.edit("dimmed", "g * 0.5", "g * 0.25")
     told = refusal(images, bench_run)
     for words in ("levels.py removed", "light.py added", "shade.py changed"):
         assert f"workbench/{words}" in told
-
-
-def test_an_edited_defence_stops_every_cell_of_its_clients(
-    bench: Workbench, images: Path, tmp_path: Path
-) -> None:
-    attack(images, tmp_path / "run", DEFENDED)
-    bench.edit("dimmed", "g * 0.5", "g * 0.25")
-    told = refusal(images, tmp_path / "run", DEFENDED)
+    told = refusal(images, tmp_path / "defended", DEFENDED)
     assert "2 of 2 cells" in told
     assert "workbench/dimmed.py changed" in told
 
@@ -112,7 +95,7 @@ def test_both_options_are_an_error(
     assert not (tmp_path / "run").exists()
 
 
-# make again ---------------------------------------------------------------------------------------
+# make again, or keep ------------------------------------------------------------------------------
 
 
 def test_fresh_makes_stale_cells_again_and_no_others(
@@ -125,7 +108,7 @@ def test_fresh_makes_stale_cells_again_and_no_others(
     attack(images, tmp_path / "other", TWO)
     same_results(bench_run, tmp_path / "other")
     new = written(bench_run).keys() - before.keys()
-    assert len(new) == 2  # two blocks
+    assert len(new) == 1  # its blocks together
     assert all(run_id in name for name in new)
     assert {n: t for n, t in before.items() if grey in n}.items() <= written(bench_run).items()
     assert {*old.values()}.isdisjoint(codes(bench_run).values())
@@ -141,40 +124,22 @@ def test_a_killed_fresh_run_goes_on(
 ) -> None:
     """Its second block has the old rows in place, its first the new ones."""
     bench.edit("levels", "0.5", "0.25")
-    before, write, calls = written(bench_run), RunStore.write, count(1)
+    write, calls = RunStore.write, count(1)
 
     def mortal(self: RunStore, *arguments: Any, **named: Any) -> Path:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return write(self, *arguments, **named)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "write", mortal)
-        with pytest.raises(KeyboardInterrupt):
-            attack(images, bench_run, TWO, stale="fresh")
+    monkeypatch.setattr(RunStore, "write", mortal)
+    with pytest.raises(KeyboardInterrupt):
+        attack(images, bench_run, TWO, stale="fresh")
     assert sorted(levels(bench_run).values()) == [0.25] * 3 + [0.5] * 3
     assert "1 of 2 cells" in refusal(images, bench_run)
-    kept = written(bench_run).keys() - before.keys()
-    assert len(kept) == 1
     attack(images, bench_run, TWO, stale="fresh")
-    assert kept <= written(bench_run).keys()
+    assert next(calls) == 4  # one block was left
     attack(images, tmp_path / "other", TWO)
     same_results(bench_run, tmp_path / "other")
-
-
-# keep ---------------------------------------------------------------------------------------------
-
-
-def test_kept_results_stay_and_are_said_at_the_end(
-    bench: Workbench, bench_run: Path, images: Path
-) -> None:
-    before, old = written(bench_run), codes(bench_run)
-    bench.edit("levels", "0.5", "0.25")
-    summary = attack(images, bench_run, TWO, stale="keep")
-    assert (summary.exit_code, summary.of_other_code) == (0, 1)
-    assert (written(bench_run), codes(bench_run)) == (before, old)
-    assert "1 of 2 cells" in said(bench_run)
-    assert "1 of 2 cells" in refusal(images, bench_run)
 
 
 def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
@@ -183,10 +148,14 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     """Also in a block that is done as a whole: the images that were there keep their rows."""
     out = tmp_path / "run"
     attack(images, out, TWO, limit=4)
-    before, old = values(out, attack="tone"), codes(out)
+    files, before, old = written(out), values(out, attack="tone"), codes(out)
     bench.edit("levels", "0.5", "0.25")
-    summary = attack(images, out, TWO, limit=6, stale="keep")
+    summary = attack(images, out, TWO, limit=4, stale="keep")
     assert (summary.exit_code, summary.of_other_code) == (0, 1)
+    assert (written(out), codes(out)) == (files, old)
+    assert "1 of 2 cells" in said(out)
+    assert "1 of 2 cells" in refusal(images, out, limit=4)
+    assert attack(images, out, TWO, limit=6, stale="keep").of_other_code == 1
     now = codes(out)
     assert {name: now[name] for name in old} == old
     assert len({now[name] for name in now.keys() - old.keys()} - {*old.values()}) == 1
@@ -195,12 +164,11 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     assert levels(out) == {name: 0.5 if name in old else 0.25 for name in now}
 
 
-# before code was recorded -------------------------------------------------------------------------
-
-
-def old_run(images: Path, out: Path, limit: int) -> Path:
+def test_results_of_unrecorded_code_are_other_code(
+    bench: Workbench, images: Path, tmp_path: Path
+) -> None:
     """What an earlier version left: rows that do not say which code made them."""
-    write = RunStore.write
+    run, write = tmp_path / "run", RunStore.write
 
     def without_code(
         self: RunStore, run_id: str, block: int, rows: Any, pictures: Any, _: Any
@@ -209,14 +177,7 @@ def old_run(images: Path, out: Path, limit: int) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunStore, "write", without_code)
-        attack(images, out, TWO, limit=limit)
-    return out
-
-
-def test_results_of_unrecorded_code_are_other_code(
-    bench: Workbench, images: Path, tmp_path: Path
-) -> None:
-    run = old_run(images, tmp_path / "run", 6)
+        attack(images, run, TWO)
     before = written(run)
     assert "2 of 2 cells" in refusal(images, run)
     assert attack(images, run, TWO, stale="keep").of_other_code == 2
@@ -226,10 +187,7 @@ def test_results_of_unrecorded_code_are_other_code(
     same_results(run, tmp_path / "other")
 
 
-# the digest of code: what counts ------------------------------------------------------------------
-
-
-ROOT = Path(__file__).parents[2]
+# the normal form ----------------------------------------------------------------------------------
 
 
 SAMPLE = '''
@@ -263,35 +221,25 @@ finally:
 '''
 
 
-def form(source: str) -> str:
-    return normal_form(ast.parse(source))
-
-
-# the normal form ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("one", "same"),
     [
         ("a = 1", "# why\na = 1  # one\n\n"),
-        ("f(a, b)", "f(\n    a,\n    b,\n)"),
         ("a = 'x' 'y'", 'a = "xy"'),
-        ("a = 1000", "a = 1_000"),
-        ("a = (b + c) * d", "a = ((b + c)*(d))"),
         ("def f():\n return 1", 'def f():\n    """One.\n\n    Two."""\n    return 1'),
         ("def f(): pass", 'def f():\n    "text"'),
         ("class C:\n a = 1", 'class C:\n    a = 1\n    """What a is."""'),
-        ('f"a" "b"', 'f"ab"'),
         ("a = u'x'", "a = 'x'"),
     ],
 )
 def test_what_does_nothing_does_not_count(one: str, same: str) -> None:
-    assert form(one) == form(same)
+    assert normal_form(ast.parse(one)) == normal_form(ast.parse(same))
 
 
 def test_the_normal_form_is_the_same_in_every_python() -> None:
     """The digest that Python 3.10, 3.11, 3.12 and 3.13 give."""
-    assert hashlib.sha256(form(SAMPLE).encode()).hexdigest()[:16] == "233f06ef04126d32"
+    form = normal_form(ast.parse(SAMPLE))
+    assert hashlib.sha256(form.encode()).hexdigest()[:16] == "233f06ef04126d32"
 
 
 # which files --------------------------------------------------------------------------------------
@@ -301,22 +249,24 @@ def test_every_module_that_an_attack_imports_counts() -> None:
     """At least those within `attacks` that Python itself imports, but for the registry."""
     script = "import attacks.masked_span, sys; print(*sys.modules)"
     printed = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     wanted = {name for name in printed if name.startswith("attacks.")}
     assert len(wanted) > 16
     files = SourceReader().code_of("pixel_lattice").files
     counted = {file.removesuffix(".py").removesuffix("/__init__") for file in files}
     assert wanted <= {file.replace("/", ".") for file in counted}
-    assert "attacks/__init__.py" not in files
-    assert "attacks/april.py" not in files
+    assert {"attacks/__init__.py", "attacks/april.py"}.isdisjoint(files)
     assert all(file.startswith("attacks/") for file in files)
 
 
-def test_a_defences_files_count_beside_the_attacks() -> None:
+def test_defences_and_presets_count() -> None:
     reader = SourceReader()
-    plain = reader.code_of("grey")
-    defended = reader.code_of("grey", ["top_k 0.1", "int8"])
+    plain, defended = reader.code_of("grey"), reader.code_of("grey", ["top_k 0.1", "int8"])
     assert {*defended.files} - {*plain.files} == {
         "mjp_privacy/client/defenses/compression.py",
         "mjp_privacy/client/defenses/disturbance.py",
@@ -325,41 +275,30 @@ def test_a_defences_files_count_beside_the_attacks() -> None:
     }
     assert plain.digest != defended.digest
     assert reader.code_of("grey", ["top_k 0.5", "int8"]).digest == defended.digest
+    found = []
+    for words, uploads in (("", 2), ("other words", 3)):
+        entry = Entry("attacks.masked_span:MaskedSpan", words, {"uploads": uploads})
+        with ATTACKS.registered("pair", entry):
+            found.append(SourceReader().code_of("pair").files)
+    two, three = found
+    assert {file for file in two if two[file] != three[file]} == {"attacks/__init__.py (pair)"}
 
 
-def test_a_preset_in_the_registry_counts() -> None:
-    entry = Entry("attacks.masked_span:MaskedSpan", "", {"uploads": 2})
-    other = Entry("attacks.masked_span:MaskedSpan", "other words", {"uploads": 3})
-    with ATTACKS.registered("pair", entry):
-        two = SourceReader().code_of("pair")
-    with ATTACKS.registered("pair", other):
-        three = SourceReader().code_of("pair")
-    assert {f for f in two.files if two.files[f] != three.files[f]} == {
-        "attacks/__init__.py (pair)"
-    }
+def test_an_attack_from_elsewhere_counts_with_its_own_package_as_it_was_first_read(
+    bench: Workbench,
+) -> None:
+    """A notebook that does not reload an edited module goes on with the old code."""
 
+    def code() -> dict[str, str]:
+        return dict(SourceReader().code_of("tone").files)
 
-# an attack from elsewhere -------------------------------------------------------------------------
-
-
-def code() -> dict[str, str]:
-    return dict(SourceReader().code_of("tone").files)
-
-
-def test_an_attack_from_elsewhere_counts_with_its_own_package(bench: Workbench) -> None:
     own = {"workbench/tone.py", "workbench/shade.py", "workbench/levels.py"}
     assert {*code()} == {*own, "attacks/__init__.py (tone)"}
-    bench.edit("shade", "", "from attacks.equations import PATCH\nfrom json import dumps")
-    now = {*code()}
-    assert now > {"workbench/shade.py", "attacks/equations/__init__.py"}
-    assert "workbench/levels.py" not in now
-
-
-def test_an_imported_module_counts_as_it_was_when_it_was_first_read(bench: Workbench) -> None:
-    """A notebook that does not reload an edited module goes on with the old code."""
-    levels = importlib.import_module("workbench.levels")
-    before = code()
+    module, before = importlib.import_module("workbench.levels"), code()
     (bench.folder / "levels.py").write_text("LEVEL = 0.25\n")
     assert code() == before
-    importlib.reload(levels)
+    importlib.reload(module)
     assert code() != before
+    bench.edit("shade", "", "from attacks.equations import PATCH\nfrom json import dumps")
+    assert {*code()} > {"workbench/shade.py", "attacks/equations/__init__.py"}
+    assert "workbench/levels.py" not in code()

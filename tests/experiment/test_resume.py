@@ -1,37 +1,37 @@
-"""A run goes on where it stopped, however it stopped, and never takes other images for its own."""
+"""A run goes on where it stopped, however it stopped, and never takes other images or another run's
+folder for its own."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import os
+import re
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import torch
-from PIL import Image
+import yaml
+from safetensors.torch import save_file
 
+from mjp_privacy import load_model
+from mjp_privacy.cli import main
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core import files
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import ImageRecord, open_images
 from mjp_privacy.experiment import store
-from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.plan import Finished, make_plan
-from mjp_privacy.experiment.simulated import Simulated
+from mjp_privacy.experiment.run_folder import run_folder
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import Worker
 from mjp_privacy.models import tensor_files
 from tests.helpers.engines import attack_command
-from tests.helpers.own_attacks import raised
 from tests.helpers.runs import (
+    TINY,
     attack,
     cells,
     names,
@@ -53,6 +53,7 @@ from tests.helpers.trap import until
 BOTH = ["float32", "float64"]
 MASKED = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
 """Four of the whole run's cells: eight files of rows."""
+SPAN = [{"name": "patch_gradient"}]
 
 
 # killed -------------------------------------------------------------------------------------------
@@ -68,16 +69,14 @@ def same_as(whole: Path, out: Path) -> None:
 
 def test_a_process_killed_by_signal_9_goes_on(images: Path, whole: Path, tmp_path: Path) -> None:
     out, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
-    options = ["--engine", "here"]
-    with attack_command(
-        tiny(dtypes=BOTH, grid=MASKED), images, out, options, environment
-    ) as running:
+    config = tiny(dtypes=BOTH, grid=MASKED)
+    with attack_command(config, images, out, ["--engine", "here"], environment) as running:
         until(lambda: len(written(out)) >= 2 or running.process.poll() is not None)
         running.process.kill()
         assert running.wait() == -signal.SIGKILL, running.errors()
     kept = written(out)
     assert 2 <= len(kept) < 8
-    assert attack(images, out, tiny(dtypes=BOTH, grid=MASKED)).exit_code == 0
+    assert attack(images, out, config).exit_code == 0
     same_as(whole, out)
     assert kept.items() <= written(out).items(), "finished rows were written again"
 
@@ -86,9 +85,14 @@ class Killed(BaseException):
     """Stands in for the end of the process: nothing may catch it."""
 
 
-def dying(at: int, *, before: bool) -> Callable[..., Path]:
-    """`write_atomically` that dies at its k-th file, before or after that is in place."""
-    write, calls = files.write_atomically, count(1)
+@pytest.mark.parametrize(
+    ("at", "before"), [(1, True), (2, False), (3, False), (4, False), (6, False), (8, True)]
+)
+def test_a_run_that_dies_at_any_file_goes_on_and_lists_what_it_owes(
+    images: Path, whole: Path, tmp_path: Path, at: int, before: bool
+) -> None:
+    """At its k-th file, before or after that is in place."""
+    config, calls, write = tiny(dtypes=["float64"], grid=MASKED), count(1), files.write_atomically
 
     def mortal(path: Path, *arguments: Any, **options: Any) -> Path:
         number = next(calls)
@@ -96,108 +100,61 @@ def dying(at: int, *, before: bool) -> Callable[..., Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_name(f".{path.name}.1@elsewhere.tmp").write_bytes(b"half")
             raise Killed
-        written = write(path, *arguments, **options)
+        made = write(path, *arguments, **options)
         if number == at:
             raise Killed
-        return written
+        return made
 
-    return mortal
-
-
-@pytest.mark.parametrize(
-    ("at", "before"),
-    [(1, True), (4, False), (6, False), (8, True)],
-)
-def test_a_run_that_dies_at_any_file_goes_on(
-    images: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    at: int,
-    before: bool,
-) -> None:
-    config = tiny(dtypes=["float64"], grid=MASKED)
-    with monkeypatch.context() as patch:
-        mortal = dying(at, before=before)
+    with pytest.MonkeyPatch.context() as patch:
         for module in (tensor_files, store):
             patch.setattr(module, "write_atomically", mortal)
         with pytest.raises(Killed):
             attack(images, tmp_path, config)
     finished = written(tmp_path)
+    owed = cells(tmp_path) if at > 2 else []  # a half-finished table does not look like a whole one
+    assert at != 3 or {bool(entry["reason"]) for entry in owed} == {True}
     assert attack(images, tmp_path, config).exit_code == 0
     assert finished.items() <= written(tmp_path).items()
     same_as(whole, tmp_path)
+    keys = [entry["cell_key"] for entry in cells(tmp_path)]
+    assert not owed or [entry["cell_key"] for entry in owed] == keys
 
 
-def test_a_run_that_ended_early_lists_the_cells_it_owes(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_and_a_missing_file_are_named_and_made_again_and_then_nothing(
+    images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of a half-finished run must not look like that of a whole one."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Worker, "work_block", lambda *_: raised(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            attack(images, tmp_path, tiny(), limit=3)
-    planned = cells(tmp_path)
-    attack(images, tmp_path, tiny(), limit=3)
-    assert [c["cell_key"] for c in planned] == [c["cell_key"] for c in cells(tmp_path)]
-    assert {c["status"] for c in planned if c["model"] == "MJP"} == {"failed"}
-    assert all(c["reason"] for c in planned if c["model"] == "MJP")
-    assert {(c["status"], c["reason"]) for c in cells(tmp_path)} == {("ok", "")}
-
-
-def test_a_damaged_and_a_missing_file_are_named_and_made_again(
-    images: Path, whole: Path, tmp_path: Path
-) -> None:
-    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    out, config = Path(shutil.copytree(whole, tmp_path / "run")), tiny(dtypes=BOTH)
     missing, flipped, *_ = sorted(out.glob("rows/*/00001.*.parquet"))
     content = bytearray(flipped.read_bytes())
     content[len(content) // 2] ^= 1
     missing.unlink()
     flipped.write_bytes(content)
-    assert attack(images, out, tiny(dtypes=BOTH)).exit_code == 0
+    assert attack(images, out, config).exit_code == 0
     assert str(flipped.relative_to(out)) in said(out)
     assert (out / "damaged" / flipped.relative_to(out)).read_bytes() == content
     same_results(whole, out)
-
-
-def test_the_same_command_again_does_nothing(
-    images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = Path(shutil.copytree(whole, tmp_path / "run"))
     before = written(out)
     monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("computed again"))
-    assert attack(images, out, tiny(dtypes=BOTH)).exit_code == 0
+    assert attack(images, out, config).exit_code == 0
     assert cells(out) == cells(whole)
     assert "all 60 units" in said(out)
-    assert attack(images, out, tiny(dtypes=BOTH), limit=2).images == 2
+    assert attack(images, out, config, limit=2).images == 2
     assert written(out) == before
-    pd.testing.assert_frame_equal(rows(whole), rows(out), check_exact=True)
+    same_rows(whole, out)
 
 
-# limits -------------------------------------------------------------------------------------------
-
-
-def test_a_larger_limit_adds_blocks_to_a_smaller_one(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "grown", one_cell(), limit=3)
-    first, files = rows(tmp_path / "grown"), written(tmp_path / "grown")
-    assert attack(images, tmp_path / "grown", one_cell(), limit=6).images == 6
-    assert files.items() <= written(tmp_path / "grown").items()
-    attack(images, tmp_path / "fresh", one_cell(), limit=6)
-    same_rows(tmp_path / "grown", tmp_path / "fresh")
-    kept = rows(tmp_path / "grown")
-    kept = kept[kept["image_id"].isin(set(first["image_id"]))].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, first, check_exact=True)
-
-
-def test_a_limit_inside_a_block_ends_with_the_rows_of_a_fresh_run(
-    images: Path, tmp_path: Path
+@pytest.mark.parametrize(("block", "limits"), [(3, (3, 6)), (6, (2, 6))])
+def test_a_larger_limit_ends_with_the_rows_of_a_fresh_run(
+    images: Path, tmp_path: Path, block: int, limits: tuple[int, int]
 ) -> None:
-    """The block is done again as a whole, for its numbers move with the batch."""
-    config = one_cell(dtypes=BOTH, block=6)
-    for limit in (2, 6):
-        attack(images, tmp_path / "grown", config, limit=limit)
-    attack(images, tmp_path / "fresh", config, limit=6)
-    same_results(tmp_path / "grown", tmp_path / "fresh")
+    """A limit inside a block has it done again as a whole, for its numbers move with the batch."""
+    config, grown = one_cell(dtypes=BOTH, block=block), tmp_path / "grown"
+    attack(images, grown, config, limit=limits[0])
+    first = written(grown)
+    assert attack(images, grown, config, limit=limits[1]).images == limits[1]
+    attack(images, tmp_path / "fresh", config, limit=limits[1])
+    same_results(grown, tmp_path / "fresh")
+    assert block > limits[0] or first.items() <= written(grown).items()
 
 
 # other images -------------------------------------------------------------------------------------
@@ -207,7 +164,7 @@ def test_a_limit_inside_a_block_ends_with_the_rows_of_a_fresh_run(
 def own(images: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A copy of the images, and a finished run on it."""
     folder = Path(shutil.copytree(images, tmp_path / "images"))
-    attack(folder, tmp_path / "run", one_cell())
+    attack(folder, tmp_path / "run", one_cell(attacks=SPAN))
     return folder, tmp_path / "run"
 
 
@@ -219,10 +176,10 @@ def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:
         photograph(label).save(folder / f"{label}.png")
     lines = [f"{at}.png,{at}" for at in range(1, 8)]
     (folder / "labels.csv").write_text("\n".join(["file,label", *lines]) + "\n")
-    assert attack(folder, run, one_cell()).exit_code == 0
+    assert attack(folder, run, one_cell(attacks=SPAN)).exit_code == 0
     assert "0.png" in said(run)  # its rows stay
     after = values(run)
-    assert set(after.index.get_level_values("image_id")) == set(names(8))
+    assert {*after.index.get_level_values("image_id")} == {*names(8)}
     pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
 
 
@@ -230,7 +187,7 @@ def test_a_run_refuses_other_pixels_and_labels_under_the_same_names(
     own: tuple[Path, Path],
 ) -> None:
     folder, run = own
-    files, image, labels = written(run), folder / "2.png", folder / "labels.csv"
+    before, image, labels = written(run), folder / "2.png", folder / "labels.csv"
     for path, spoil in (
         (image, photograph(99).save),
         (image, lambda path: path.write_bytes(b"no image")),
@@ -239,43 +196,214 @@ def test_a_run_refuses_other_pixels_and_labels_under_the_same_names(
         content = path.read_bytes()
         spoil(path)
         with pytest.raises(UserError, match=r"2\.png"):
-            attack(folder, run, one_cell())
+            attack(folder, run, one_cell(attacks=SPAN))
         path.write_bytes(content)
-        assert written(run) == files
     photograph(2).save(image, compress_level=0)  # the same pixels in other bytes
-    assert attack(folder, run, one_cell()).exit_code == 0
-    assert written(run) == files
-    with pytest.raises(UserError, match="6 image"):  # others altogether
-        attack(photographs(folder.parent / "others", 2, first=7), run, one_cell())
+    assert attack(folder, run, one_cell(attacks=SPAN)).exit_code == 0
+    others = photographs(folder.parent / "others", 2, first=7)
+    with pytest.raises(UserError, match="6 image"):
+        attack(others, run, one_cell(attacks=SPAN))
+    assert written(run) == before
 
 
-@pytest.mark.parametrize("options", [{}, {"engine": EngineConfig("local", workers=1)}])
-def test_turned_pictures_are_said_whoever_opens_them(
-    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+# folders ------------------------------------------------------------------------------------------
+
+FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
+CONFIG = {
+    "name": "brief",
+    "attacks": [{"name": "grey"}, *SPAN],
+    "models": {"own": {}},
+    "grid": [{"models": ["own"], "settings": ["a"]}],
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    photographs(tmp_path / "images", 1)
+    (tmp_path / "brief.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**CONFIG, "name": "other", "seed": 1}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def weights(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = load_model(**{**TINY, "seed": seed}).state_dict()
+    save_file(state, path, {key: json.dumps(value) for key, value in FACTS.items()})
+    return path
+
+
+def command(
+    capsys: pytest.CaptureFixture[str],
+    *words: object,
+    config: str = "brief.yaml",
+    weights: object = "packaged:cifar_vit",
+) -> tuple[int, str]:
+    """The exit code of `mjp attack` in a folder `out`, and what it said on stderr."""
+    named = ["attack", config, "--images", "images", "--weights", weights, "--out", "out"]
+    capsys.readouterr()
+    code = main([*map(str, (*named, *words)), "--engine", "here", "--device", "cpu"])
+    return code, capsys.readouterr().err
+
+
+def test_runs_have_a_folder_by_their_weights_and_what_is_made_of_them(place: Path) -> None:
+    own, ladder = load_experiment("own"), load_experiment("ladder")
+    one = str(weights(place / "a" / "vit.safetensors"))
+    trained = str(weights(place / "J" / "model.safetensors"))
+    for folder, name in (
+        (run_folder(own), "own"),
+        (run_folder(own, [one]), "own/vit-[0-9a-f]{6}"),
+        (run_folder(own, [trained]), "own/J-[0-9a-f]{6}"),
+        (run_folder(own, ["packaged:cifar_vit"]), "own/cifar_vit-[0-9a-f]{6}"),
+        (run_folder(ladder, [one]), "ladder"),
+    ):
+        assert re.fullmatch(f"results/{name}", str(folder)), folder
+    made = [{"img_size": 64}, {"mean": (0.4,)}, {}]
+    others = {run_folder(own, [one], model=model) for model in made}
+    others.add(run_folder(own, [one], gamma=0.5))
+    assert len(others) == 4
+    assert run_folder(own, [one], model={"img_size": 64}) in others
+
+
+def test_cells_that_another_checkpoint_replaces_are_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images = photographs(tmp_path / "images", 3)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    photograph(1).save(images / "1.png", exif=turned)
-    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "grey"}]), **options)
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "EXIF" in line]
-    assert "1.png" in line
-    assert "0.png" not in line
+    one, two = (weights(place / name / "mine.safetensors", seed) for seed, name in enumerate("ab"))
+    said_of_first = "2 finished cell"
+    assert said_of_first not in command(capsys, weights=one)[1]
+    [sha] = {entry["checkpoint_sha"] for entry in cells(Path("out"))}
+    of_one = written(Path("out"))
+    told = command(capsys, weights=two)[1]
+    for words in (said_of_first, "grey (a)", "patch_gradient (a)"):
+        assert words in told
+    assert sha not in {entry["checkpoint_sha"] for entry in cells(Path("out"))}
+    assert of_one.items() <= written(Path("out")).items()
+    assert said_of_first not in command(capsys, weights=two)[1]
+    before = written(Path("out"))
+    command(capsys, weights=one)
+    assert written(Path("out")) == before  # the rows were there
+    assert {entry["checkpoint_sha"] for entry in cells(Path("out"))} == {sha}
 
 
-def test_an_image_without_a_label_takes_nothing_from_its_neighbours(tmp_path: Path) -> None:
-    records = [ImageRecord("0.png", 0, "csv"), ImageRecord("1.png"), ImageRecord("2.png", 2, "csv")]
-    source = open_images(photographs(tmp_path / "images", 3))
-    source = dataclasses.replace(source, records=tuple(records))
-    experiment = load_experiment(one_cell(attacks=[{"name": "april"}]))
-    simulated = Simulated(experiment, source, records, torch.device("cpu"))
-    plan = make_plan(experiment, simulated)
-    worker = Worker(
-        plan, simulated, code_of_cells(plan, with_defenses=True), Finished(RunStore(tmp_path)), {}
-    )
-    [block] = plan.blocks["ViT"]
-    list(worker.work_block(worker.open("ViT"), block, plan.cells))
-    [run_id] = RunStore(tmp_path).stored_cells()
-    rows = RunStore(tmp_path).read(run_id)
-    for variant in ("intact", "altered"):
-        assert rows[f"top1.{variant}"].isna().tolist() == [False, True, False]
+def test_a_folder_with_other_files_and_no_run_is_no_place_for_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "out").mkdir()
+    (place / "out" / ".hidden").touch()
+    assert command(capsys)[0] == 0  # what is hidden is nobody's
+    shutil.rmtree(place / "out")
+    (place / "out").mkdir()
+    (place / "out" / "thesis.tex").touch()
+    code, told = command(capsys)
+    assert (code, len(told.splitlines())) == (2, 1)
+    assert "thesis.tex" in told
+    assert "--into" in told
+    assert [path.name for path in (place / "out").iterdir()] == ["thesis.tex"]
+    assert command(capsys, "--into")[0] == 0
+    assert command(capsys)[0] == 0  # it is a run's now
+
+
+def test_a_second_experiment_is_refused_unless_it_is_added(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: object, **options: Any) -> int:
+        return command(capsys, *words, **options)[0]
+
+    assert run() == 0
+    before = written(place / "out")
+    for given in ({"config": "other.yaml"}, {}):
+        code, told = command(capsys, *(() if given else ("--seed", 1)), **given)
+        assert code == 2
+        assert "--add" in told.splitlines()[-1]
+        assert "brief" in told.splitlines()[-1]
+    assert written(place / "out") == before
+    grown = {**CONFIG, "attacks": [*CONFIG["attacks"], {"name": "mean_image"}]}
+    for config in (grown, CONFIG):  # more lines, or fewer
+        (place / "brief.yaml").write_text(yaml.safe_dump(config))
+        assert run() == 0
+    assert len(RunStore(place / "out").experiments) == 1
+    assert run("--seed", 1, "--add") == run("--seed", 1, "--add") == 0
+    assert run("--seed", 1) == 0  # it is one of the folder's
+    assert len(RunStore(place / "out").experiments) == 2
+    assert {entry["seed"] for entry in cells(place / "out")} == {0, 1}
+    assert main(["report", "out", "--out", "report", "--pictures", "none"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert all(name in first for name in RunStore(place / "out").experiments)
+
+
+# storage ------------------------------------------------------------------------------------------
+
+
+STORED = one_cell(attacks=[{"name": "april"}, *SPAN])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    attack(images, out, STORED)
+    return out
+
+
+def stored(images: Path, out: Path, folder: Path) -> int:
+    """The exit code of the run in a folder."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(STORED))
+    words = ["attack", config, "--images", images, "--out", out, "--device", "cpu"]
+    return main([*map(str, words), "--engine", "here"])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 320 KiB, too small for the run."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=320k", "small", str(place)]
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("mounting a small disk needs root")
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let a tmpfs be mounted")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_run_on_a_full_disk_goes_on_where_there_is_space(
+    images: Path,
+    undisturbed: Path,
+    disk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (disk / "other").write_bytes(bytes(130 << 10))
+    assert stored(images, disk / "run", tmp_path) == 74
+    assert f"{disk}/run/" in capsys.readouterr().err.splitlines()[-1]
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    assert stored(images, disk / "run", tmp_path) == 0
+    same_results(undisturbed, disk / "run")
+
+
+@pytest.mark.parametrize(("blocks", "lost"), [(1, ""), (4, ""), (4, "rows")])
+def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
+    images: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    blocks: int,
+    lost: str,
+) -> None:
+    """In its middle and after its last block; the folder itself or its rows alone."""
+    run, write, number = tmp_path / "run", RunStore.write, count(1)
+
+    def write_and_lose(self: RunStore, *arguments: Any) -> Path:
+        path = write(self, *arguments)
+        if next(number) == blocks:
+            shutil.rmtree(run / lost)
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "write", write_and_lose)
+        assert stored(images, run, tmp_path) == 74
+    assert str(run) in capsys.readouterr().err.splitlines()[-1]
+    assert run.exists() == bool(lost)
+    assert stored(images, run, tmp_path) == 0
+    same_results(undisturbed, run)

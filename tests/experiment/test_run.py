@@ -1,91 +1,78 @@
-"""What a run leaves, from which every number can be made again; and that whoever works makes it."""
+"""What a run leaves, from which every number can be made again: rows, pictures, cells, batches."""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from attacks import ATTACKS
-from mjp_privacy import load_model, score
+from mjp_privacy import load_images, load_model, score
 from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment import cell as cells_of_blocks
-from mjp_privacy.experiment.cell_facts import run_id
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.data import open_images
+from mjp_privacy.experiment import run as run_module
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics import METRICS
-from mjp_privacy.models.jigsaw import shuffle_patches
-from tests.helpers.own_attacks import FRAMES, ROUNDS, SEEN, mjp, rounds
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from tests.helpers.own_attacks import BATCHES, FRAMES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
     MJP,
     PATCH,
     SIDE,
-    TINY,
     attack,
     cell,
     cells,
     names,
     one_cell,
+    outcome,
+    photograph,
     photographs,
     rows,
-    same_rows,
+    said,
     tensors,
     tiny,
+    values,
+    written,
 )
 
-BOTH = ["float32", "float64"]
 
-
-@pytest.fixture(scope="module")
-def run(images: Path, whole: Path) -> Path:
-    """The five cells of `tiny` in both precisions; nobody changes it."""
-    return whole
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    SEEN.clear()
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
 
 
 # rows ---------------------------------------------------------------------------------------------
 
 
-SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
-
-
-TOP1 = {("top1", "intact"), ("top1", "altered")}
-
-
-def test_every_image_has_every_score_in_every_cell(run: Path) -> None:
-    found = rows(run)
-    assert set(found["status"]) == {"ok"}
-    assert set(found["reason"]) == {""}
-    assert set(found["label_source"]) == {"csv"}
+def test_every_image_has_every_score_in_every_cell(whole: Path) -> None:
+    scores = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
+    scores |= {("top1", "intact"), ("top1", "altered"), ("ceiling_psnr", "diagnostic")}
+    found = rows(whole)
+    assert {*found["status"]} == {"ok"}
+    assert {*found["reason"]} == {""}
+    assert {*found["label_source"]} == {"csv"}
     assert not found.duplicated(KEYS).any()
-    for entry in cells(run):
-        own = found[found["run_id"] == entry["run_id"]]
-        for image_id, part in own.groupby("image_id"):
-            kinds = set(zip(part["metric"], part["variant"], strict=True))
-            assert kinds >= SCORES | TOP1 | {("ceiling_psnr", "diagnostic")}, image_id
-        assert sorted(own["image_id"].unique()) == names(6)
+    kinds = found.groupby(["run_id", "image_id"])[["metric", "variant"]]
+    assert all({*part.itertuples(index=False, name=None)} >= scores for _, part in kinds)
+    assert len(kinds) == 6 * len(cells(whole))
 
 
-def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path) -> None:
-    for place in ("cats", "dogs/small"):
-        photographs(tmp_path / "pets" / place, 2, labelled=False)
-    expected = {"cats/0.png", "cats/1.png", "dogs/small/0.png", "dogs/small/1.png"}
-    attack(tmp_path / "pets", tmp_path / "folder", one_cell())
-    zipped = Path(shutil.make_archive(str(tmp_path / "pets"), "zip", tmp_path / "pets"))
-    attack(zipped, tmp_path / "zip", one_cell())
-    assert set(rows(tmp_path / "folder")["image_id"]) == expected
-    same_rows(tmp_path / "folder", tmp_path / "zip")
-
-
-def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
-    found = rows(run).set_index(KEYS)["value"]
-    for key in (entry["run_id"] for entry in cells(run)):
-        stored = tensors(run, key)
+def test_stored_tensors_give_the_stored_scores(whole: Path) -> None:
+    found = rows(whole).set_index(KEYS)["value"]
+    for key in (entry["run_id"] for entry in cells(whole)):
+        stored = tensors(whole, key)
         assert sorted(stored) == names(6)
         for block in (list(stored)[:3], list(stored)[3:]):  # LPIPS moves with the batch
             images, targets = (
@@ -95,102 +82,92 @@ def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
                 assert again.tolist() == [found[key, i, metric, variant] for i in block]
 
 
-def test_accuracy_is_taken_with_the_mask_that_the_client_used(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-
-    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        asked.append((x, mask))
-        return predict(model, x, mask)
-
-    monkeypatch.setattr(cells_of_blocks, "predict", noted)
-    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
-    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
-    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
-    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
-    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
-    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
-    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
-
-
-# settings -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("model", "setting", "fed", "against"),
+    ("model", "setting", "shuffled", "against"),
     [
-        ("ViT", "a", "plain", "plain"),
-        ("MJP", "a", "plain", "plain"),
-        ("MJP", "b", "shuffled", "shuffled"),
-        ("MJP", "c", "shuffled", "plain"),
+        ("ViT", "a", False, "plain"),
+        ("MJP", "a", False, "plain"),
+        ("MJP", "b", True, "input"),
+        ("MJP", "c", True, "plain"),
     ],
 )
 def test_settings_feed_and_score_what_they_say(
-    run: Path, images: Path, model: str, setting: str, fed: str, against: str
+    whole: Path, images: Path, model: str, setting: str, shuffled: bool, against: str
 ) -> None:
-    from mjp_privacy import load_images
-
     plain = {i.image_id: i.image for i in load_images(images, size=SIDE)}
-    entry = cell(run, model=model, setting=setting, dtype="float32")
-    stored = tensors(run, entry["run_id"])
-    assert set(stored) == set(names(6))
+    stored = tensors(whole, cell(whole, model=model, setting=setting, dtype="float32")["run_id"])
+    assert {*stored} == {*names(6)}
     for image_id, own in stored.items():
-        kinds = {"plain": plain[image_id], "shuffled": plain[image_id]}
+        fed = plain[image_id]
+        assert ("mask" in own) == ("permutation" in own) == shuffled
+        if shuffled:
+            fed = shuffle_patches(fed[None], own["permutation"][None], PATCH)[0]
+            visible = ~own["mask"]
+            assert own["permutation"][visible].equal(torch.arange(16)[visible])
         assert own["plain"].equal(plain[image_id])
-        assert ("mask" in own) == ("permutation" in own) == (fed == "shuffled")
-        if "mask" in own:
-            order = own["permutation"]
-            kinds["shuffled"] = shuffle_patches(plain[image_id][None], order[None], PATCH)[0]
-            assert order[~own["mask"]].equal(torch.arange(16)[~own["mask"]])
-        assert own["input"].equal(kinds[fed])
-        assert own["target"].equal(kinds[against])
-    if fed == "shuffled":
-        assert any(not own["input"].equal(own["plain"]) for own in stored.values())
+        assert own["input"].equal(fed)
+        assert own["target"].equal(own[against])
+    assert shuffled == any(not own["input"].equal(own["plain"]) for own in stored.values())
 
 
-# cells --------------------------------------------------------------------------------------------
+def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
+    folder = photographs(tmp_path / "images", 3, labelled=False)
+    assert attack(folder, tmp_path / "run", mjp("b", rounds(rounds=1))).exit_code == 0
+    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
+    order = RunStore(tmp_path / "run").read(entry["run_id"])["image_id"]
+    stored = tensors(tmp_path / "run", entry["run_id"])
+    expected = [predict(model, stored[name]["plain"][None], None).item() for name in order]
+    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
+    found = rows(tmp_path / "run")
+    assert {*found["label_source"]} == {"prediction"}
+    is_top1 = found["metric"] == "top1"
+    assert {*found.loc[is_top1, "status"]} == {"unscored"}
+    assert found.loc[is_top1, "value"].isna().all()
+    assert {*found.loc[~is_top1, "status"]} == {"ok"}
+    assert not entry["true_labels"]
 
 
-def test_a_run_id_is_of_all_that_makes_rows_others() -> None:
-    known = set()
-    for change in (
-        {},
-        {"seed": 1},
-        {"dtypes": ["float64"]},
-        {"client": {"dal": True}},
-        {"block": 2},
-        {"attacks": [{"name": "april", "options": {"engine": "breaching"}}]},
-        {"grid": [{"models": ["ViT"], "settings": ["b"]}]},
-        {"models": {"ViT": {**TINY, "seed": 1}}},
-        {"models": {"ViT": {**TINY, "num_classes": 11}}},
-        {"models": {"ViT": {**TINY, "std": 0.4}}},
-    ):
-        experiment = load_experiment(one_cell(**change))
-        model = load_model(**experiment.models["ViT"].loading())
-        ids = {
-            run_id(c, experiment, model, labels) for c in expand(experiment) for labels in (0, 1)
-        }
-        assert len(ids) == 2
-        assert known.isdisjoint(ids)
-        known |= ids
+def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some_labels(*arguments: Any) -> Any:  # as uploads may have them; images have all or none
+        source = open_images(*arguments)
+        records = [replace(r, label=None if r.image_id == "1.png" else 0) for r in source.records]
+        return replace(source, records=tuple(records))
+
+    monkeypatch.setattr(run_module, "open_images", some_labels)
+    images = photographs(tmp_path / "images", 3)
+    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "april"}]))
+    found = RunStore(tmp_path / "run").read(cells(tmp_path / "run")[0]["run_id"])
+    found = found.set_index("image_id").sort_index()
+    for variant in ("intact", "altered"):
+        assert found[f"top1.{variant}"].isna().tolist() == [False, True, False]
+
+
+# images, cells, the folder's own config -----------------------------------------------------------
+
+
+def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:
+    grey = [{"name": "grey"}]
+    chosen = one_cell(classes={"modulo": 3, "remainders": [1]}, attacks=grey)
+    assert attack(images, tmp_path, chosen).images == 2
+    assert {*rows(tmp_path)["image_id"]} == {"1.png", "4.png"}
+    for classes, named in (({"modulo": 10, "remainders": [7]}, "7"), ({"modulo": 1}, "modulo")):
+        with pytest.raises(UserError, match=named):
+            attack(images, tmp_path, one_cell(classes={"remainders": [0], **classes}))
 
 
 def test_cells_stand_in_table_order_and_those_of_other_commands_stay(
     images: Path, tmp_path: Path
 ) -> None:
-    attack(images, tmp_path, tiny(), limit=1)
+    config = tiny(attacks=[{"name": "grey"}])
+    attack(images, tmp_path, config, limit=1)
     first = [(entry["model"], entry["setting"], entry["gamma"]) for entry in cells(tmp_path)]
-    assert first == [
-        ("ViT", "a", 0),
-        ("ViT", "b", 0.5),
-        ("MJP", "a", 0),
-        ("MJP", "b", 0.5),
-        ("MJP", "c", 0.5),
-    ]
-    attack(images, tmp_path, tiny(), limit=1, gamma=0.9, add=True)
-    gammas = [entry["gamma"] for entry in cells(tmp_path)]
-    assert gammas == [0, 0.9, 0, 0.9, 0.9, 0.5, 0.5, 0.5]
+    mjp = [("MJP", "a", 0), ("MJP", "b", 0.5), ("MJP", "c", 0.5)]
+    assert first == [("ViT", "a", 0), ("ViT", "b", 0.5), *mjp]
+    assert load_experiment(tmp_path / "experiment.yaml") == load_experiment(config)
+    attack(images, tmp_path, config, limit=1, gamma=0.9, add=True)
+    assert [entry["gamma"] for entry in cells(tmp_path)] == [0, 0.9, 0, 0.9, 0.9, 0.5, 0.5, 0.5]
     assert rows(tmp_path)["status"].eq("ok").all()
 
 
@@ -202,39 +179,21 @@ def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-# labels and the client ----------------------------------------------------------------------------
+@pytest.mark.parametrize("options", [{}, {"engine": EngineConfig("local", workers=1)}])
+def test_turned_pictures_are_said_whoever_opens_them(
+    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = photographs(tmp_path / "images", 3)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    photograph(1).save(images / "1.png", exif=turned)
+    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "grey"}]), **options)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "EXIF" in line]
+    assert "1.png" in line
+    assert "0.png" not in line
 
 
-def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
-    folder = photographs(tmp_path / "images", 3, labelled=False)
-    config = mjp("b", rounds(rounds=1))
-    with ATTACKS.registered("rounds", ROUNDS):
-        assert attack(folder, tmp_path / "run", config).exit_code == 0
-    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
-    order = RunStore(tmp_path / "run").read(entry["run_id"])["image_id"]
-    stored = tensors(tmp_path / "run", entry["run_id"])
-    expected = [predict(model, stored[name]["plain"][None], None).item() for name in order]
-    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
-    found = rows(tmp_path / "run")
-    assert set(found["label_source"]) == {"prediction"}
-    top1 = found[found["metric"] == "top1"]
-    assert set(top1["status"]) == {"unscored"}
-    assert top1["value"].isna().all()
-    assert set(found.loc[found["metric"] != "top1", "status"]) == {"ok"}
-    assert not entry["true_labels"]
-
-
-def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:
-    summary = attack(images, tmp_path, one_cell(classes={"modulo": 3, "remainders": [1]}))
-    assert summary.images == 2
-    assert set(rows(tmp_path)["image_id"]) == {"1.png", "4.png"}
-    with pytest.raises(UserError, match="7"):
-        attack(images, tmp_path, one_cell(classes={"modulo": 10, "remainders": [7]}))
-    with pytest.raises(UserError, match="modulo"):
-        attack(images, tmp_path, one_cell(classes={"modulo": 1, "remainders": [0]}))
-
-
-MOST_FRAMES = 12
+MOST_FRAMES = 8
 
 
 def test_few_functions_stand_between_the_way_in_and_an_attack(images: Path, tmp_path: Path) -> None:
@@ -243,3 +202,199 @@ def test_few_functions_stand_between_the_way_in_and_an_attack(images: Path, tmp_
     print(*FRAMES, sep="\n")
     assert FRAMES[0] == "run_experiment"
     assert len(FRAMES) <= MOST_FRAMES
+
+
+# batches: whose picture is whose, who stands with whom --------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Eight photographs of the classes 0 to 7, known to the attack `backwards`."""
+    images = photographs(tmp_path_factory.mktemp("eight"), 8)
+    with knowing(images, 8):
+        yield images
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    BATCHES.clear()
+
+
+def batches(partners: str, uploads: int = 1, block: int = 8, **options: Any) -> dict[str, Any]:
+    client = {"batch": 2, "partners": partners}
+    one = {"name": "backwards", "options": {"uploads": uploads, **options}}
+    grid = [{"models": ["ViT"], "settings": ["a"], "client": client}]
+    return one_cell(block=block, grid=grid, attacks=[one])
+
+
+@pytest.mark.parametrize(("partners", "uploads", "pool"), [("fixed", 1, 2), ("fresh", 2, 8)])
+def test_reconstructions_are_scored_against_the_picture_they_fit(
+    eight: Path, tmp_path: Path, partners: str, uploads: int, pool: int
+) -> None:
+    """Several rounds of a client that shuffles are one pool."""
+    attack(eight, tmp_path / "out", batches(partners, uploads=uploads))
+    found = values(tmp_path / "out", attack="backwards")
+    for place, label in enumerate(ORDER):
+        assert found[f"{label}.png", "mse", "standard"] < 1e-14
+        assert found[f"{label}.png", "matched_place", "diagnostic"] == pool - 1 - place % pool
+        assert found[f"{label}.png", "named_class", "diagnostic"] == label
+    assert cell(tmp_path / "out")["partners"] == partners
+
+
+def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
+    eight: Path, tmp_path: Path
+) -> None:
+    attack(eight, tmp_path / "out", batches("fixed", broken=0))
+    found = rows(tmp_path / "out")
+    second = {f"{label}.png" for label in ORDER[1::2]}  # which the attack returns first
+    assert {*found.loc[found["status"] == "failed", "image_id"]} == second
+    alone = found[(found["status"] == "ok") & (found["metric"] == "mse")]
+    assert {*alone["image_id"]} == {*names(8)} - second
+    assert (alone["value"] < 1e-10).all()
+
+
+def test_partners_change_from_round_to_round_and_no_series_is_read(
+    eight: Path, tmp_path: Path
+) -> None:
+    attack(eight, tmp_path / "out", batches("fresh", uploads=6))
+    (six,) = BATCHES
+    assert six[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
+    assert all(frozenset.union(*steps) == {*range(8)} for steps in six)  # an epoch holds all
+    assert len({pair for steps in six for pair in steps}) > 12  # of 28; fixed ones would be 4
+    series = [{"name": "multi_round", "options": {"uploads": 2}}]
+    attack(eight, tmp_path / "series", batches("fresh") | {"attacks": series})
+    for status, reason in outcome(tmp_path / "series").values():
+        assert status == "unsupported"
+        assert "partners: fresh" in reason
+
+
+def test_a_block_that_raises_is_not_done_again_in_parts(
+    eight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows would be of clients that hold a single batch each, whose partners never change."""
+    attack(eight, tmp_path / "out", batches("fresh", uploads=2, fails=4))
+    for status, reason in outcome(tmp_path / "out").values():
+        assert status == "failed"
+        assert "4 steps are too many" in reason
+    assert [len(rounds[0]) for rounds in BATCHES] == [4]
+    made: list[int] = []  # nor where what raises is no attack but the client itself
+
+    def fail(self: Any, cell: Any, names: Any, records: Any) -> Any:
+        made.append(len(records))
+        raise RuntimeError("the client broke")
+
+    monkeypatch.setattr("mjp_privacy.experiment.simulated.SimulatedUploads.observe", fail)
+    attack(eight, tmp_path / "fresh", batches("fresh"))
+    assert made == [8]
+    assert {status for status, _ in outcome(tmp_path / "fresh").values()} == {"failed"}
+    attack(eight, tmp_path / "fixed", batches("fixed"))
+    assert made == [8, 8, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("block", "limit", "advice"), [(8, 2, "--limit 4"), (6, 8, "--limit 6"), (4, 6, "--limit 4")]
+)
+def test_a_last_block_of_one_batch_is_refused_before_any_work(
+    eight: Path, tmp_path: Path, block: int, limit: int, advice: str
+) -> None:
+    with pytest.raises(UserError, match=rf"ViT .*{advice}\."):
+        attack(eight, tmp_path / "out", batches("fresh", block=block), limit=limit)
+    assert not BATCHES
+    attack(eight, tmp_path / "out", batches("fresh", block=block), limit=int(advice.split()[1]))
+    attack(eight, tmp_path / "fixed", batches("fixed", block=block), limit=limit)
+    with pytest.raises(UserError, match=r"ViT .*--limit 2\."):  # half a step
+        attack(eight, tmp_path / "odd", batches("fixed", block=block), limit=3)
+
+
+# several uploads, labels of attacks ---------------------------------------------------------------
+
+
+def test_a_label_is_a_line_of_its_own_and_what_an_entry_names(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds("two", rounds=2), rounds("three", rounds=3), {"name": "april"})
+    first = config["grid"][0]
+    config["grid"] = [first | {"attacks": ["three"]}, first | {"attacks": ["april", "two"]}]
+    attack(three, tmp_path, config)
+    found = [(entry["attack"], entry["attack_name"]) for entry in cells(tmp_path)]
+    assert found == [("three", "rounds"), ("two", "rounds"), ("april", "april")]
+    assert [len(view.updates) for view in SEEN] == [3, 2]
+    assert {*rows(tmp_path)["attack"]} == {"two", "three", "april"}
+
+
+def test_uploads_are_rounds_with_fresh_masks(three: Path, tmp_path: Path) -> None:
+    attack(three, tmp_path, mjp("c", rounds()))
+    (view,) = SEEN
+    assert [update.round for update in view.updates] == [0, 1, 2]
+    assert view.against == "plain"
+    assert all(update.weights_before is None for update in view.updates)
+    first = RunStore(tmp_path).read(cells(tmp_path)[0]["run_id"])["image_id"].iloc[0]
+    masks = []
+    for round, update in enumerate(view.updates):
+        mask, _ = draw_masks([first], grid=4, gamma=0.5, round=round, seed=0)
+        assert torch.equal(update.grads["pos_embed"][0, 0, 1:].eq(0).all(-1), mask[0])
+        masks.append(tuple(mask[0].tolist()))
+    assert len({*masks}) == 3
+
+
+# what does not apply ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_inapplicable_images_are_unsupported_and_no_failures(
+    three: Path, tmp_path: Path, breaks: bool
+) -> None:
+    config = mjp("c", rounds(rounds=2, inapplicable=[0 if breaks else 1], breaks=breaks))
+    summary = attack(three, tmp_path, config)
+    assert (summary.exit_code, summary.failures) == (0, ())
+    refused = [reason for status, reason in outcome(tmp_path).values() if status == "unsupported"]
+    assert refused == ["too dark"] * (3 if breaks else 1)
+    assert {status for status, _ in outcome(tmp_path).values()} <= {"ok", "unsupported"}
+    files = written(tmp_path)
+    attack(three, tmp_path, config)
+    assert written(tmp_path) == files
+
+
+def test_steps_taken_one_by_one_keep_masks_labels_and_rounds(three: Path, tmp_path: Path) -> None:
+    attack(three, tmp_path / "whole", mjp("c", rounds(rounds=2)))
+    attack(three, tmp_path / "steps", mjp("c", rounds(rounds=2, breaks=True)))
+    whole, steps = values(tmp_path / "whole"), values(tmp_path / "steps")
+    assert "mask_recall" in whole.index.get_level_values("metric")
+    assert whole.equals(steps)
+    labels = [view.labels.tolist() for view in SEEN]  # type: ignore[union-attr]
+    assert labels[-3:] == [[label] for label in labels[0]]
+    assert all([u.round for u in view.updates] == [0, 1] for view in SEEN)
+
+
+def test_an_attack_that_names_masks_only_is_scored_by_them(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "mask_locator"})
+    assert attack(three, tmp_path, config).exit_code == 0
+    assert {status for status, _ in outcome(tmp_path).values()} == {"unscored"}
+    told = values(tmp_path)
+    for name in ("mask_precision", "mask_recall"):
+        assert (told.xs(name, level="metric") == 1).all()
+    before = written(tmp_path)
+    attack(three, tmp_path, config)  # it is finished
+    assert written(tmp_path) == before
+    assert "all 3 units" in said(tmp_path)
+
+
+SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}
+APRIL, GREY = {"name": "april"}, {"name": "grey"}
+
+
+@pytest.mark.parametrize(
+    ("attacks", "asked", "having"),
+    [
+        ([LOCAL], [], set()),  # nobody competes with it
+        ([LOCAL, APRIL, GREY], [], set()),  # APRIL's client has another block 0
+        ([LOCAL, SPAN, APRIL, GREY], [], {"patch_gradient", "masked_span"}),
+        ([LOCAL], ["residual"], {"patch_gradient"}),
+        ([APRIL, GREY], ["residual"], {"april"}),
+    ],
+)
+def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
+    three: Path, tmp_path: Path, attacks: list[Any], asked: list[str], having: set[str]
+) -> None:
+    config = one_cell(attacks=attacks, diagnostics=asked, dtypes=["float64"])
+    attack(three, tmp_path, config, limit=1)
+    found = rows(tmp_path)
+    assert {*found[found["metric"] == "gradient_residual"]["attack"]} == having

@@ -13,9 +13,9 @@ import torch
 
 from mjp_privacy.cli import main
 from mjp_privacy.client.upload import sinusoidal_table
+from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import Server, load_federation, longest_probe, with_rounds
 from mjp_privacy.federation.rounds import federate

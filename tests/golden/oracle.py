@@ -5,14 +5,14 @@
     long_frame(folder)                                # a row per cell, image, metric and variant
     pictures(folder)                                  # {(cell, image_id): {name: array}}
 
-Frozen in oracle/ (`freeze_oracle.py` wrote it):
+Frozen in oracle/. Code that changes a number on purpose says so in the changelog and freezes anew:
+`OMP_NUM_THREADS=1 python -m tests.golden.oracle /tmp/frozen`, by the tree it is called in.
 
     values.parquet    `case`, the columns of CELL and ROW, `run_id`; value is a float64
     pictures.parquet  `case`, CELL, image_id, `name` of the tensor, `stored_dtype`, shape, sha256 of
                       its bytes, and the bytes themselves in `data` for some reconstructions
     machine.json      what it was computed on
 
-Three functions know how a run folder is written: `has_rows`, `stored_cells`, `stored_pictures`.
 Timings, digests of code and of checkpoints are no part of the oracle.
 """
 
@@ -220,31 +220,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# reading a run folder: the three functions of its format ------------------------------------------
-
-
-def has_rows(folder: Path) -> bool:
-    """Whether a run that goes on has stored rows already."""
-    return any(folder.glob("rows/*/*.parquet"))
-
-
-def stored_cells(folder: Path) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """What the list of cells says of each cell, and the cell's rows with the columns of ROW."""
-    store = RunStore(folder)
-    for cell in store.read_cells():
-        yield cell, long_rows(read_frame(store, cell["run_id"]), cell)
-
-
-def stored_pictures(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, torch.Tensor]]]:
-    """What the list of cells says of a cell, an image's id, and its stored tensors."""
-    store = RunStore(folder)
-    for cell in store.read_cells():
-        for image_id in store.pictured(cell["run_id"]):
-            tensors = store.pictures(cell["run_id"], image_id)
-            assert tensors is not None
-            yield cell, image_id, tensors
-
-
 # values -------------------------------------------------------------------------------------------
 
 
@@ -255,8 +230,9 @@ def identity(cell: Mapping[str, Any]) -> Cell:
 
 def long_frame(folder: Path) -> pd.DataFrame:
     """The columns of CELL and ROW, and `run_id`, sorted by KEYS, which are unique."""
-    parts = []
-    for cell, rows in stored_cells(folder):
+    store, parts = RunStore(folder), []
+    for cell in store.read_cells():
+        rows = long_rows(read_frame(store, cell["run_id"]), cell)
         facts = dict(zip(CELL, identity(cell), strict=True))
         parts.append(rows[list(ROW)].assign(**facts, run_id=cell["run_id"]))
     frame = pd.concat(parts, ignore_index=True)[[*CELL, *ROW, "run_id"]]
@@ -268,10 +244,13 @@ def long_frame(folder: Path) -> pd.DataFrame:
 
 def pictures(folder: Path) -> dict[tuple[Cell, str], dict[str, np.ndarray]]:
     """The stored tensors of every cell and image."""
-    return {
-        (identity(cell), image_id): {name: t.contiguous().numpy() for name, t in tensors.items()}
-        for cell, image_id, tensors in stored_pictures(folder)
-    }
+    store, found = RunStore(folder), {}
+    for cell in store.read_cells():
+        for image_id in store.pictured(cell["run_id"]):
+            tensors = store.pictures(cell["run_id"], image_id) or {}
+            arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+            found[identity(cell), image_id] = arrays
+    return found
 
 
 def picture_frame(folder: Path, kept: int = 0) -> pd.DataFrame:
@@ -301,3 +280,26 @@ def machine() -> dict[str, str]:
     capability = torch.backends.cpu.get_cpu_capability()
     libraries = ("torch", "torchvision", "numpy", "scipy", "pillow", "scikit-image")
     return {"cpu": " ".join(cpu), "capability": capability} | {n: version(n) for n in libraries}
+
+
+# freezing -----------------------------------------------------------------------------------------
+
+KEPT = 3
+"""Reconstructions of a case of which more than a digest is frozen."""
+
+
+def freeze(place: Path) -> None:
+    """Run all cases below `place`, and write what they gave."""
+    tables: dict[str, list[pd.DataFrame]] = {"values": [], "pictures": []}
+    for name in CASES:
+        folder = run(name, inputs(name, place / name / "inputs"), place / name / "run")
+        tables["values"].append(long_frame(folder).assign(case=name))
+        tables["pictures"].append(picture_frame(folder, KEPT).assign(case=name))
+    for table, frames in tables.items():
+        frame = pd.concat(frames, ignore_index=True)
+        frame.to_parquet(HOME / f"{table}.parquet", compression="zstd", index=False)
+    (HOME / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    freeze(Path(sys.argv[1]))

@@ -19,11 +19,11 @@ from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.metrics.pictures import psnr
-from mjp_privacy.training.batches import find_examples
+from mjp_privacy.training.batches import find_examples, make_batches
 from mjp_privacy.training.journal import whole_lines
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import blockwise_masks, shuffled_orders
-from mjp_privacy.training.trainer import Trainer, make_batches, train
+from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.models import planted_model
 from tests.helpers.planted import PATCH, SIDE, planted_images, planted_view
 from tests.helpers.runs import KEYS, MJP, cells, photographs, rows, same_rows, tiny
@@ -164,12 +164,12 @@ def test_a_step_does_not_synchronise(tmp_path: Path, mask_per: str) -> None:
     batches = make_batches(config, examples, world, 0)
     trainer = Trainer(config, batches, None, tmp_path, world, len(examples))
     stream = batches.epoch(0, 0, 6)
-    trainer._train_step(*next(stream))  # allocates the optimiser's state
+    trainer.learner.train_step(0, *next(stream))  # allocates the optimiser's state
     torch.cuda.set_sync_debug_mode("error")
     try:
         for images, labels in stream:
             trainer.step += 1
-            trainer._train_step(images, labels)
+            trainer.learner.train_step(trainer.step, images, labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -20,6 +20,7 @@ from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
+from tests.helpers import recomputed
 from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import as_many, image_rows, intact, write_rows
 
@@ -173,93 +174,63 @@ class ByHand:
     """Figures of the run's files, without any code of the report."""
 
     def __init__(self, folder: Path) -> None:
-        parts = [pd.read_parquet(path) for path in sorted(folder.glob("rows/*/*.parquet"))]
-        self.rows = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
+        self.folder = folder
 
-    def scores(self, client: str, attack: str, metric: str, variant: str) -> Any:
-        """A table of value and status by image; diagnostics of those that have one."""
-        name = f"{metric}.{variant}"
-        rows = self.rows[self.rows["run_id"] == run_id(client, attack)].set_index("image_id")
-        rows = rows.reindex(columns=["status", name]).rename(columns={name: "value"})
-        return (
-            rows.dropna()[["value", "status"]]
-            if variant == "diagnostic"
-            else rows[["value", "status"]]
-        )
+    def rows(self, client: str, attacks: Sequence[str]) -> dict[str, pd.DataFrame]:
+        """The rows of each attack that was run, by image."""
+        ran = [a for a in attacks if (self.folder / "rows" / run_id(client, a)).is_dir()]
+        return {a: recomputed.rows_of(self.folder, run_id(client, a)) for a in ran}
 
     def best(self, client: str, attacks: Sequence[str]) -> Expected:
         """Per image the attack with the highest standard PSNR; the first of equals."""
-        standard = {a: self.scores(client, a, "psnr", "standard") for a in attacks}
-        paper = {a: self.scores(client, a, "psnr", "paper") for a in attacks}
-        values: dict[str, float] = {}
-        chosen: dict[str, str] = {}
-        attacked = []
-        for image in IMAGES:
-            statuses = {standard[a].loc[image, "status"] for a in attacks}
-            if "ok" in statuses or "failed" in statuses or statuses == {"unsupported"}:
-                attacked.append(image)
-            for attack in attacks:
-                value, status = standard[attack].loc[image, ["value", "status"]]
-                if status == "ok" and value > values.get(image, -math.inf):
-                    values[image], chosen[image] = value, attack
-        exact = [image for image, a in chosen.items() if paper[a].loc[image, "value"] == math.inf]
-        return self._expected(values, len(exact), attacked, chosen)
+        rows = self.rows(client, attacks)
+        chosen = recomputed.best_of(rows).dropna().to_dict()
+        exact = sum(rows[a].loc[image, "psnr.paper"] == math.inf for image, a in chosen.items())
+        statuses = pd.DataFrame({a: of["status"] for a, of in rows.items()})
+        tried = statuses.isin(["ok", "failed"]).any(axis=1)
+        tried |= (statuses == "unsupported").all(axis=1)
+        return _expected(
+            recomputed.worst_case(rows, "psnr.standard"), exact, statuses[tried], chosen
+        )
 
     def by_residual(self, client: str, attacks: Sequence[str]) -> Expected:
         """Per image the attack with the smallest gradient residual; the first of equals."""
-        values: dict[str, float] = {}
-        for image in IMAGES:
-            known: dict[str, float] = {}
-            for attack in attacks:
-                residuals = self.scores(client, attack, "gradient_residual", "diagnostic")
-                if image in residuals.index:
-                    known[attack] = float(residuals.loc[image, "value"])
-            if known:
-                taken = min(known, key=lambda attack: known[attack])
-                values[image] = self.scores(client, taken, "psnr", "standard").loc[image, "value"]
-        return self._expected(values, 0, [], {})
+        rows = self.rows(client, attacks)
+        residuals = {a: of.get("gradient_residual.diagnostic") for a, of in rows.items()}
+        chosen = pd.DataFrame(residuals).dropna(how="all").idxmin(axis=1)
+        values = {image: rows[a].loc[image, "psnr.standard"] for image, a in chosen.items()}
+        return _expected(pd.Series(values), 0, pd.DataFrame(), {})
 
     def grey(self, client: str) -> Expected:
         """The uniform grey on every image for which a line of the client stores it."""
-        values = self.of_images(client, "grey_psnr", "diagnostic")
-        return self._expected(values, 0, list(values), {})
+        values = self.of_images(client, "grey_psnr.diagnostic")
+        return _expected(values, 0, values.to_frame(), {})
 
     def accuracy(self, client: str) -> tuple[float, int]:
         """Top-1 in percent over all images that were attacked, and how many they are."""
-        hits = self.of_images(client, "top1", "intact")
-        return 100 * sum(hits.values()) / len(hits), len(hits)
+        hits = self.of_images(client, "top1.intact")
+        return 100 * float(hits.mean()), len(hits)
 
-    def of_images(self, client: str, metric: str, variant: str) -> dict[str, float]:
+    def of_images(self, client: str, column: str) -> pd.Series[float]:
         """What is stored of the client's images by whichever attack, equal for all of them."""
-        values: dict[str, float] = {}
-        for attack in PSNR[client]:
-            rows = self.scores(client, attack, metric, variant)
-            for image, (value, status) in rows.iterrows():
-                if status == "ok":
-                    assert values.setdefault(str(image), value) == value
-        return values
+        rows = self.rows(client, list(PSNR[client]))
+        found = pd.DataFrame({a: recomputed.scored(of, column) for a, of in rows.items()})
+        assert (found.nunique(axis=1) == 1).all()
+        return found.max(axis=1)
 
-    def _expected(
-        self,
-        values: Mapping[str, float],
-        exact: int,
-        attacked: Sequence[str],
-        chosen: Mapping[str, str],
-    ) -> Expected:
-        capped = {image: min(value, 100.0) for image, value in values.items()}
-        low, high = interval(capped)
-        return Expected(
-            mean=sum(capped.values()) / len(capped),
-            low=low,
-            high=high,
-            median=float(np.median(list(capped.values()))),
-            n=len(values),
-            exact=exact,
-            above_20=sum(value >= 20 for value in values.values()),
-            of=len(attacked),
-            trials=as_many([PHOTOGRAPHS[image] for image in attacked]) if attacked else 0.0,
-            chosen=chosen,
-        )
+
+def _expected(
+    values: pd.Series[float], exact: int, tried: pd.DataFrame, chosen: Mapping[str, str]
+) -> Expected:
+    capped = values.clip(upper=recomputed.CAP).sort_index()
+    low, high = interval(capped.to_dict())
+    return Expected(
+        **{"mean": float(capped.mean()), "low": low, "high": high},
+        **{"median": float(capped.median()), "n": len(values), "exact": exact},
+        **{"above_20": int((values >= 20).sum()), "of": len(tried)},
+        trials=as_many([PHOTOGRAPHS[image] for image in tried.index]) if len(tried) else 0.0,
+        chosen=chosen,
+    )
 
 
 def interval(values: Mapping[str, float]) -> tuple[float, float]:

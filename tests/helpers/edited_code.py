@@ -26,15 +26,12 @@ from typing import ClassVar
 import torch
 
 from workbench.shade import shade
-from mjp_privacy.interfaces import Reconstruction
+from mjp_privacy.interfaces import Reconstruction, Usual
 
 
 @dataclass(frozen=True)
-class Tone:
+class Tone(Usual):
     name: ClassVar[str] = "tone"
-    published: ClassVar[bool] = False
-    victim: ClassVar[str] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model):
         return ["patch_embed.proj.weight"]

@@ -8,15 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, Generic, TypeVar
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -70,12 +69,7 @@ class Command:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 
@@ -110,47 +104,6 @@ def attack_command(
     places = ["--images", str(images), "--out", str(out), "--device", "cpu"]
     words = ["attack", str(path), *places, *options]
     return Command(words, out.parent / f"{out.name}.log", environment)
-
-
-T = TypeVar("T")
-
-
-class Background(Generic[T]):
-    """`with Background(lambda: attack(...)) as run: ...; run.result()`"""
-
-    def __init__(self, call: Callable[[], T], seconds: float = 240) -> None:
-        self.call, self.seconds = call, seconds
-        self.answer: list[T] = []
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            self.answer.append(self.call())
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self) -> Background[T]:
-        self.thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.thread.join(self.seconds)
-
-    def result(self) -> T:
-        """What the call gave, or its error; a TimeoutError if it does not end."""
-        self.thread.join(self.seconds)
-        if self.thread.is_alive():
-            raise TimeoutError(f"the call has not ended in {self.seconds:.0f} s")
-        if self.error is not None:
-            raise self.error
-        return self.answer[0]
 
 
 SCRIPTS = {

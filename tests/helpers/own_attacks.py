@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from attacks import ATTACKS
 from attacks.budget import image, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from tests.helpers.runs import MJP, tiny
 
 SEEN: list[AttackerView] = []
@@ -28,16 +28,26 @@ WHERE = "tests.helpers.own_attacks"
 ROUNDS = Entry(f"{WHERE}:Rounds", "reads R uploads and guesses grey")
 
 
+class Own(Usual):
+    """An attack that needs nothing of its own and always applies."""
+
+    def needs(self, model: Any) -> Sequence[str]:
+        """Nothing."""
+        return ()
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """It always applies."""
+        return None
+
+
 @dataclass(frozen=True)
-class Rounds:
+class Rounds(Own):
     """Reads R uploads and guesses grey; notes what it was shown."""
 
     rounds: int = 3
     inapplicable: tuple[int, ...] = ()
     breaks: bool = False  # the linear algebra of a block, not that of a single step
     name: ClassVar[str] = "rounds"
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 
     @property
     def uploads(self) -> int:
@@ -45,9 +55,6 @@ class Rounds:
 
     def needs(self, model: Any) -> Sequence[str]:
         return ("pos_embed",)
-
-    def unsupported(self, view: AttackerView) -> Refusal | None:
-        return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         SEEN.append(view)
@@ -82,7 +89,7 @@ BATCHES: list[list[list[frozenset[int]]]] = []
 
 
 @dataclass(frozen=True)
-class Backwards:
+class Backwards(Own):
     """Every picture of a pool, the last one first.
 
     broken  the place in a pool of a picture that is not finite
@@ -94,16 +101,10 @@ class Backwards:
     fails: int = 0
     name: ClassVar[str] = "backwards"
     traits: ClassVar[tuple[str, ...]] = ("shared pictures",)
-    published: ClassVar[bool] = False
-    victim: ClassVar[str] = "intact"
 
     def needs(self, model: Any) -> Sequence[str]:
         """The classifier's gradient, whose rows below zero are the classes of a step."""
         return ("head.bias",)
-
-    def unsupported(self, view: AttackerView) -> Refusal | None:
-        """It always applies."""
-        return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The pictures of the view's labels."""
@@ -182,16 +183,13 @@ ANSWERS: dict[str, Callable[[AttackerView], Any]] = {
 
 
 @dataclass(frozen=True)
-class Faulty:
+class Faulty(Own):
     """Answers as ANSWERS says."""
 
     answer: str = "runtime"
     member: str = ""
     """Raise in this member of the attack instead."""
     name: ClassVar[str] = "faulty"
-    published: ClassVar[bool] = False
-    victim: ClassVar[str] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model: Any) -> Sequence[str]:
         """What the others read."""
@@ -211,7 +209,7 @@ class Faulty:
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Own):
     """Takes this many seconds of the processor for each image of class 1, 0.001 for the others.
 
     looks: whether it looks at its budget, and then offers what it has
@@ -220,17 +218,6 @@ class Slow:
     seconds: float = 3.0
     looks: bool = False
     name: ClassVar[str] = "slow"
-    published: ClassVar[bool] = False
-    victim: ClassVar[str] = "intact"
-    uploads: ClassVar[int] = 1
-
-    def needs(self, model: Any) -> Sequence[str]:
-        """Nothing of its own."""
-        return ()
-
-    def unsupported(self, view: AttackerView) -> Refusal | None:
-        """It always applies."""
-        return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """A picture that is the lighter the longer it took: up to .75."""

@@ -24,7 +24,6 @@ from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine
 
-METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
 BLOCK = 8
 SECONDS = {"gradient": 1.0, "attack": 4.0, "score": 2.0}
 """What each stage took for an image of the made-up run."""

@@ -66,17 +66,14 @@ from typing import ClassVar
 
 import torch
 
-from mjp_privacy.interfaces import Reconstruction
+from mjp_privacy.interfaces import Reconstruction, Usual
 
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Trap:
+class Trap(Usual):
     name: ClassVar[str] = "trap"
-    published: ClassVar[bool] = False
-    victim: ClassVar[str] = "intact"
-    uploads: ClassVar[int] = 1
 
     def needs(self, model):
         return ["patch_embed.proj.weight"]

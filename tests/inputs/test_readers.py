@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
+from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
@@ -32,7 +31,7 @@ from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.journal import METRICS, check_runs, whole_lines
+from mjp_privacy.training.journal import METRICS, points_of, whole_lines
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
@@ -60,6 +59,28 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
+yaml_text = st.lists(
+    st.sampled_from(
+        [*list("&*!|>{}[],:#-?%@`'\" \n\t"), "a", "1", "~", "<<: ", "&a ", "*a", "!!int "]
+    ),
+    max_size=40,
+).map("".join)
+cells = st.text(alphabet=st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ["0.png", "1", "-1", "file", "label", '"', "9" * 50, "n01440764", " ", "nan"]
+)
+numbers = st.integers(-2, 1 << 70) | st.sampled_from([0, 1, 4, 8]) | leaves
+entries = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "F64", "U8", "F8_E5M2", "x"]) | leaves,
+        "shape": st.lists(numbers, max_size=4) | leaves,
+        "data_offsets": st.lists(numbers, max_size=3) | leaves,
+        "more": leaves,
+    },
+)
+headers = st.dictionaries(
+    st.text(max_size=8) | st.just("__metadata__"), entries | values, max_size=4
+)
 
 
 @pytest.fixture
@@ -79,42 +100,19 @@ def answered(read: Any, *arguments: Any) -> bool:
     return bool(said)
 
 
-@given(content=values)
+@given(
+    content=st.binary(max_size=200)
+    | values.map(lambda content: json.dumps(content).encode())
+    | yaml_text.map(str.encode)
+)
 @drawn
-def test_any_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content))
-    answered(read_json_value, path, KIND)
-    answered(read_json_lines, path, KIND)
-    answered(read_header, path)
-
-
-@given(content=st.binary(max_size=200))
-@drawn
-def test_any_bytes(path: Path, content: bytes) -> None:
+def test_any_bytes_any_json_any_yaml(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     for read in (read_json_value, read_json_lines, read_csv, TensorFile):
         answered(read, path, KIND)
+    answered(read_header, path)
     answered(parse_label_file, "labels", content)
     answered(yaml_value, content.decode("utf-8", "replace"), "a text")
-
-
-yaml_text = st.lists(
-    st.sampled_from(
-        [*list("&*!|>{}[],:#-?%@`'\" \n\t"), "a", "1", "~", "<<: ", "&a ", "*a", "!!int "]
-    ),
-    max_size=40,
-).map("".join)
-
-
-@given(text=yaml_text | st.text(max_size=60))
-@drawn
-def test_any_yaml(text: str) -> None:
-    answered(yaml_value, text, "a text")
-
-
-cells = st.text(alphabet=st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
-    ["0.png", "1", "-1", "file", "label", '"', "9" * 50, "n01440764", " ", "nan"]
-)
 
 
 @given(rows=st.lists(st.lists(cells, max_size=4), max_size=5), end=st.sampled_from(["\n", "\r\n"]))
@@ -125,21 +123,6 @@ def test_any_table(path: Path, rows: list[list[str]], end: str) -> None:
     answered(read_csv, path, KIND)
     answered(parse_label_file, "labels", text.encode())
     answered(parse_label_file, "labels", ("file,label\n" + text).encode())
-
-
-numbers = st.integers(-2, 1 << 70) | st.sampled_from([0, 1, 4, 8]) | leaves
-entries = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.sampled_from(["F32", "F64", "U8", "F8_E5M2", "x"]) | leaves,
-        "shape": st.lists(numbers, max_size=4) | leaves,
-        "data_offsets": st.lists(numbers, max_size=3) | leaves,
-        "more": leaves,
-    },
-)
-headers = st.dictionaries(
-    st.text(max_size=8) | st.just("__metadata__"), entries | values, max_size=4
-)
 
 
 @given(header=headers, data=st.binary(max_size=40))
@@ -161,30 +144,13 @@ CONFIGS = {
 @drawn
 def test_any_value_in_any_field_of_a_config(kind: str, data: st.DataObject) -> None:
     content, load = CONFIGS[kind]
-    tree = json.loads(json.dumps(content))
-    inner = tree
-    while True:
+    inner = tree = json.loads(json.dumps(content))
+    key = data.draw(st.sampled_from(sorted(inner)), label="field")
+    while isinstance(inner[key], dict) and inner[key] and data.draw(st.booleans()):
+        inner = inner[key]
         key = data.draw(st.sampled_from(sorted(inner)), label="field")
-        if isinstance(inner[key], dict) and inner[key] and data.draw(st.booleans()):
-            inner = inner[key]
-            continue
-        break
     inner[key] = data.draw(values, label="value")
     answered(load, tree)
-
-
-@given(text=st.text())
-@drawn
-def test_any_text_is_shown_in_one_line(text: str) -> None:
-    assert not CONTROL.search(shown(text))
-    assert "\n" not in shown(text)
-    assert len(shown(text)) <= 300
-    shown(text).encode()
-
-
-def test_yaml_of_base_configs_is_what_is_loaded() -> None:
-    for content, load in CONFIGS.values():
-        load(yaml.safe_load(yaml.safe_dump(content)))
 
 
 # every reader of a file ---------------------------------------------------------------------------
@@ -197,10 +163,6 @@ def uploads(folder: Path) -> None:
         raise UserError("; ".join(refused.values()))
 
 
-def tensors(folder: Path) -> None:
-    load_upload(folder / "uploads", good.UPLOAD).tensors()
-
-
 def truth(folder: Path) -> None:
     upload = load_upload(folder / "uploads", good.UPLOAD)
     file = upload.truth_file()
@@ -209,12 +171,8 @@ def truth(folder: Path) -> None:
     file.read()
 
 
-def official(folder: Path) -> None:
-    load_model(checkpoint=folder / "official_mjp.safetensors", num_heads=2, mean=0.5, std=0.25)
-
-
-def pth(folder: Path) -> None:
-    load_model(checkpoint=folder / "model.pth", num_heads=2, mean=0.5, std=0.25)
+def checkpoint(file: str) -> Callable[[Path], object]:
+    return lambda at: load_model(checkpoint=at / file, num_heads=2, mean=0.5, std=0.25)
 
 
 def state(folder: Path) -> None:
@@ -235,16 +193,11 @@ def rows(folder: Path) -> None:
     store = RunStore(folder / "run")
     for run_id in store.stored_cells():
         store.read(run_id)
-
-
-def pictures(folder: Path) -> None:
-    store = RunStore(folder / "run")
-    for run_id in store.stored_cells():
         store.pictures(run_id, "0.png")
 
 
 def curves(folder: Path) -> None:
-    check_runs([folder / "trained"])
+    points_of(folder / "trained")
     whole_lines(folder / "trained" / METRICS)
 
 
@@ -253,37 +206,43 @@ def comparison(folder: Path) -> None:
     defence_text(plain(stored_config(folder / "federation")))
 
 
-def pictures_of_a_zip(folder: Path) -> None:
+def zipped(folder: Path) -> None:
     source = open_images(folder / "images.zip")
     for record in source.records[:4]:
         source.decode(record)
 
 
-HEADER = f"uploads/{good.UPLOAD}.json"
+HEADER, TENSORS = f"uploads/{good.UPLOAD}.json", f"uploads/{good.UPLOAD}.safetensors"
+MODEL, ROWS = "model.safetensors", "run/rows/*/00000.*.parquet"
 READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "upload header": (HEADER, uploads),
-    "upload": (f"uploads/{good.UPLOAD}.safetensors", uploads),
-    "tensors of an upload": (f"uploads/{good.UPLOAD}.safetensors", tensors),
+    "upload": (TENSORS, uploads),
+    "tensors of an upload": (
+        TENSORS,
+        lambda at: load_upload(at / "uploads", good.UPLOAD).tensors(),
+    ),
     "truth": (f"uploads/truth/{good.UPLOAD}.safetensors", truth),
     "weights": ("uploads/weights/*.safetensors", uploads),
-    "checkpoint": ("model.safetensors", lambda at: load_model(checkpoint=at / "model.safetensors")),
-    "outline": ("model.safetensors", lambda at: outline_model(checkpoint=at / "model.safetensors")),
-    "checkpoint of the authors": ("official_mjp.safetensors", official),
-    "checkpoint pth": ("model.pth", pth),
+    "checkpoint": (MODEL, lambda at: load_model(checkpoint=at / MODEL)),
+    "outline": (MODEL, lambda at: outline_model(checkpoint=at / MODEL)),
+    "checkpoint of the authors": (
+        "official_mjp.safetensors",
+        checkpoint("official_mjp.safetensors"),
+    ),
+    "checkpoint pth": ("model.pth", checkpoint("model.pth")),
     "prior": ("prior.safetensors", lambda at: load_prior(at / "prior.safetensors")),
     "training state": ("trained/checkpoint.pt", state),
     "training curves": (f"trained/{METRICS}", curves),
     "federation": ("federation/federation.json", comparison),
     "a federation's metrics": ("federation/metrics.jsonl", comparison),
-    "pictures": ("run/rows/*/00000.*.parquet", pictures),
     "cells": ("run/cells.*.parquet", lambda at: RunStore(at / "run").read_cells()),
-    "rows": ("run/rows/*/00000.*.parquet", mending),
-    "rows under their name": ("run/rows/*/00000.*.parquet", rows),
-    "report of rows": ("run/rows/*/00000.*.parquet", lambda at: load_runs([at / "run"])),
+    "rows": (ROWS, mending),
+    "rows and pictures under their name": (ROWS, rows),
+    "report of rows": (ROWS, lambda at: load_runs([at / "run"])),
     "report of cells": ("run/cells.*.parquet", lambda at: load_runs([at / "run"])),
     "image": ("images/0.png", lambda at: decode_image((at / "images/0.png").read_bytes())),
     "labels in a folder": ("images/labels.csv", lambda at: open_images(at / "images")),
-    "zip": ("images.zip", pictures_of_a_zip),
+    "zip": ("images.zip", zipped),
 }
 """By name, a place in the good inputs and what reads it."""
 
@@ -310,16 +269,14 @@ def changed(content: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
     """The content with some bytes flipped, cut off, dropped, put in or there twice."""
     for kind, share, other in changes:
         at = int(share * len(content))
-        if kind == "flip" and content:
-            content = content[:at] + bytes([content[at] ^ other[0]]) + content[at + 1 :]
-        elif kind == "cut":
-            content = content[:at]
-        elif kind == "drop":
-            content = content[:at] + content[at + len(other) :]
-        elif kind == "repeat":
-            content = content[:at] + content[max(0, at - 50) :]
-        else:
-            content = content[:at] + other + content[at:]
+        first, last = {
+            "flip": (bytes(b ^ other[0] for b in content[at : at + 1]), at + 1),
+            "cut": (b"", len(content)),
+            "drop": (b"", at + len(other)),
+            "insert": (other, at),
+            "repeat": (b"", max(0, at - 50)),
+        }[kind]
+        content = content[:at] + first + content[last:]
     return content
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
-from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.paper.positions import PositionTable, noise_table
 from mjp_privacy.paper.positions_picture import umap_plane
 from mjp_privacy.paper.positions_report import CAVEATS
@@ -22,15 +20,7 @@ from mjp_privacy.training.config import plain as recipe_of
 from mjp_privacy.training.learner import build_network
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small
-
-FACTS = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "num_heads": 3, "resize": 32}
-
-
-def saved(path: Path, model: MJPVisionTransformer, **more: object) -> Path:
-    metadata = {key: json.dumps(value) for key, value in {**FACTS, **more}.items()}
-    tensors = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, path, metadata)
-    return path
+from tests.training.test_evaluation import saved
 
 
 @pytest.fixture
@@ -109,24 +99,30 @@ def test_all_files_are_written_and_are_the_same_again(
 
 
 @pytest.mark.nightly
-def test_a_model_without_position_embeddings_stands_beside_others(
+def test_a_model_without_position_embeddings_or_of_another_grid_beside_others(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without = saved(
-        tmp_path / "without.safetensors",
-        tiny(torch.float32, position_embedding="exposed"),
-        position_embedding="exposed",
-    )
+    exposed = tiny(torch.float32, position_embedding="exposed")
+    without = saved(tmp_path / "without.safetensors", exposed, position_embedding="exposed")
     out = tmp_path / "out"
     assert main(["analyse", str(plain), str(without), "--out", str(out), "--limit", "2"]) == 0
     assert "without: " in capsys.readouterr().out
     row = read(out)[1]
     assert row["mae_2d"] == row["grid"] == ""
     assert float(row["head_diversity"]) > 0
-    assert main(["analyse", str(without), "--out", str(out)]) == 2
-    assert "analysis.csv" in capsys.readouterr().err
-    assert main(["analyse", str(without), "--out", str(tmp_path / "new")]) == 2
-    assert "without" in capsys.readouterr().err
+    larger = saved(tmp_path / "larger.safetensors", tiny(torch.float32, img_size=48), resize=48)
+    for named, *words in (
+        ("analysis.csv", without, "--out", out),
+        ("without", without, "--out", tmp_path / "new"),
+        ("--img-size", plain, larger, "--out", tmp_path / "new"),
+    ):
+        assert main(["analyse", *map(str, words), "--limit", "2"]) == 2
+        assert named in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+    words = ["analyse", str(plain), str(larger), "--out", str(tmp_path / "new"), "--limit", "2"]
+    assert main([*words, "--img-size", "32"]) == 0
+    text = (tmp_path / "new" / "analysis.md").read_text(encoding="utf-8")
+    assert "larger: pos_embed resampled from 6×6 to 4×4" in text
 
 
 @pytest.mark.nightly
@@ -151,21 +147,6 @@ def test_a_table_that_is_mostly_its_start_is_said_to_be(
     )
     assert (words in said) == (share > 50)
     assert ("mine: mostly the noise it started from." in said) == (share > 50)
-
-
-@pytest.mark.nightly
-def test_different_grids_are_refused_and_resampled_on_request(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    larger = saved(tmp_path / "larger.safetensors", tiny(torch.float32, img_size=48), resize=48)
-    argv = ["analyse", str(plain), str(larger), "--out", str(tmp_path / "out"), "--limit", "2"]
-    assert main(argv) == 2
-    assert "--img-size" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert main([*argv, "--img-size", "32"]) == 0
-    assert "larger: pos_embed resampled from 6×6 to 4×4" in (
-        (tmp_path / "out" / "analysis.md").read_text(encoding="utf-8")
-    )
 
 
 @pytest.mark.parametrize(

@@ -48,22 +48,18 @@ MJP = {"unknown_embedding": True}
 # tables
 
 
-def test_a_table_is_that_of_the_patches_alone() -> None:
+def test_a_table_is_that_of_the_patches_alone_and_none_where_no_place_is_told() -> None:
     model = tiny(unknown_embedding=True)
     table = position_table(model, "M")
     assert table is not None
     assert (table.grid, table.width) == (4, 24)
     assert (table.rows == model.table[0, 1:].detach().numpy()).all()
     assert table.places()[[0, 3, 4, 15]].tolist() == [[0, 0, 0], [3, 0, 3], [4, 1, 0], [15, 3, 3]]
-
-
-def test_what_tells_no_place_has_no_table() -> None:
     for reading in ("exposed", "strict"):
         assert position_table(tiny(position_embedding=reading), "M") is None
-    alike = tiny()
     with torch.no_grad():
-        alike.table[:] = alike.table[:, 5:6]
-    assert position_table(alike, "M") is None
+        model.table[:] = model.table[:, 5:6]
+    assert position_table(model, "M") is None
 
 
 @pytest.mark.parametrize("family", ["swin", "resnet", "vit"])
@@ -144,21 +140,18 @@ def test_no_start_where_the_file_does_not_tell_it() -> None:
 
 def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None:
     """Trained as the paper's code trains MJP, eight epochs; the controlled one is not noise."""
-    shares = {}
+    found = {}
     for name in ("cifar_vit_mjp", "cifar_vit_mjp_controlled"):
         model = load_model(name)
         table = position_table(model, name)
         assert table is not None
         start = start_in(model, table, read_metadata(f"packaged:{name}"))
         assert start is not None
-        shares[name] = start.share, at(explained_variance(table), 3)
         assert at(explained_variance(start.rest), 3) > 0.65
-    assert shares["cifar_vit_mjp"] == pytest.approx((0.993, 0.1214), abs=0.001)
-    assert shares["cifar_vit_mjp_controlled"] == pytest.approx((0.058, 0.8136), abs=0.001)
-
-
-def test_the_papers_recipe_forgets_its_start_and_the_zoos_does_not() -> None:
-    """What weight decay alone leaves of it: Π (1 - rate · decay), the product over all steps."""
+        found[name] = start.share, at(explained_variance(table), 3), start.left
+    assert found["cifar_vit_mjp"][:2] == pytest.approx((0.993, 0.1214), abs=0.001)
+    assert found["cifar_vit_mjp_controlled"][:2] == pytest.approx((0.058, 0.8136), abs=0.001)
+    # what weight decay alone leaves of a start: Π (1 - rate · decay), the product over all steps
     for recipe, steps, left in (
         (Recipe(), 1_281_167 // 1024, 1.4e-4),  # ImageNet, Table 7
         (Recipe(epochs=8, batch=128, lr=0.001), 390, 0.93),  # CIFAR-10, as `cifar_vit_mjp`
@@ -167,13 +160,7 @@ def test_the_papers_recipe_forgets_its_start_and_the_zoos_does_not() -> None:
         rates = [learning_rate(config, step, steps) for step in range(recipe.epochs * steps)]
         product = np.prod(1 - np.array(rates) * recipe.weight_decay)
         assert product == pytest.approx(left, rel=0.03)
-    name = "cifar_vit_mjp"
-    model = load_model(name)
-    table = position_table(model, name)
-    assert table is not None
-    start = start_in(model, table, read_metadata(f"packaged:{name}"))
-    assert start is not None
-    assert start.left == pytest.approx(0.93, abs=0.01)
+    assert found["cifar_vit_mjp"][2] == pytest.approx(0.93, abs=0.01)
 
 
 # variance and energy
@@ -185,18 +172,17 @@ def of_rank(rank: int, *, grid: int = 5, width: int = 12) -> PositionTable:
     return PositionTable(grid, left @ right)
 
 
-def test_the_variance_is_that_of_the_covariances_eigenvalues() -> None:
+def test_variance_and_energy_beside_eigenvalues() -> None:
+    """Of the covariance, and of the Gram matrix of the rows as they are."""
     table = noise_table(6, 20, seed=1)
-    eigenvalues = np.sort(np.linalg.eigvalsh(np.cov(table.rows.T)))[::-1]
-    expected = np.cumsum(eigenvalues) / eigenvalues.sum()
-    assert explained_variance(table) == pytest.approx(expected)
-
-
-def test_the_energy_is_that_of_the_gram_matrix_of_the_rows_as_they_are() -> None:
-    table = PositionTable(6, noise_table(6, 20, seed=1).rows + 3)
-    eigenvalues = np.sort(np.linalg.eigvalsh(table.rows.T @ table.rows))[::-1]
-    assert energy(table) == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
-    assert at(energy(table), 1) > at(explained_variance(table), 1) + 0.5  # the common part
+    moved = PositionTable(6, table.rows + 3)
+    for curve, matrix in (
+        (explained_variance(table), np.cov(table.rows.T)),
+        (energy(moved), moved.rows.T @ moved.rows),
+    ):
+        eigenvalues = np.sort(np.linalg.eigvalsh(matrix))[::-1]
+        assert curve == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
+    assert at(energy(moved), 1) > at(explained_variance(moved), 1) + 0.5  # the common part
 
 
 def test_by_hand() -> None:
@@ -211,17 +197,13 @@ def test_by_hand() -> None:
     assert at(curve, 3) == at(curve, 99) == 1
 
 
-def test_the_projection_keeps_distances_where_it_loses_nothing() -> None:
+def test_the_projection_keeps_distances_where_it_loses_nothing_and_has_one_sign() -> None:
     table = of_rank(3)
     points = projection(table, 3)
     assert pdist(points) == pytest.approx(pdist(table.rows))
     assert (np.diff((points**2).sum(axis=0)) <= 0).all()
-
-
-def test_the_projection_has_one_sign() -> None:
-    table = of_rank(4)
     mirrored = PositionTable(5, table.rows * np.array([1, -1] * 6))
-    assert np.abs(projection(table)).max(axis=0) == pytest.approx(projection(table).max(axis=0))
+    assert np.abs(points).max(axis=0) == pytest.approx(points.max(axis=0))
     assert projection(mirrored) == pytest.approx(projection(table))
 
 
@@ -247,24 +229,18 @@ def linear(grid: int, width: int, noise: float = 0.0) -> PositionTable:
     return PositionTable(grid, rows + noise * generator.normal(size=rows.shape))
 
 
-@pytest.mark.parametrize("width", [2, 5, 100])
-def test_a_table_that_is_linear_in_the_place_is_read_exactly(width: int) -> None:
-    error = place_error(linear(6, width))
-    assert (error.mae_1d, error.mae_2d) == pytest.approx((0, 0), abs=1e-10)
-
-
-@pytest.mark.parametrize("width", [3, 200])
-def test_noise_is_no_better_than_a_constant_guess(width: int) -> None:
-    errors = [place_error(noise_table(9, width, seed), repeats=2) for seed in range(4)]
-    assert np.mean([error.mae_2d for error in errors]) > 0.95 * errors[0].constant_2d
-    assert np.mean([error.mae_1d for error in errors]) > 0.95 * errors[0].constant_1d
-
-
-def test_the_constant_guess_by_hand() -> None:
-    """3×3: rows miss the middle by 1, 0, 1; numbers 0 to 8 by 4, 3, 2, 1, 0, 1, 2, 3, 4."""
+def test_errors_of_a_linear_table_of_noise_and_of_a_constant_guess() -> None:
+    for width in (2, 5, 100):
+        error = place_error(linear(6, width))
+        assert (error["mae_1d"], error["mae_2d"]) == pytest.approx((0, 0), abs=1e-10)
+    for width in (3, 200):
+        errors = [place_error(noise_table(9, width, seed), repeats=2) for seed in range(4)]
+        for kind in ("1d", "2d"):
+            mean = np.mean([error[f"mae_{kind}"] for error in errors])
+            assert mean > 0.95 * errors[0][f"constant_{kind}"]
+    # 3×3: rows miss the middle by 1, 0, 1; numbers 0 to 8 by 4, 3, 2, 1, 0, 1, 2, 3, 4
     error = place_error(noise_table(3, 2, 0))
-    assert error.constant_2d == pytest.approx(2 / 3)
-    assert error.constant_1d == pytest.approx(20 / 9)
+    assert (error["constant_1d"], error["constant_2d"]) == pytest.approx((20 / 9, 2 / 3))
 
 
 def other_errors(table: PositionTable, solve: object) -> Matrix:
@@ -300,18 +276,18 @@ def test_beside_another_implementation(width: int, solve: object) -> None:
     table = linear(6, width, noise=1.0)
     number, row, column = other_errors(table, solve)
     error = place_error(table, repeats=1)
-    assert error.mae_1d == pytest.approx(number, rel=1e-5)
-    assert error.mae_2d == pytest.approx((row + column) / 2, rel=1e-5)
-    assert error.mae_1d < 6 * row + column  # a patch's number is 6 rows and a column
-    assert math.isnan(error.std_1d)  # of one draw of the folds
-    assert math.isnan(error.std_2d)
+    assert error["mae_1d"] == pytest.approx(number, rel=1e-5)
+    assert error["mae_2d"] == pytest.approx((row + column) / 2, rel=1e-5)
+    assert error["mae_1d"] < 6 * row + column  # a patch's number is 6 rows and a column
+    assert math.isnan(error["mae_1d_std"])  # of one draw of the folds
+    assert math.isnan(error["mae_2d_std"])
 
 
 def test_draws_of_the_folds_are_seeded() -> None:
     table = linear(6, 10, noise=1.0)
     assert place_error(table, seed=4) == place_error(table, seed=4)
     assert place_error(table, seed=4) != place_error(table, seed=5)
-    assert place_error(table).std_2d > 0
+    assert place_error(table)["mae_2d_std"] > 0
 
 
 # attention
@@ -350,15 +326,10 @@ def test_no_hook_stays_and_batches_change_nothing() -> None:
     assert whole.maps[-1] == pytest.approx(last_attention(model, x[-1:]).maps[0])
 
 
-def test_divergence_of_equal_and_of_disjoint_maps() -> None:
-    even = np.full((4, 1, 16), 1 / 16)
-    assert divergence(even) == pytest.approx(0)
-    apart = np.eye(16)[:4, None]
-    assert divergence(apart) == pytest.approx(1)
+def test_the_divergence_is_jensen_and_shannons() -> None:
+    even, apart = np.full((4, 1, 16), 1 / 16), np.eye(16)[:4, None]
+    assert (divergence(even), divergence(apart)) == pytest.approx((0, 1))
     assert math.isnan(divergence(even[:1]))
-
-
-def test_the_divergence_of_two_maps_is_jensen_and_shannons() -> None:
     maps = np.random.default_rng(0).dirichlet(np.ones(PATCHES), size=(2, 5))
     pairs = zip(*maps, strict=True)
     expected = np.mean([jensenshannon(one, other, base=2) ** 2 for one, other in pairs])

@@ -28,7 +28,7 @@ from mjp_privacy.paper.shapes import make_shapes
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.trainer import train
-from tests.helpers.night import by_day, nightly
+from tests.helpers.night import by_day
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
 from tests.helpers.training import class_folders, curve, stop_at, together, weights
 from tests.helpers.training import small as classifier
@@ -65,7 +65,7 @@ def trained(config: TrainingConfig, ade: Path, out: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", [nightly("plain_linear"), "mjp_linear", nightly("mjp_upernet")])
+@pytest.mark.parametrize("row", ["plain_linear", "mjp_linear", "mjp_upernet"])
 def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> None:
     """In seconds of a CPU core each; trained on 64 pictures, scored on 16 others."""
     make_shapes(tmp_path / "shapes", 64, seed=1)
@@ -82,13 +82,7 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "changes",
-    [
-        nightly({}),
-        nightly({"segmentation": {"head": "upernet", "channels": 16}}),
-        {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}},
-        nightly(SWIN),
-    ],
+    "changes", [{}, {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}}, SWIN]
 )
 def test_a_killed_run_ends_with_the_same_weights(
     ade: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -187,6 +181,10 @@ def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
 # weights to start from
 
 
+SWIN_START = {"family": "swin", "stages": [1, 1]}
+"""At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
+
+
 def starting_weights(tmp_path: Path, *, mjp: bool = True, swin: bool = False) -> Path:
     """A classifier of the small segmentation's sizes but for half its side, with E_unk or without,
     trained for an epoch on other classes."""
@@ -194,120 +192,71 @@ def starting_weights(tmp_path: Path, *, mjp: bool = True, swin: bool = False) ->
     shape = {"patch_size": 4, "depth": 4, "img_size": 8}
     if swin:
         shape = {"patch_size": 4, "img_size": 56, "embed_dim": 8, "num_heads": 2}
-        changes |= {"family": "swin", "stages": [1, 1], "data": {"native_size": 28}}
+        changes |= {**SWIN_START, "data": {"native_size": 28}}
     changes["model"] = {**changes.get("model", {}), **shape}
     config = classifier(recipe={"epochs": 1}, **changes)
     data = class_folders(tmp_path / "classes")
     return train(config, data=data, out=tmp_path / "classifier", device="cpu")
 
 
-def start_of(checkpoint: Path, **changes: Any) -> Any:
-    """The network that a segmentation begins with from these weights, and the weights."""
-    model = {"unknown_embedding": True, **changes.pop("model", {})}
-    config = small(initial={"checkpoint": str(checkpoint)}, model=model, **changes)
-    backbone = build_segmentation(config).backbone
-    return dict(backbone.named_parameters()), dict(
-        load_model(checkpoint=checkpoint).named_parameters()
-    )
+def started(checkpoint: Path, *, mjp: bool, swin: bool, **model: Any) -> TrainingConfig:
+    """A segmentation of twice the side that begins with these weights."""
+    shape = {**SWIN["model"], "img_size": 112} if swin else {}
+    fields: dict[str, Any] = {"model": {**shape, "unknown_embedding": mjp, **model}}
+    fields |= {"initial": {"checkpoint": str(checkpoint)}, "recipe": {"epochs": 1}}
+    return small(**fields, **(SWIN_START if swin else {}))
 
 
-def test_training_starts_from_the_weights_of_a_classifier_with_mjp(tmp_path: Path) -> None:
-    """The picture is twice as large, so the table of positions is resampled and all else equal."""
-    began, stored = start_of(starting_weights(tmp_path))
-    assert {name for name in stored if name not in began} == {
-        *("head.weight", "head.bias"),
-        *(name for name in stored if name.startswith("dal_regressor")),
-    }
-    for name, tensor in began.items():
-        if name == "pos_embed":
-            assert tensor.shape == (1, 17, 16)
-            assert torch.equal(tensor[:, :1], stored[name][:, :1])
-        else:
-            assert torch.equal(tensor, stored[name]), name
-
-
-@pytest.mark.nightly
-def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> None:
-    """At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
-    sizes = {"family": "swin", "stages": [1, 1]}
-    path = starting_weights(tmp_path, swin=True)
-    larger = {**SWIN["model"], "img_size": 112}
-    began, stored = start_of(path, model=larger, **sizes)
-    assert began["absolute_pos_embed"].shape == (1, 28 * 28, 8)
-    assert torch.allclose(
-        began["absolute_pos_embed"].mean(1), stored["absolute_pos_embed"].mean(1), atol=0.02
-    )
-    for name, tensor in began.items():
-        if name != "absolute_pos_embed":
-            assert torch.equal(tensor, stored[name]), name
-    for wrong in ({"embed_dim": 16}, {"patch_size": 8}):
-        with pytest.raises(UserError, match="expected the Swin that the config describes"):
-            start_of(path, model={**larger, **wrong}, **sizes)
-    with pytest.raises(UserError, match="a stage smaller than a window has smaller windows"):
-        start_of(path, model={**larger, "img_size": 16}, **sizes)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"embed_dim": 32}, "embed_dim"),
-        ({"patch_size": 8}, "patch_size"),
-        ({"depth": 5}, "depth"),
-    ],
+    ("mjp", "swin"), by_day(itertools.product([False, True], [False, True]), {2})
 )
-def test_weights_of_another_geometry_are_refused_before_any_picture_is_read(
-    ade: Path, tmp_path: Path, wrong: dict[str, int], said: str
-) -> None:
-    path = starting_weights(tmp_path)
-    for picture in ade.rglob("*.jpg"):
-        picture.write_bytes(b"no image")
-    config = small(initial={"checkpoint": str(path)}, model=wrong)
-    with pytest.raises(UserError, match=rf"model\.safetensors.*{said}"):
-        train(config, data=ade, out=tmp_path / "run", device="cpu", workers=0)
-    assert not (tmp_path / "run" / "checkpoint.pt").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("mjp", "swin"), by_day(itertools.product([False, True], [False, True]), {1, 2})
-)
-def test_weights_under_the_name_of_others_are_refused(
+def test_training_starts_from_a_classifiers_weights_and_refuses_others(
     ade: Path, tmp_path: Path, mjp: bool, swin: bool
 ) -> None:
+    """The picture is twice as large, so the table of positions is resampled and all else equal."""
     path = starting_weights(tmp_path, mjp=mjp, swin=swin)
-    shape = {**SWIN["model"], "img_size": 112} if swin else {}
-    family = {"family": "swin", "stages": [1, 1]} if swin else {}
-    started: dict[str, Any] = {"initial": {"checkpoint": str(path)}, **family}
-    other = small(model={**shape, "unknown_embedding": not mjp}, **started)
+    stored = dict(load_model(checkpoint=path).named_parameters())
+    began = dict(build_segmentation(started(path, mjp=mjp, swin=swin)).backbone.named_parameters())
+    left = [name for name in stored if name not in began]
+    assert all(name.startswith(("head.", "dal_regressor")) for name in left)
+    table = "absolute_pos_embed" if swin else "pos_embed"
+    for name, tensor in began.items():
+        if name != table:
+            assert torch.equal(tensor, stored[name]), name
+    assert began[table].shape == ((1, 28 * 28, 8) if swin else (1, 17, 16))
+    if swin:
+        assert torch.allclose(began[table].mean(1), stored[table].mean(1), atol=0.02)
+    else:
+        assert torch.equal(began[table][:, :1], stored[table][:, :1])
+    assert trained(started(path, mjp=mjp, swin=swin), ade, tmp_path / "run").is_file()
     with pytest.raises(UserError, match="unknown_embedding"):
-        trained(other, ade, tmp_path / "refused")
-    fitting = small(model={**shape, "unknown_embedding": mjp}, recipe={"epochs": 1}, **started)
-    assert trained(fitting, ade, tmp_path / "run").is_file()
+        trained(started(path, mjp=not mjp, swin=swin), ade, tmp_path / "refused")
+    for picture in () if swin else ade.rglob("*.jpg"):  # before any is read
+        picture.write_bytes(b"no image")
+    named = {"embed_dim": 16} if swin else {"embed_dim": 32, "depth": 5}
+    for field, value in {**named, "patch_size": 8}.items():
+        said = r"model\.safetensors" if swin else rf"model\.safetensors.*{field}"
+        with pytest.raises(UserError, match=said):
+            trained(started(path, mjp=mjp, swin=swin, **{field: value}), ade, tmp_path / field)
+        assert not (tmp_path / field / "checkpoint.pt").exists()
+    if swin:
+        with pytest.raises(UserError, match="relative_position_bias_table"):
+            trained(started(path, mjp=mjp, swin=True, img_size=16), ade, tmp_path / "window")
 
 
-def test_packaged_weights_are_part_of_a_segmentations_identity(ade: Path, tmp_path: Path) -> None:
+def test_what_a_file_states_of_its_start_and_its_tables(ade: Path, tmp_path: Path) -> None:
+    """Packaged weights are part of a segmentation's identity; tables that do not decay are said."""
     sizes = {"patch_size": 7, "img_size": 56, "embed_dim": 160, "depth": 4, "num_heads": 5}
     pixels = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-    config = small(
-        model={**sizes, **pixels},
-        recipe={"epochs": 1},
-        initial={"checkpoint": "packaged:cifar_vit"},
-    )
-    path = trained(config, ade, tmp_path / "run")
+    started_from = {"initial": {"checkpoint": "packaged:cifar_vit"}, "model": {**sizes, **pixels}}
+    path = trained(small(recipe={"epochs": 1}, **started_from), ade, tmp_path / "started")
     stated = load_model(checkpoint="packaged:cifar_vit").card.checkpoint.sha256
     assert json.loads(metadata_of(path)["initial_sha256"]) == stated
     assert len(stated) == 64
-
-
-def test_tables_that_do_not_decay_are_stated_as_such(ade: Path, tmp_path: Path) -> None:
-    config = small(
-        model={"unknown_embedding": True},
-        jigsaw={"position_init": "paper"},
-        recipe={"epochs": 1},
-    )
+    papers = {"model": {"unknown_embedding": True}, "jigsaw": {"position_init": "paper"}}
+    config = small(recipe={"epochs": 1}, **papers)
     assert config.positions_as_paper
-    assert metadata_of(trained(config, ade, tmp_path / "run"))["position_decay"] == "false"
+    assert metadata_of(trained(config, ade, tmp_path / "paper"))["position_decay"] == "false"
 
 
 # files of others
@@ -352,25 +301,26 @@ def test_tasks_in_the_files_of_others_mean_nothing(tmp_path: Path) -> None:
         load_model(checkpoint=theirs)
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"segmentation": {"head": "upernet", "channels": 16_384}}, "channels"),
-    ({"segmentation": {"head": "upernet", "channels": 2048}}, "2048"),
-    ({"model": {"embed_dim": 16_000, "depth": 48}}, "other.safetensors"),
-    ({"model": {"embed_dim": 6400, "depth": 40}}, "6400"),
-    ({"family": "swin"}, "swin"),
-    ({"model": {"img_size": 18}}, "img_size"),
+WRONG: list[tuple[str, dict[str, Any], dict[str, torch.Tensor | None]]] = [
+    ("channels", {"segmentation": {"head": "upernet", "channels": 16_384}}, {}),
+    ("2048", {"segmentation": {"head": "upernet", "channels": 2048}}, {}),
+    ("other.safetensors", {"model": {"embed_dim": 16_000, "depth": 48}}, {}),
+    ("6400", {"model": {"embed_dim": 6400, "depth": 40}}, {}),
+    ("swin", {"family": "swin"}, {}),
+    ("img_size", {"model": {"img_size": 18}}, {}),
+    ("aaa", {}, {"aaa": torch.tensor(1.0)}),
+    ("head.classifier.bias", {}, {"head.classifier.bias": None}),
 ]
 
 
-@pytest.mark.parametrize(("changes", "named"), WRONG)
-def test_a_file_that_states_other_sizes_is_refused_before_memory_is_taken(
-    path: Path, changes: dict[str, Any], named: str
+@pytest.mark.parametrize(("named", "changes", "tensors"), WRONG, ids=[row[0] for row in WRONG])
+def test_a_file_that_is_no_such_network_is_refused_before_memory_is_taken(
+    path: Path, named: str, changes: dict[str, Any], tensors: dict[str, torch.Tensor | None]
 ) -> None:
-    recipe = json.loads(metadata_of(path)["recipe"])
-    recipe.setdefault("family", "vit")
+    recipe = {"family": "vit", **json.loads(metadata_of(path)["recipe"])}
     for name, value in changes.items():
         recipe[name] = {**recipe[name], **value} if isinstance(value, dict) else value
-    wrong = rewritten(path, recipe)
+    wrong = rewritten(path, recipe, **tensors)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=named) as caught:
         load_segmentation(str(wrong))
@@ -378,32 +328,21 @@ def test_a_file_that_states_other_sizes_is_refused_before_memory_is_taken(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000_000 / 1024
 
 
-@pytest.mark.parametrize(
-    "change", [{"aaa": torch.tensor(1.0)}, {"head.classifier.bias": None}], ids=["more", "fewer"]
-)
-def test_another_set_of_tensors_is_refused(
-    path: Path, change: dict[str, torch.Tensor | None]
-) -> None:
-    with pytest.raises(UserError, match=next(iter(change))):
-        load_segmentation(str(rewritten(path, **change)))
-
-
 # mistakes
 
 
-@pytest.mark.parametrize("split", ["training", "validation"])
 @pytest.mark.parametrize(
-    ("mistake", "named"),
+    ("mistake", "split", "named"),
     [
-        ("label", "annotations/{}/001.png"),
-        ("size", "annotations/{}/001.png"),
-        ("unreadable map", "annotations/{}/001.png"),
-        ("unreadable picture", "images/{}/001.jpg"),
-        ("turned", "images/{}/001.jpg"),
+        ("label", "training", "annotations/{}/001.png"),
+        ("size", "validation", "annotations/{}/001.png"),
+        ("unreadable map", "training", "annotations/{}/001.png"),
+        ("unreadable picture", "validation", "images/{}/001.jpg"),
+        ("turned", "training", "images/{}/001.jpg"),
     ],
 )
 def test_two_mistakes_are_counted_before_a_step_is_trained(
-    ade: Path, tmp_path: Path, split: str, mistake: str, named: str
+    ade: Path, tmp_path: Path, mistake: str, split: str, named: str
 ) -> None:
     for name in (f"{split}/001", f"{split}/002"):
         labels = np.full((24 if mistake == "size" else 20, 20), 1, np.uint8)

@@ -16,15 +16,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReportSumma
     return folder / "out", write_report([folder / "run"], folder / "out")
 
 
-@pytest.fixture(scope="session")
-def everything(
-    written: tuple[Path, ReportSummary], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, ReportSummary]:
-    """The report of the same run with every line, note and diagnostic."""
-    out = tmp_path_factory.mktemp("everything") / "out"
-    return out, write_report([written[0].parent / "run"], out, everything=True)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of one small line."""

@@ -40,7 +40,6 @@ from tests.helpers.report_rows import (
 
 ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
-WITHHELD = {"withhold": "pos_embed"}
 ZERO = {"zero_rows": 3.0, "grey_psnr": 12.0}
 
 
@@ -178,29 +177,130 @@ def test_flags_of_the_made_up_run(card: Card) -> None:
     assert [keys(row) for row in card.rows] == ["", "", fewer, "", f"{fewer} some_unshuffled"]
 
 
-# whom it is about, and who stands on it -----------------------------------------------------------
+# what it says -------------------------------------------------------------------------------------
 
-PLAIN_LINE = (intact("patch_gradient"), [30.0, 40.0], {"grey_psnr": 12.0})
-WITHHELD_LINE = (intact("token_span", **WITHHELD), [25.0, 8.0], {"grey_psnr": 12.0})
+GREY, LATE = {"grey_psnr": 12.0}, {"over_budget": 1.0, "attack_seconds": 30.0}
+SHARED: dict[str, Any] = {"planned_images": 2}
+BLOCK = {"first_block": "closed_form"}
+PLAIN_LINE = (intact("patch_gradient"), [30.0, 40.0], GREY)
+WITHHELD = (intact("token_span", withhold="pos_embed"), [25.0, 8.0], GREY)
+APRIL_ALONE = (cell("april", **MASKED), [9.0], ZERO)
+SPAN = intact("masked_span", **MASKED)
+TWO = (SPAN, [21.0, 22.0], ZERO)
+EXACT = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO)
 
 
-@pytest.mark.parametrize(
-    ("lines", "main"),
-    [
-        ([PLAIN_LINE, WITHHELD_LINE], "plain, withhold pos embed"),
-        (
-            [WITHHELD_LINE, PLAIN_LINE, (intact("masked_span", **MASKED), [11.0], ZERO)],
-            "MJP γ .27",
-        ),
-        ([(cell("april", **MASKED), [9.0], ZERO), PLAIN_LINE], "plain"),  # no attack knows it
-    ],
-)
-def test_the_answer_is_about_the_defended_client(
-    tmp_path: Path, lines: list[Any], main: str
-) -> None:
+def span(*psnr: float, **more: Any) -> list[Any]:
+    return [(intact("masked_span", **MASKED | more), [*psnr], ZERO)]
+
+
+def token(*psnr: float | str, of: dict[str, float] | None = None, **more: Any) -> list[Any]:
+    return [TWO, (intact("token_span", **MASKED | more), [*psnr], of or {})]
+
+
+def planned(*psnr: float) -> list[Any]:
+    """A strong attack that lacks some of its rows, or all: a weaker one takes its place."""
+    strong = (intact("pixel_lattice", **MASKED | SHARED), [*psnr], ZERO)
+    return [*span(22.0, 21.0, **SHARED), strong]
+
+
+def floor(*psnr: float) -> list[Any]:
+    """The attack got an easy image alone, which decides on which side of the floor it is."""
+    return [
+        (cell("april", **BLOCK), [15.0, "failed"]),
+        (intact("grey", role="floor", **BLOCK), [*psnr]),
+    ]
+
+
+def rounds(*six: float | str) -> list[Any]:
+    of_two = intact("r2", attack_name="multi_round", uploads=2)
+    of_six = intact("r6", attack_name="multi_round", uploads=6)
+    return [PLAIN_LINE, (of_two, [50.0, 50.0]), (of_six, [*six])]
+
+
+def april(*status: str) -> list[Any]:
+    lines = [(intact("april", victim="april_block"), [word]) for word in status]
+    return [*lines, (intact("patch_gradient"), [30.0])]
+
+
+def once(**psnr: float) -> list[Any]:
+    """One client in several settings and precisions: `float32_c=10.0`."""
+    cells = {name: dict(zip(("dtype", "setting"), name.split("_"), strict=True)) for name in psnr}
+    return [
+        (intact(name, attack="masked_span", gamma=0.27, **cells[name]), [value])
+        for name, value in psnr.items()
+    ]
+
+
+SAYS: list[tuple[list[Any], dict[str, str]]] = [
+    # the defended client, beside none; MJP before other defences; one that some attack knows
+    ([PLAIN_LINE, WITHHELD], {"main": "plain, withhold pos embed", "beside": "0 of 2 exactly"}),
+    ([WITHHELD, PLAIN_LINE, *span(11.0)], {"main": "MJP γ .27"}),
+    ([APRIL_ALONE, PLAIN_LINE], {"main": "plain"}),
+    ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
+    ([*span(20.0, 30.0), (intact("x", batch=1), [9.0])], {"beside": "!batch"}),
+    # the verdict
+    (span(math.inf, 30.0, 12.0), {"verdict": "does not protect these|1 of 3 exactly"}),
+    (span(21.0, 30.0, 12.0), {"verdict": "MJP γ .27|does not protect these|2 of 3 at 20 dB"}),
+    (span(21.0, 11.0, 12.0), {"verdict": "does not protect all|1 of 3"}),
+    (span(19.9, 11.0, 12.0), {"verdict": "not shown"}),
+    (span(9.0, 11.0, 10.0), {"verdict": "not shown|failed"}),
+    ([(SPAN, [29.0, 28.0, 12.0], ZERO | {"grey_psnr": 24.0})], {"verdict": "not shown"}),
+    (span(math.inf, setting="b"), {"verdict": "the shuffled pictures|!these pictures"}),
+    ([(intact("x"), [30.0, math.inf])], {"verdict": "!protect|1 of 2 exactly"}),
+    ([EXACT], {"verdict": "1 of 2 exactly", "row": "no_adaptive_attack"}),
+    ([EXACT, (intact("april_unk_aware", **MASKED), [8.0], ZERO)], {"verdict": "1 of 2 exactly"}),
+    (planned(90.0, 80.0), {"verdict": "!missing", "best": "!unfinished"}),
+    (planned(90.0), {"verdict": "missing", "best": "unfinished"}),
+    (planned(), {"verdict": "missing", "best": "unfinished"}),
+    # what is assumed, and which uploads are used
+    ([(intact("pixel_lattice", **MASKED), [30.0])], {"assumptions": "8-bit|batch 1|as declared"}),
+    (span(30.0), {"assumptions": "!8-bit"}),
+    (rounds("unsupported", "unsupported"), {"beside": " 2 uploads of"}),
+    (rounds("failed", "failed"), {"beside": " 2 uploads of"}),
+    (rounds(60.0, "failed"), {"beside": " 6 uploads of"}),
+    # which side of the floor, where the same images agree
+    (floor(10.0, 30.0), {"beside": "!18.0 dB", "best": "!below_floor"}),
+    (floor(18.0, 18.0), {"beside": "18.0 dB without", "verdict": "failed", "best": "below_floor"}),
+    (floor(20.0, 2.0), {"beside": "!18.0 dB", "verdict": "failed", "best": "below_floor"}),
+    # why there is no figure, and what was not tried: also not in another setting or precision
+    (april("unsupported"), {"published": "does not apply"}),
+    (april("failed"), {"published": "failed"}),
+    (april("unscored"), {"published": "not scored"}),
+    (april(), {"published": "not run"}),
+    (token(25.0, 26.0), {"best": "!cut_short", "untried": "!token_span", "vain": "!token_span"}),
+    (token("failed", "failed"), {"best": "cut_short", "vain": "token_span"}),
+    (token(25.0, "failed"), {"best": "cut_short", "vain": "!token_span"}),
+    (token(12.0, 13.0, of=LATE), {"best": "cut_short", "vain": "token_span"}),
+    (token("unsupported", "unsupported"), {"best": "!cut_short", "untried": "!token_span"}),
+    (token(20.0, setting="b"), {"untried": "token_span|!masked_span"}),
+    (token(20.0, dtype="float64"), {"untried": "token_span|!masked_span"}),
+    # of several settings the one that asks for the plain picture, there in the lowest precision
+    (
+        once(float64_b=40.0, float64_c=30.0, float32_b=20.0, float32_c=10.0),
+        {"level": "10.0 dB", "rows": "1 of 1"},
+    ),
+    (once(float64_c=30.0, float32_b=20.0, float32_a=10.0), {"level": "30.0 dB", "rows": "1 of 1"}),
+    (once(float32_a=10.0, float64_b=30.0), {"level": "30.0 dB", "rows": "1 of 1"}),
+    (once(float64_a=10.0, bfloat16_a=25.0, float32_a=30.0), {"level": "25.0 dB", "rows": "1 of 1"}),
+]
+"""Lines, and what stands in a part of their answer, or after a `!` does not."""
+
+
+@pytest.mark.parametrize(("lines", "expected"), SAYS)
+def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[str, str]) -> None:
     made = card_of_lines(tmp_path, *lines)
-    assert made.rows[made.main].client == main
-    assert main == "plain" or main.removeprefix("plain, ") in made.verdict
+    row, (untried, *others) = made.rows[made.main], made.not_tried
+    said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
+    said |= {"main": row.client, "row": keys(row), "published": row.absent_of("published")}
+    said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
+    said |= {"untried": untried, "vain": " ".join(others)}
+    if row.one_upload is not None:
+        said |= {"best": keys(row.one_upload), "level": row.one_upload.level()}
+    assert len(made.verdict.split()) <= WORDS
+    for part, words in expected.items():
+        for word in words.split("|"):
+            assert (word.removeprefix("!") in said[part]) != word.startswith("!"), said[part]
 
 
 def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
@@ -211,39 +311,6 @@ def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
     assert len(made.rows) == CARD_ROWS
     assert (made.rows[0].client, made.rows[0].defended) == ("plain", False)
     assert made.further == len(gammas) + 1 - CARD_ROWS
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"float64 b": 40.0, "float64 c": 30.0, "float32 b": 20.0, "float32 c": 10.0}, 10.0),
-        ({"float64 c": 30.0, "float32 b": 20.0, "float32 a": 10.0}, 30.0),
-        ({"float32 a": 10.0, "float64 b": 30.0}, 30.0),
-        ({"float64 a": 10.0, "bfloat16 a": 25.0, "float32 a": 30.0}, 25.0),
-    ],
-)
-def test_one_client_in_several_settings_and_precisions_stands_once(
-    tmp_path: Path, values: dict[str, float], expected: float
-) -> None:
-    """In the setting that asks for the plain picture, and there in the lowest precision."""
-    lines = []
-    for name, psnr in values.items():
-        dtype, setting = name.split()
-        facts: dict[str, Any] = {"attack": "masked_span", "setting": setting, "dtype": dtype}
-        lines.append((intact(name, gamma=0.27, **facts), [psnr]))
-    made = card_of_lines(tmp_path, *lines)
-    (row,) = made.rows
-    assert row.one_upload is not None
-    assert (row.one_upload.mean, made.further) == (expected, 0)
-
-
-def test_an_undefended_client_that_is_not_alike_is_named(tmp_path: Path) -> None:
-    for batch in (1, 4):
-        plain = intact("patch_gradient", batch=batch)
-        span = (intact("masked_span", **MASKED), [20.0, 30.0])
-        made = card_of_lines(tmp_path / f"{batch}", span, (plain, [40.0, 50.0]))
-        assert ("plain · batch 4" in made.beside) == (batch == 4)
-        assert numbers(made.beside)[-3:] == [0, 2, 20]
 
 
 def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> None:
@@ -266,164 +333,6 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
     assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)
     assert keys(row.one_upload) == "cut_short partly_inapplicable unfinished"
-
-
-# the verdict --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("facts", "psnrs", "grey", "parts"),
-    [
-        (MASKED, [math.inf, 30.0, 12.0], 12.0, ["does not protect these", "1 of 3 exactly"]),
-        (MASKED, [21.0, 30.0, 12.0], 12.0, ["does not protect these", "2 of 3 at 20 dB"]),
-        (MASKED, [21.0, 11.0, 12.0], 12.0, ["does not protect all", "1 of 3"]),
-        (MASKED, [19.9, 11.0, 12.0], 12.0, ["not shown"]),
-        (MASKED, [9.0, 11.0, 10.0], 12.0, ["not shown", "failed"]),
-        (MASKED, [29.0, 28.0, 12.0, 11.0], 24.0, ["not shown"]),  # so does a uniform grey
-        (MASKED | {"setting": "b"}, [math.inf], 12.0, ["the shuffled pictures", "exactly"]),
-    ],
-)
-def test_the_verdict_of_a_defended_client(
-    tmp_path: Path, facts: dict[str, Any], psnrs: list[float], grey: float, parts: list[str]
-) -> None:
-    diagnostics = {"zero_rows": 3.0, "grey_psnr": grey}
-    made = card_of_lines(tmp_path, (intact("masked_span", **facts), psnrs, diagnostics))
-    assert all(part in made.verdict for part in ["MJP γ .27", *parts])
-    assert len(made.verdict.split()) <= WORDS
-
-
-def test_the_verdict_of_an_undefended_client(tmp_path: Path) -> None:
-    made = card_of_lines(tmp_path, (intact("patch_gradient"), [30.0, math.inf], {}))
-    assert "protect" not in made.verdict
-    assert "1 of 2 exactly" in made.verdict
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_missing_rows_are_said_where_the_figure_stands(tmp_path: Path, lost: int) -> None:
-    """Of an attack that lacks some of its rows, or all: a weaker one takes its place."""
-    planned: dict[str, Any] = MASKED | {"planned_images": 2}
-    strong = (intact("pixel_lattice", **planned), [90.0, 80.0][: 2 - lost], ZERO)
-    made = card_of_lines(tmp_path, (intact("masked_span", **planned), [22.0, 21.0], ZERO), strong)
-    assert ("unfinished" in keys(made.rows[made.main].one_upload)) == bool(lost)
-    assert ("rows are missing" in made.verdict) == bool(lost)
-
-
-@pytest.mark.parametrize(("attack", "said"), [("pixel_lattice", True), ("masked_span", False)])
-def test_an_assumption_is_named_where_the_chosen_attack_makes_it(
-    tmp_path: Path, attack: str, said: bool
-) -> None:
-    made = card_of_lines(tmp_path, (intact(attack, **MASKED), [30.0], {}))
-    assert ("8-bit" in made.assumptions) == said
-    assert "batch 1" in made.assumptions
-    assert "as declared" in made.assumptions
-
-
-@pytest.mark.parametrize(
-    ("floor", "named", "flags"),
-    [
-        ([10.0, 30.0], False, "partly_inapplicable"),
-        ([18.0, 18.0], True, "below_floor partly_inapplicable"),
-        ([20.0, 2.0], False, "below_floor partly_inapplicable"),
-    ],
-)
-def test_a_side_of_the_floor_is_named_only_where_the_same_images_agree(
-    tmp_path: Path, floor: list[float], named: bool, flags: str
-) -> None:
-    """The attack got an easy image alone: above its floor there, below the floor of both."""
-    block = {"first_block": "closed_form"}
-    april = (cell("april", **block), [15.0, "failed"])
-    made = card_of_lines(tmp_path, april, (intact("grey", role="floor", **block), floor))
-    assert keys(made.rows[0].published) == keys(made.rows[0].one_upload) == flags
-    assert ("the 18.0 dB without any" in made.beside) == named
-    assert ("failed" in made.verdict) == ("below_floor" in flags)
-
-
-@pytest.mark.parametrize(
-    ("six", "uploads"), [(["unsupported"] * 2, 2), (["failed"] * 2, 2), ([60.0, "failed"], 6)]
-)
-def test_only_uploads_of_an_attack_with_a_result_are_said(
-    tmp_path: Path, six: list[float | str], uploads: int
-) -> None:
-    rounds = [
-        intact(f"r{n}", attack_name="multi_round", attack=f"multi_round ({n})", uploads=n)
-        for n in (2, 6)
-    ]
-    plain = (intact("patch_gradient"), [30.0, 40.0])
-    made = card_of_lines(tmp_path, plain, (rounds[0], [50.0] * 2), (rounds[1], six))
-    assert f"{uploads} uploads of the same picture" in made.beside
-    derived = [line for line in read_contents([tmp_path]).derived if line.uploads > 1]
-    assert {line.uploads for line in derived} == {uploads}
-
-
-# what must not look like protection ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("april", "words"),
-    [
-        ("unsupported", "does not apply"),
-        ("failed", "failed"),
-        ("unscored", "not scored"),
-        (None, "not run"),
-    ],
-)
-def test_why_there_is_no_figure(tmp_path: Path, april: str | None, words: str) -> None:
-    lines: list[tuple[Any, ...]] = [(intact("patch_gradient"), [30.0])]
-    lines += [(intact("april", victim="april_block"), [april])] if april else []
-    (row,) = card_of_lines(tmp_path, *lines).rows
-    assert row.published is None
-    assert row.absent_of("published") == words
-
-
-LATE = {"over_budget": 1.0, "attack_seconds": 30.0}
-
-
-@pytest.mark.parametrize(
-    ("psnr", "diagnostics", "expected", "in_vain"),
-    [
-        ([25.0, 26.0], {}, "", False),
-        (["failed", "failed"], {}, "cut_short", True),
-        ([25.0, "failed"], {}, "cut_short", False),
-        ([12.0, 13.0], LATE, "cut_short", True),
-        (["unsupported", "unsupported"], {}, "", False),  # it does not apply: it was tried
-    ],
-)
-def test_an_attack_that_failed_or_ran_out_of_time_is_marked_and_not_said_to_be_tried(
-    tmp_path: Path,
-    psnr: list[float | str],
-    diagnostics: dict[str, float],
-    expected: str,
-    in_vain: bool,
-) -> None:
-    span = (intact("masked_span", **MASKED), [21.0, 22.0], ZERO)
-    made = card_of_lines(tmp_path, span, (intact("token_span", **MASKED), psnr, diagnostics))
-    assert keys(made.rows[0].one_upload) == expected
-    untried, *others = made.not_tried
-    assert "token_span" not in untried
-    assert any("token_span" in item for item in others) == in_vain
-
-
-@pytest.mark.parametrize("facts", [{"setting": "b"}, {"dtype": "float64"}])
-def test_an_attack_in_another_setting_or_precision_was_not_tried_here(
-    tmp_path: Path, facts: dict[str, str]
-) -> None:
-    span = (intact("masked_span", **MASKED), [21.0], ZERO)
-    made = card_of_lines(tmp_path, span, (intact("token_span", **MASKED | facts), [20.0], ZERO))
-    assert "token_span" in made.not_tried[0]
-    assert "masked_span" not in made.not_tried[0]
-
-
-def test_exact_pictures_count_whatever_the_attack_knows(tmp_path: Path) -> None:
-    """Of an attack that does not know the masks: its exact pictures leaked all the same."""
-    exact = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO)
-    beside = (intact("april_unk_aware", **MASKED), [8.0, 8.0], ZERO)
-    alone, both = card_of_lines(tmp_path / "1", exact), card_of_lines(tmp_path / "2", exact, beside)
-    assert keys(alone.rows[0]) == "no_adaptive_attack"
-    for made in (alone, both):
-        figure = made.rows[0].one_upload
-        assert figure is not None
-        assert (figure.exact, figure.of) == (1, 2)
-        assert "1 of 2 exactly" in made.verdict
 
 
 @pytest.mark.parametrize("psnr", [[30.0, math.nan], [math.nan, math.nan]])

@@ -219,14 +219,14 @@ def test_a_supernode_that_is_killed_in_a_round(
     nodes: list[Any] = []
     start = SuperLink.start_nodes
     monkeypatch.setattr(
-        SuperLink, "start_nodes", lambda self, n: (start(self, n), nodes.extend(self.nodes))
+        SuperLink, "start_nodes", lambda self, n: (start(self, n), nodes.extend(self.started[1:]))
     )
     killer = threading.Thread(target=kill_when, args=(out / "begun", nodes), daemon=True)
     killer.start()
     model = run_flower(
         config, data, out, "flower-deployment", nodes=2, client="failing:client_app", record="all"
     )
-    assert nodes[1].returncode == -signal.SIGKILL
+    assert nodes[1][0].returncode == -signal.SIGKILL
     assert [line["arrived"] for line in rounds(out)] == [[0, 1], [0]]
     assert rounds(out)[1]["missing"]["1"].startswith("Error: Node Unavailable")
     assert len(load_uploads(out / "received")) == 3
@@ -239,7 +239,7 @@ def kill_when(sign: Path, nodes: list[Any]) -> None:
     while not sign.exists() and time.monotonic() < until:
         time.sleep(0.1)
     if sign.exists():
-        nodes[1].kill()
+        nodes[1][0].kill()
 
 
 # starting and ending ------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def after(config: FederationConfig, data: Path, clients: list[tuple[int, ...]]) 
     task = Task.from_config(config, data)
     weights, state = task.initial_weights(), ServerState()
     for round, those in enumerate(clients):
-        uploads = [(task.client_update(weights, one, round), task.examples(one)) for one in those]
+        uploads = [(task.client_update(weights, one, round), config.client.batch) for one in those]
         weights, state = task.server_step(weights, state, uploads, round)
     return weights
 

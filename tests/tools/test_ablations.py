@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.core.files import lock
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.charts.tradeoff import TradeoffPoint
-from tests.helpers.report_rows import image_rows, intact, write_rows
+from tests.helpers.report_rows import intact
+from tests.tools.test_publish import planted_run
 from tools import ablations
 from tools.published_rows import read
 
@@ -131,13 +131,6 @@ def test_what_is_published_of_other_models_stays(
 
 def published_run(folder: Path, psnr: dict[str, float]) -> Path:
     """A run of two attacks, equally good, on one image of each of these models."""
-    store, entries = RunStore(folder), []
-    for label, value in psnr.items():
-        for attack in ("token_span", "patch_gradient"):
-            entry = {**intact(attack, model=label), "run_id": f"{len(entries):016d}"}
-            write_rows(store, entry, image_rows(entry, "image", value, diagnostics=GREY))
-            entries.append(entry)
-    store.write_cells(entries)
-    (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
-    (folder / "log.jsonl").write_text('{"time": 0, "commit": "abc"}\n')
-    return folder
+    pairs = [(label, a) for label in psnr for a in ("token_span", "patch_gradient")]
+    lines = [(intact(attack, model=label), [psnr[label]], GREY) for label, attack in pairs]
+    return planted_run(folder, *lines)

@@ -15,11 +15,11 @@ import torch
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, success_share, summary
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows
+from tests.helpers.ladder_rows import run_of
+from tests.helpers.report_rows import cell, image_id, synthetic_run
 from tools import publish, published_rows
 from tools.published_rows import Line, read
 
@@ -28,24 +28,24 @@ PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
 SHUFFLED = {"setting": "c", "gamma": 0.27, "victim": "intact"}
 
 
-def run(folder: Path, scores: Mapping[str, Sequence[float | None]], **facts: Any) -> Path:
-    """A run of these attacks, PSNR by image; None: the attack does not apply to it."""
-    store, entries = RunStore(folder), []
-    for number, (attack, values) in enumerate(scores.items()):
-        entry = cell(f"{number:016d}", attack=attack, **facts)
-        rows = []
-        for image, value in enumerate(values):
-            none = {"status": "unsupported", "reason": "no mask"} if value is None else {}
-            rows += image_rows(entry, f"i{image}", value or 0.0, **none)
-        write_rows(store, entry, rows)
-        entries.append(entry)
-    store.write_cells(entries)
+def planted_run(folder: Path, *lines: tuple[Any, ...]) -> Path:
+    """A run as `mjp attack` leaves it; a line is a cell, PSNR or status by image, diagnostics."""
+    numbered = [
+        ({**entry, "run_id": f"{at:016d}"}, *more) for at, (entry, *more) in enumerate(lines)
+    ]
+    run_of(folder, *numbered)
     (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
-    (folder / "log.jsonl").write_text('{"time": 0, "torch": "2.11.0", "threads": 1}\n')
+    (folder / "log.jsonl").write_text('{"time": 0, "commit": "abc", "torch": "2.11.0"}\n')
     return folder
 
 
-def written(folder: Path, scores: Mapping[str, Sequence[float | None]], **facts: Any) -> Path:
+def run(folder: Path, scores: Mapping[str, Sequence[float | str]], **facts: Any) -> Path:
+    """A run of these attacks, PSNR or status by image."""
+    lines = [(cell("", attack=attack, **facts), values) for attack, values in scores.items()]
+    return planted_run(folder, *lines)
+
+
+def written(folder: Path, scores: Mapping[str, Sequence[float | str]], **facts: Any) -> Path:
     path = folder / "rows.parquet"
     published_rows.write([run(folder / "run", scores, **facts)], path, commit="abc", source="x")
     return path
@@ -77,25 +77,26 @@ def test_published_lines_equal_those_of_the_report(tmp_path: Path) -> None:
 
 
 def test_the_worst_case_is_chosen_by_the_report_s_rule(tmp_path: Path) -> None:
-    store, entries = RunStore(tmp_path / "run"), []
     scores = {"masked_span": [20.0, 21.0, 22.0], "pixel_lattice": [math.inf, 12.0, 30.0]}
-    for number, (attack, values) in enumerate({**scores, "april": [99.0] * 3}.items()):
-        victim = "april_block" if attack == "april" else "intact"  # another client: never chosen
-        entry = cell(f"{number:016d}", attack=attack, **{**SHUFFLED, "victim": victim})
-        hidden = {"diagnostics": {"zero_rows": 3.0}}
-        rows = [r for i, v in enumerate(values) for r in image_rows(entry, f"i{i}", v, **hidden)]
-        write_rows(store, entry, rows)
-        entries.append(entry)
-    store.write_cells(entries)
-    (store.root / "experiment.yaml").write_text("experiment: {name: planted}\n")
-    published_rows.write([store.root], tmp_path / "rows.parquet", commit="abc", source="x")
-    lines = read(tmp_path / "rows.parquet").lines
-    (worst,) = (line for line in lines if line.facts["role"] == "worst_case")
+    scores["april"] = [99.0] * 3  # on an altered client: never chosen
+    victims = {"april": "april_block"}
+    lines = [
+        (
+            cell("", **{**SHUFFLED, "victim": victims.get(attack, "intact")}, attack=attack),
+            values,
+            {"zero_rows": 3.0},
+        )
+        for attack, values in scores.items()
+    ]
+    planted_run(tmp_path / "run", *lines)
+    published_rows.write([tmp_path / "run"], tmp_path / "rows.parquet", commit="abc", source="x")
+    published = read(tmp_path / "rows.parquet").lines
+    (worst,) = (line for line in published if line.facts["role"] == "worst_case")
     assert worst.scored("psnr").tolist() == [math.inf, 21.0, 30.0]
 
 
 def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
-    (line,) = read(written(tmp_path, {"pixel_lattice": [*PSNR, None]})).lines
+    (line,) = read(written(tmp_path, {"pixel_lattice": [*PSNR, "unsupported"]})).lines
     assert [line.figure(name) for name in ("n", "of", "exact", "from20", "from30")] == [
         8,
         9,
@@ -167,7 +168,7 @@ tables:
 def root(tmp_path: Path) -> Path:
     """A repository with one run and a page of every kind of table."""
     (tmp_path / "results").mkdir()
-    scores = {"pixel_lattice": [*PSNR, None], "token_span": [11.0] * 9}
+    scores = {"pixel_lattice": [*PSNR, "unsupported"], "token_span": [11.0] * 9}
     rows = written(tmp_path, scores, **SHUFFLED)
     rows.rename(tmp_path / "results" / "rows.parquet")
     planted = {"gamma": [0.1, 0.1, 0.5], "uploads": [1, 2, 1], "psnr": [20.04, math.inf, 9.0]}
@@ -209,7 +210,7 @@ def test_a_changed_figure_is_noticed(root: Path) -> None:
 def test_a_changed_row_is_noticed(root: Path) -> None:
     path = root / "results" / "rows.parquet"
     rows = read(path)
-    first = (rows.rows["image_id"] == "i7") & (rows.rows["attack"] == "pixel_lattice")
+    first = (rows.rows["image_id"] == image_id(7)) & (rows.rows["attack"] == "pixel_lattice")
     published_rows._store(
         rows.rows.assign(psnr=rows.rows["psnr"].mask(first, 19.9)), rows.runs, path
     )
@@ -225,9 +226,9 @@ def test_a_selection_has_to_name_one_line(root: Path) -> None:
 
 
 def test_a_part_of_the_pictures(tmp_path: Path) -> None:
-    counts = {f"i{index}": int(index in (0, 4)) for index in range(9)}
+    counts = {image_id(index): int(index in (0, 4)) for index in range(9)}
     path, few = tmp_path / "rows.parquet", tmp_path / "few.parquet"
-    folder = run(tmp_path / "run", {"pixel_lattice": [*PSNR, None]})
+    folder = run(tmp_path / "run", {"pixel_lattice": [*PSNR, "unsupported"]})
     published_rows.write([folder], path, commit="abc", source="x", repeats=counts)
     other = run(tmp_path / "other", {"pixel_lattice": PSNR[:3]})
     published_rows.write([other], few, commit="abc", source="x")
@@ -238,10 +239,10 @@ def test_a_part_of_the_pictures(tmp_path: Path) -> None:
 
 
 def test_a_paired_difference_is_that_of_a_hand_count(tmp_path: Path) -> None:
-    scores: dict[str, Sequence[float | None]] = {
+    scores: dict[str, Sequence[float | str]] = {
         "gradvit": [12.0, 13.0, 14.0, math.inf],
         "no prior": [12.5, 13.0, 14.1, math.inf],
-        "squared": [11.0, None, 13.5, 90.0],
+        "squared": [11.0, "unsupported", 13.5, 90.0],
     }
     lines = [
         line for line in read(written(tmp_path, scores)).lines if line.facts["role"] == "attack"

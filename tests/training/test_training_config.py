@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from mjp_privacy.cli import main
+from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.learner import dal_weight

@@ -146,7 +146,7 @@ def test_several_uploads_may_come_from_several_models(
     leak = attack_gradients([model, later], sent, attacks={"multi_round": STATIONARY})
     assert off(leak.best.image) < 1e-5
     assert leak.best.residual < 1e-4
-    with pytest.raises(UserError, match=r"model: .* 1 upload\(s\), got 2"):
+    with pytest.raises(UserError, match=r"model: .* 1 upload\(s\); got 2"):
         attack_gradients([model, later], gradients)
 
 

@@ -9,9 +9,7 @@ over all parameters together,
 
 from __future__ import annotations
 
-import math
-import warnings
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +21,6 @@ from mjp_privacy.client.defenses.disturbance import (
     per_step,
     squared_norm,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import NotNegative, Positive, schema
 from mjp_privacy.interfaces import Grads
 
@@ -98,48 +94,3 @@ class DpSgd:
     def deviation(self, batch: int) -> float:
         """Standard deviation of the noise on an entry of the step's gradient: sigma C / B."""
         return self.noise * self.clip / batch
-
-
-DELTA = 1e-5  # the probability with which the promise may fail
-ACCOUNTANTS = {"prv": "PRVAccountant", "rdp": "RDPAccountant"}
-
-
-def epsilon(
-    noise: float,
-    *,
-    sampling_rate: float,
-    steps: int,
-    delta: float = DELTA,
-    accountant: Literal["prv", "rdp"] = "prv",
-) -> float:
-    """An upper bound of epsilon: `epsilon(1.0, sampling_rate=0.01, steps=1000)`.
-
-    noise: the multiplier sigma; without noise epsilon is infinite.
-    accountant: `prv` is tighter, `rdp` also works where prv runs into numerical limits.
-    """
-    if not (noise >= 0 and 0 < sampling_rate <= 1 and steps >= 1 and 0 < delta < 1):
-        raise UserError(
-            "Accounting: expected a noise of 0 or above, a sampling rate in (0, 1], 1 step or more "
-            f"and a delta in (0, 1); got noise {noise}, sampling_rate {sampling_rate}, steps "
-            f"{steps}, delta {delta}."
-        )
-    if accountant not in ACCOUNTANTS:
-        raise unknown_name("accountant", accountant, list(ACCOUNTANTS))
-    if noise == 0:
-        return math.inf
-    ledger = getattr(_opacus_accountants(), ACCOUNTANTS[accountant])()
-    ledger.history = [(float(noise), float(sampling_rate), int(steps))]
-    with warnings.catch_warnings():  # RDP's best order may be the last it tries: still a bound
-        warnings.simplefilter("ignore")
-        return float(ledger.get_epsilon(delta))
-
-
-def _opacus_accountants() -> Any:
-    try:
-        from opacus import accountants
-    except ImportError as error:
-        raise UserError(
-            "Accounting: epsilon needs the package opacus, which is not installed. Run "
-            "`pip install .[dp]`."
-        ) from error
-    return accountants

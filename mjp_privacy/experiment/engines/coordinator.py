@@ -2,7 +2,7 @@
 
     Engine.start([3])           somebody starts worker 3, anywhere
     RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
-    RUN/work/M-B-G.K.json       that the task is over, and how (`worker.TaskReport`)
+    RUN/work/M-B-G.K.json       that the task is over, and how (`work.News`)
     Engine.gone()               workers that are no more: their tasks are given again
 
 Nothing else goes between the two, so an engine needs to start processes and to know which have
@@ -21,17 +21,8 @@ from typing import Protocol
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
 from mjp_privacy.core.read import read_json
-from mjp_privacy.data.decoding import Altered
-from mjp_privacy.experiment.engines.worker import (
-    END,
-    REPORT,
-    Job,
-    Task,
-    TaskReport,
-    task_file,
-    write_typed,
-)
-from mjp_privacy.experiment.work import CellDone
+from mjp_privacy.experiment.engines.worker import END, NEWS, Job, Task, task_file, write_typed
+from mjp_privacy.experiment.work import News
 
 ATTEMPTS = 3  # times that a task is given to a worker
 
@@ -57,27 +48,6 @@ class Engine(Protocol):
         """Stop all workers; tasks that are not done stay undone."""
 
 
-@dataclass(frozen=True)
-class TaskLost:
-    """A task that no worker finished, after several tries or because of an error."""
-
-    model: str
-    block: int
-    reason: str
-
-
-News = CellDone | TaskLost | Altered
-
-
-@dataclass
-class GivenOut:
-    """A worker's task and what is known of it."""
-
-    task: Task  # the last one that it was given
-    busy: bool = True
-    ending: bool = False  # it was told to end
-
-
 @dataclass
 class Coordinator:
     """One run's tasks and what was told of them.
@@ -91,7 +61,10 @@ class Coordinator:
     models: Sequence[str]  # of the plan, in order
     engine: Engine
     _waiting: list[Task] = field(default_factory=list, init=False)
-    _workers: dict[int, GivenOut] = field(default_factory=dict, init=False)
+    _workers: dict[int, Task | None] = field(default_factory=dict, init=False)
+    """The task that each worker does; None: it was told to end."""
+    _free: dict[int, Task] = field(default_factory=dict, init=False)
+    """Workers that have done theirs, with the last one."""
 
     @property
     def folder(self) -> Path:
@@ -116,13 +89,13 @@ class Coordinator:
 
     def wait(self) -> Iterator[News]:
         """What is told until all tasks are over."""
-        while self._waiting or any(worker.busy for worker in self._workers.values()):
+        while self._waiting or any(self._workers.values()):
             news = list(self.news())
             yield from news
-            for number, worker in self._workers.items():
-                if not (worker.busy or worker.ending):  # then no task is waiting
-                    worker.ending = True  # a machine of a cluster is not to wait for the last task
-                    self._write(number, END)
+            for number in list(self._free):  # then no task is waiting
+                del self._free[number]  # a machine of a cluster is not to wait for the last task
+                self._workers[number] = None
+                self._write(number, END)
             if not news:
                 time.sleep(self.engine.interval)
 
@@ -130,65 +103,61 @@ class Coordinator:
         """What is told since the last call."""
         check_folder(self.folder)
         gone = self.engine.gone()  # asked first: what they told before is read below
-        for worker in self._workers.values():
-            path = self.folder / worker.task.file_name
-            if not worker.busy or not path.exists():
+        for number, task in list(self._workers.items()):
+            if task is None or not (path := self.folder / task.file_name).exists():
                 continue
-            report, worker.busy = read_json(path, REPORT, TaskReport), False
-            if report.storage:
-                raise StorageError(report.error, report.storage)
-            yield report.done
-            yield report.altered
-            if report.error:
-                yield self._failed(worker.task, report.error.strip())
-        yield from self._lost(gone)
-        self._give_out()
-
-    def _lost(self, gone: Mapping[int, str]) -> Iterator[TaskLost]:
-        """Queue the tasks again of workers that are gone before they were done."""
+            news = read_json(path, NEWS, News)
+            del self._workers[number]
+            self._free[number] = task
+            if news.storage:
+                raise StorageError(news.error, news.storage)
+            yield replace(news, lost=self._named(task)) if news.error else news
         for number, reason in gone.items():
-            worker = self._workers.pop(number, None)
-            if worker is None or not worker.busy:
+            self._free.pop(number, None)
+            if (task := self._workers.pop(number, None)) is None:
                 continue
             check_disk(self.folder)  # a worker whose disk is full cannot say so
-            attempt = worker.task.attempt
-            if attempt < ATTEMPTS:
-                self._waiting.append(replace(worker.task, attempt=attempt + 1))
+            if task.attempt < ATTEMPTS:
+                self._waiting.append(task._replace(attempt=task.attempt + 1))
             else:
-                yield self._failed(worker.task, f"{reason}, {ATTEMPTS} times")
+                yield News(lost=self._named(task), error=f"{reason}, {ATTEMPTS} times")
+        self._give_out()
 
     def _give_out(self) -> None:
         """Give tasks to the workers that are free, and start others as far as tasks are left."""
-        for number, worker in self._workers.items():
-            if self._waiting and not (worker.busy or worker.ending):
-                self._workers[number] = self._given(number, worker.task)
-        free = (n for n in range(self.engine.most) if n not in self._workers)
-        started = [number for number, _ in zip(free, list(self._waiting), strict=False)]
+        for number, last in list(self._free.items()):
+            if self._waiting:
+                del self._free[number]
+                self._give(number, last)
+        known = {*self._workers, *self._free}
+        unused = [number for number in range(self.engine.most) if number not in known]
+        started = unused[: len(self._waiting)]
         for number in started:
-            self._workers[number] = self._given(number, None)
+            self._give(number, None)
         if started:
             self.engine.start(started)
 
-    def _given(self, number: int, last: Task | None) -> GivenOut:
+    def _give(self, number: int, last: Task | None) -> None:
         """Give a worker the task that is nearest to its last one: of the same block, else of the
         same model, else of a model that nobody has in memory; of several the first."""
-        models = {worker.task.model for worker in self._workers.values()}
-        model, block = (last.model, last.block) if last else (-1, -1)
+        tasks = [*self._workers.values(), *self._free.values()]
+        models = {task.model for task in tasks if task is not None}
 
         def nearness(task: Task) -> tuple[bool, bool, bool]:
-            same = task.model == model
-            return same and task.block == block, same, task.model not in models
+            same = last is not None and task.model == last.model
+            near = last is not None and task.block == last.block
+            return same and near, same, task.model not in models
 
         task = max(self._waiting, key=nearness)
         self._waiting.remove(task)
-        self._write(number, " ".join(map(str, (*task.key, task.attempt))))
-        return GivenOut(task)
+        self._write(number, " ".join(map(str, task)))
+        self._workers[number] = task
 
     def _write(self, number: int, text: str) -> None:
         write_atomically(task_file(self.job.path, number), lambda path: path.write_text(text))
 
-    def _failed(self, task: Task, reason: str) -> TaskLost:
-        return TaskLost(self.models[task.model], task.block, reason)
+    def _named(self, task: Task) -> str:
+        return f"{self.models[task.model]}, block {task.block}"
 
 
 def last_words(log: Path) -> str:

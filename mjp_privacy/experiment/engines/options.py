@@ -19,19 +19,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from pydantic import Field
 
+from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import (
     Count,
     Label,
     Many,
     NotNegative,
+    PathText,
     Positive,
     Text,
     Whole,
@@ -40,15 +41,13 @@ from mjp_privacy.core.schema import (
 )
 from mjp_privacy.core.text import shown
 
-Kind = Literal["auto", "here", "local", "ray", "slurm"]
-SUMMARIES: Mapping[Kind, str] = {
+SUMMARIES: Mapping[str, str] = {
     "auto": "a process for each core or GPU here, or this one for small runs; the default",
     "here": "this process alone, as for a debugger",
     "local": "several processes of this machine",
     "ray": "a Ray cluster, or Ray on this machine",
     "slurm": "jobs of a Slurm cluster",
 }
-KINDS: tuple[Kind, ...] = tuple(SUMMARIES)
 Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 SHORTEST = 5  # minutes that a Slurm task may have: it is warned 90 s before its end, and starts
@@ -58,7 +57,10 @@ SHORTEST = 5  # minutes that a Slurm task may have: it is warned 90 s before its
 class EngineConfig:
     """An engine and its options; None leaves a choice to the engine."""
 
-    kind: Annotated[Kind, tyro.conf.Suppress] = "here"
+    kind: Annotated[PathText, tyro.conf.arg(name="engine")] = "here"
+    """Who does the work: auto (a process for each core or GPU; the default), here (this process, as
+    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works
+    with one thread, and it changes no row."""
     workers: Workers | None = None
     """How many work at once; auto and local: as many as there are cores or GPUs."""
     address: Label | None = None
@@ -78,79 +80,61 @@ class EngineConfig:
     setup: Annotated[tuple[Text, ...], Many, tyro.conf.Suppress] = ()
     """Lines of shell that a job runs first, such as `module load python`."""
 
-
-@schema
-class EngineOptions(EngineConfig):
-    """The engine on a command line; an option that is not given is None."""
-
-    engine: str | None = None
-    """Who does the work: auto (a process for each core or GPU; the default), here (this process, as
-    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works
-    with one thread, and it changes no row."""
-
-    def config(self) -> EngineConfig:
-        """The engine of these options; UserError where it is not to be had here."""
-        config = engine_config(self.engine or "auto", _given(self))
-        check_engine(config)
-        return config
+    def given(self) -> dict[str, Any]:
+        """The options that are not left to the engine, by name."""
+        default = EngineConfig()
+        names = [f.name for f in dataclasses.fields(self)][1:]
+        values = {name: getattr(self, name) for name in names}
+        return {name: of for name, of in values.items() if of != getattr(default, name)}
 
 
-def _given(config: EngineConfig) -> dict[str, Any]:
-    """The options that were given, by name."""
-    names, default = [f.name for f in dataclasses.fields(EngineConfig)][1:], EngineConfig()
-    values = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
-
-
-OF_KIND: Mapping[Kind, Sequence[str]] = {
+AUTO = EngineConfig("auto")
+OPTIONS = [option.name for option in dataclasses.fields(EngineConfig)][1:]
+OF_KIND: Mapping[str, Sequence[str]] = {
     "auto": ("workers",),
     "here": (),
     "local": ("workers",),
     "ray": ("workers", "address", "gpus_per_task"),
-    "slurm": [
-        f.name for f in dataclasses.fields(EngineConfig) if f.name not in ("kind", "address")
-    ],
+    "slurm": [name for name in OPTIONS if name != "address"],
 }
 """The options that each engine knows."""
 
 
-def engine_config(engine: EngineConfig | str | None, options: Mapping[str, Any]) -> EngineConfig:
-    """The engine of a command line: --engine, a kind or a YAML file, and the options given beside.
+def engine_config(engine: EngineConfig | str | None) -> EngineConfig:
+    """The engine that is meant: one of SUMMARIES, a site's YAML file, or options whose `kind` is
+    either. UserError for options that the engine does not know, or where it is not to be had here.
 
-    engine_config("local", {"workers": 2}); options that are None were not given, and those that the
-    engine does not know are refused
+    engine_config("local"); engine_config(EngineConfig("site.yaml", workers=2))
     """
-    if isinstance(engine, EngineConfig):
-        return engine
-    given = {name: value for name, value in options.items() if value is not None}
-    fields: Mapping[str, Any] = {"kind": engine or "here"}
-    where = "the command line"
-    if engine is not None and engine not in KINDS:
-        path = Path(engine)
+    asked = engine if isinstance(engine, EngineConfig) else EngineConfig(engine or "here")
+    fields: Mapping[str, Any] = {"kind": asked.kind}
+    where, kinds = "the command line", ", ".join(SUMMARIES)
+    if asked.kind not in SUMMARIES:
+        path = Path(asked.kind)
         if path.suffix not in (".yaml", ".yml"):
             raise UserError(
-                f"--engine {shown(engine)}: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, or a "
-                f"YAML file with a section `engine`.{did_you_mean(engine, KINDS)}"
+                f"--engine {shown(asked.kind)}: expected one of {kinds}, or a YAML file with a "
+                f"section `engine`.{did_you_mean(asked.kind, SUMMARIES)}"
             )
-        content = read_mapping(path)
-        fields, where = content.get("engine", {}), f"{path}, engine"
-        if not isinstance(fields, Mapping) or not fields:
+        fields, where = read_mapping(path).get("engine", {}), f"{shown(path)}, engine"
+        if not isinstance(fields, Mapping) or fields.get("kind") not in SUMMARIES:
             raise UserError(
-                f"{shown(path)}: expected a section `engine:` with a `kind:` in it, got "
-                f"{shown(', '.join(map(str, content))) or 'an empty file'}."
+                f"{shown(path)}: expected a section `engine:` with a `kind:` in it that is one of "
+                f"{kinds}; got {shown(str(fields), 100)}."
             )
-    config = parse(EngineConfig, {**fields, **given}, where)
-    known = OF_KIND[config.kind]
-    if idle := [name for name in _given(config) if name not in known]:
-        able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
+    config = parse(EngineConfig, {**fields, **asked.given()}, where)
+    if idle := [name for name in config.given() if name not in OF_KIND[config.kind]]:
+        able = [kind for kind in SUMMARIES if idle[0] in OF_KIND[kind]]
         raise UserError(
             f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
-            f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
+            f"{', '.join(OF_KIND[config.kind]) or 'no options'}. It belongs to "
+            f"{' or '.join(able)}."
         )
+    _check(config)
     return config
 
 
-def check_engine(config: EngineConfig) -> None:
+def _check(config: EngineConfig) -> None:
     """Raise where this engine cannot do what it is asked for, or not from this machine."""
     slurm, package = config.kind == "slurm", {"ray": "ray", "slurm": "submitit"}.get(config.kind)
     if slurm and (missing := [name for name in PROGRAMS if shutil.which(name) is None]):

@@ -16,7 +16,6 @@ from mjp_privacy.core.machine import BESIDE, free_bytes, one_thread_environment,
 from mjp_privacy.experiment.engines.coordinator import Engine, last_words
 from mjp_privacy.experiment.engines.options import (
     EngineConfig,
-    check_engine,
     visible_gpus,
     workers_here,
 )
@@ -71,7 +70,6 @@ def settled(
 
 def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
     """The engine that does the tasks of this job; on_gpu: whether gradients are computed there."""
-    check_engine(config)
     if config.kind == "ray":
         from mjp_privacy.experiment.engines.ray import RayEngine
 

@@ -7,9 +7,9 @@ of its own. A process keeps the plan, the model and the block that it had last. 
 knows of a run, and what it tells of its tasks, are files that both sides see:
 
     RUN/work/job.json       the experiment, the images by name, the device
-    RUN/work/worker-N.task  the task of worker N, "M B G K"
+    RUN/work/worker-N.task  the task of worker N, "M B G K", or `end`
     RUN/work/M-B-G.K.json   that the task (model M, block B, group of cells G) is over at its K-th
-                            try, and what its worker did of it
+                            try, and what its worker did of it (`work.News`)
     RUN/work/*.log          what workers printed
 
 The folder is removed when the run ends. Weights and images are read by their paths, so whoever
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
@@ -36,24 +36,22 @@ from mjp_privacy.core.errors import UserError, storage_error
 from mjp_privacy.core.files import watch_folder, working_folders, write_json
 from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.core.read import FileKind, read_json
-from mjp_privacy.core.text import first_of
+from mjp_privacy.core.text import first_of, one_line
 from mjp_privacy.data import open_images
-from mjp_privacy.data.decoding import Altered
-from mjp_privacy.experiment.code import Stale, code_of_cells, provenance
+from mjp_privacy.experiment.code import Stale, provenance
 from mjp_privacy.experiment.config import Experiment
-from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import NO_MEMORY, CellDone, Worker
+from mjp_privacy.experiment.work import NO_MEMORY, News, Worker
 from mjp_privacy.uploads.folder import group_uploads, known_uploads
 
 FOLDER = "work"
 END = "end"
 """What stands in a worker's file in place of a task when there is none for it any more."""
 JOB = FileKind("what a worker needs to know of a run", "Give the run's command again.", 1 << 32)
-REPORT = FileKind("what a worker tells of its task", "Give the run's command again.", 1 << 28)
+NEWS = FileKind("what a worker tells of its task", "Give the run's command again.", 1 << 28)
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,11 @@ class Job:
 
     @classmethod
     def of(
-        cls, experiment: Experiment, root: Path, device: torch.device, stale: Stale, **paths: Any
+        cls, experiment: Experiment, root: Path, device: torch.device, stale: Stale, **places: Any
     ) -> Job:
-        """The job of a command; paths: the fields that say where the images are."""
+        """The job of a command; places: the fields that say where the images are."""
         here, made_with = str(Path.cwd()), provenance(device)
-        return cls(str(root.resolve()), experiment, str(device), stale, here, made_with, **paths)
+        return cls(str(root.resolve()), experiment, str(device), stale, here, made_with, **places)
 
     @property
     def path(self) -> Path:
@@ -107,8 +105,7 @@ class Job:
         return Simulated(self.experiment, opened, chosen, device)
 
 
-@dataclass(frozen=True, order=True)
-class Task:
+class Task(NamedTuple):
     """One block of images of one model, in a group of its cells; the unit that workers are
     given."""
 
@@ -118,30 +115,13 @@ class Task:
     attempt: int = 1
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """What stays the same when the task is given again."""
-        return self.model, self.block, self.group
-
-    @property
     def file_name(self) -> str:
         """The file in which its worker tells what is done."""
         return f"{self.model}-{self.block}-{self.group}.{self.attempt}.json"
 
 
-@dataclass(frozen=True)
-class TaskReport:
-    """How a task ended."""
-
-    done: CellDone  # what was done of it
-    altered: Altered = field(default_factory=Altered)  # of the images that its worker has opened
-    error: str = ""  # an error that ended it, in one line; for a fault its traceback
-    storage: int = 0
-    """The system's number of the error where a disk did not take what was written: that ends the
-    run, and `error` says which file it was."""
-
-
-def write_typed(path: Path, content: Job | TaskReport) -> None:
-    """Write a job or a report, whole."""
+def write_typed(path: Path, content: Job | News) -> None:
+    """Write a job or news, whole."""
     write_json(path, TypeAdapter(type(content)).dump_python(content, mode="json"))
 
 
@@ -168,45 +148,43 @@ def serve(job_file: str, number: int, interval: float = 0.05) -> None:
         if text == done:
             time.sleep(interval)
             continue
-        do_task(job_file, *map(int, text.split()))
+        do_task(job_file, Task(*map(int, text.split())))
         done = text
 
 
-def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
+def do_task(job_file: str, task: Task) -> None:
     """Do one task. What was done, and an error that ended it, is told in the task's file."""
-    done, altered, text, number = CellDone(0, ""), Altered(), "", 0
+    told = News()
     try:
         worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
-        if attempt > 1:  # rows may be there that were not when this process began
-            worker.finished = Finished(worker.finished.store, worker.finished.again)
-        name = list(worker.plan.blocks)[model]
-        of_block, cells = worker.plan.blocks[name][block], worker.plan.groups(name)[group]
+        if task.attempt > 1:  # rows may be there that were not when this process began
+            worker.known.clear()
+        name = list(worker.plan.blocks)[task.model]
+        block, cells = worker.plan.blocks[name][task.block], worker.plan.groups(name)[task.group]
         with one_thread():
             opened = worker.open(name)
             if opened.reason == NO_MEMORY:  # the command itself has opened it
                 worker.opened = None
                 raise MemoryError(NO_MEMORY)
-            for of_cell in worker.work_block(opened, of_block, cells):
-                done = replace(
-                    done,
-                    units=done.units + of_cell.units,
-                    finished=done.finished + of_cell.finished,
-                    where=of_cell.where,
-                    messages=(*done.messages, *of_cell.messages),
+            for news in worker.work_block(opened, block, cells):
+                told = replace(
+                    news,
+                    units=told.units + news.units,
+                    finished=told.finished + news.finished,
+                    messages=(*told.messages, *news.messages),
                 )
         if isinstance(worker.source, Simulated):
-            altered = worker.source.images.altered
+            told = replace(told, altered=worker.source.images.altered)
     except Exception as error:
+        text, number = traceback.format_exc(), 0
         if isinstance(error, UserError):  # the worker lacks something that the command found
-            text = " ".join(str(error).splitlines())
+            text = one_line(error, 2000)
         elif storage := storage_error(error, folders=working_folders()):
             text, number = storage.what, storage.errno or 0
         elif out_of_memory(error):
-            text = f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})"
-        else:
-            text = traceback.format_exc()
-    path = Path(job_file).parent / Task(model, block, group, attempt).file_name
-    write_typed(path, TaskReport(done, altered, text, number))
+            text = f"memory ran out ({one_line(error) or 'MemoryError'})"
+        told = replace(told, error=text, storage=number)
+    write_typed(Path(job_file).parent / task.file_name, told)
 
 
 @lru_cache(maxsize=1)
@@ -219,8 +197,5 @@ def _worker(job_file: str, written_at: int) -> Worker:
     os.chdir(job.folder)
     watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
-    source = job.source()
-    plan = make_plan(job.experiment, source)
-    codes = code_of_cells(plan, with_defenses=job.uploads is None)
-    finished = Finished(RunStore(Path(job.root)), again=job.stale == "fresh")
-    return Worker(plan, source, codes, finished, job.made_with)
+    store, again = RunStore(Path(job.root)), job.stale == "fresh"
+    return Worker.of(job.experiment, job.source(), store, job.made_with, again)

@@ -63,7 +63,7 @@ def train(message: Message, context: Context) -> Message:
         )
     task = _task(config, _setting(context, "data"), _setting(context, "device") or "cpu")
     update = task.client_update(weights, client, round)
-    return Message(reply_of(update, task.examples(client)), reply_to=message)
+    return Message(reply_of(update, config.client.batch), reply_to=message)
 
 
 @lru_cache(maxsize=1)
@@ -77,17 +77,14 @@ def _partition(context: Context) -> tuple[int, int]:
     try:
         names = ("partition-id", "num-partitions")
         partition, partitions = (int(context.node_config[name]) for name in names)
+        if not 0 <= partition < partitions:
+            raise ValueError
     except (KeyError, ValueError) as error:
         raise UserError(
-            "A SuperNode's clients: expected partition-id and num-partitions in its node config, "
-            f"got {dict(context.node_config)}. Start it with "
+            "A SuperNode's clients: expected a partition-id below num-partitions in its node "
+            f"config, got {dict(context.node_config)}. Start it with "
             "flower-supernode --node-config 'partition-id=0 num-partitions=2' ..."
         ) from error
-    if not 0 <= partition < partitions:
-        raise UserError(
-            f"partition-id: expected 0 to {partitions - 1} (num-partitions {partitions}), got "
-            f"{partition}."
-        )
     return partition, partitions
 
 

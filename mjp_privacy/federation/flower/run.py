@@ -37,13 +37,11 @@ from mjp_privacy.federation.task import data_path
 from mjp_privacy.training.snapshots import MODEL
 
 Engine = Literal["flower", "flower-deployment"]
-HOME = "flower"
-NAME = "mjp-federation"
+HOME, NAME = "flower", "mjp-federation"
 CLIENT_APP = "mjp_privacy.federation.flower.app:client_app"
 SERVER_APP = "mjp_privacy.federation.flower.app:server_app"
 
-RunConfig = Mapping[str, str | float]
-RUN_CONFIG: RunConfig = {
+RUN_CONFIG: Mapping[str, str | float] = {
     "config": "",
     "row": "",
     "data": "",
@@ -117,16 +115,14 @@ def require_flower(engine: str) -> None:
     needed = ("flwr", "ray") if engine == "flower" else ("flwr",)
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(
-            f"--engine {engine}: expected the package {missing[0]}, which is not installed here "
-            f"(Python {sys.version_info.major}.{sys.version_info.minor}). Run "
-            "pip install '.[federated]' on Python 3.11 or newer."
+            f"--engine {engine}: expected the package {missing[0]}, which is not installed here. "
+            "Run pip install '.[federated]' on Python 3.11 or newer."
         )
 
 
 def write_app(folder: Path, client: str = CLIENT_APP) -> Path:
     """Write a Flower app that refers to this package and copies none of its code; its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in RUN_CONFIG.items())
     (folder / "pyproject.toml").write_text(
         f"""[project]
 name = "{NAME}"
@@ -139,12 +135,17 @@ publisher = "mjp-privacy"
 serverapp = "{SERVER_APP}"
 clientapp = "{client}"
 [tool.flwr.app.config]
-{config}
-""",
+{_toml(RUN_CONFIG)}""",
         encoding="utf-8",
     )
     return folder
 
+
+def _toml(values: Mapping[str, str | float]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+
+# Flower's programs ------------------------------------------------------------------------------
 
 LINK = "loopback"  # the name of our SuperLink in Flower's configuration
 MARK = "federation | "  # opens the lines of our server, to tell them from Flower's
@@ -164,6 +165,40 @@ listen on the loopback interface only, on any system."""
 Process = subprocess.Popen[bytes]
 
 
+@contextmanager
+def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
+    """A SuperLink for a `with` block; at its end, it and all its SuperNodes are ended.
+
+    simulated  number of virtual SuperNodes; None: real ones, by `start_nodes`
+
+    `with superlink(home) as link: link.start_nodes(2); link.run(app, {})`
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{LINK}"\n'
+        f'[superlink.{LINK}]\naddress = "{address}"\ninsecure = true\n',
+        encoding="utf-8",
+    )
+    command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--simulation"] if simulated else []
+    # Ray's sockets need a short path, and Ray does not remove its files.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
+        programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        places = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": programs}
+        link = SuperLink(home, address, simulated, {**os.environ, **QUIET, **places})
+        try:
+            started = link.start(command, "superlink")
+            link.wait_for(started, lambda: _answers(f"http://{address}/health"))
+            yield link
+        finally:
+            for process, _ in link.started:
+                _stop(process)
+            shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
+
+
 @dataclass
 class SuperLink:
     """A running SuperLink and the SuperNodes that were started for it; see `superlink`."""
@@ -172,36 +207,62 @@ class SuperLink:
     address: str
     simulated: int | None
     environment: Mapping[str, str]
-    nodes: list[Process] = field(default_factory=list)
+    started: list[tuple[Process, Path]] = field(default_factory=list)
+    """Each program with its log."""
+
+    def start(self, command: Sequence[str], name: str) -> tuple[Process, Path]:
+        """Start a program of which all output goes into a log."""
+        log = self.home / f"{name}.log"
+        with log.open("wb") as file:
+            self.started.append((_popen(command, file, self.environment), log))
+        return self.started[-1]
+
+    def wait_for(self, program: tuple[Process, Path], ready: Callable[[], bool]) -> None:
+        """Wait until a program is ready; UserError with the end of its log where it does not come
+        to it."""
+        process, log = program
+        until = time.monotonic() + START_SECONDS
+        while not ready():
+            if process.poll() is not None or time.monotonic() > until:
+                raise UserError(
+                    f"Flower's {log.stem} did not start: expected it on the loopback interface "
+                    f"within {START_SECONDS:.0f} s. {log} ends with: {_tail(log)}"
+                )
+            time.sleep(0.2)
 
     def start_nodes(self, number: int) -> None:
         """Start SuperNodes that share the clients among them; on return they are connected."""
-        logs = [self.home / f"supernode{node}.log" for node in range(number)]
-        for node, log in enumerate(logs):
+        nodes = []
+        for node in range(number):
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
             command += ["--port", str(free_port())]
             command += ["--node-config", f"partition-id={node} num-partitions={number}"]
-            self.nodes.append(_start(command, log, self.environment))
-        for node, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
-            connected = partial(_says, log, b"SuperNode ID")
-            _wait_for(f"SuperNode {node}", process, log, connected)
+            nodes.append(self.start(command, f"supernode{node}"))
+        for program in nodes:
+            self.wait_for(program, partial(_says, program[1], b"SuperNode ID"))
 
     def run(self, app: Path, config: Mapping[str, str | float]) -> None:
         """Submit the app, show what its server says, and return when it has finished."""
         values = self.home / "run.toml"
-        values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
+        values.write_text(_toml(config), "utf-8")
         options = ["--run-config", str(values)]
         if self.simulated:  # one processor for each node at work
             each = f"client-resources-num-cpus=1 init-args-num-cpus={os.cpu_count() or 1}"
             options += ["--federation-config", f"num-supernodes={self.simulated} {each}"]
         self._command(["run", str(app), LINK, *options, "--stream"])
-        status, details = _last_run(self._command(["list", LINK, "--format", "json"]))
+        listed = self._command(["list", LINK, "--format", "json"])
+        try:
+            run = json.loads(listed[listed.index("{") :])["runs"][0]
+            status, details = str(run["status"]), str(run.get("status-details", ""))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"flwr list: expected the run's status as JSON, got {shown(listed, 200)!r}. "
+                "Install the version of Flower that pyproject.toml names."
+            ) from error
         if status != "finished:completed":
             why = details.partition("failed with exception: ")[2] or details
-            raise UserError(
-                f"Flower's run ended as {status}. {why} Flower's output is in "
-                f"{self.home / 'run.log'}."
-            )
+            log = self.home / "run.log"
+            raise UserError(f"Flower's run ended as {status}. {why} Flower's output is in {log}.")
 
     def _command(self, arguments: Sequence[str]) -> str:
         """Run a `flwr` command; its output, which is also logged. Our server's lines are shown."""
@@ -223,61 +284,7 @@ class SuperLink:
         return "".join(output)
 
 
-@contextmanager
-def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
-    """A SuperLink for a `with` block; at its end, it and all its SuperNodes are ended.
-
-    simulated  number of virtual SuperNodes; None: real ones, by `start_nodes`
-
-    `with superlink(home) as link: link.start_nodes(2); link.run(app, {})`
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    address = f"127.0.0.1:{free_port()}"
-    lines = ("[superlink]", f'default = "{LINK}"', f"[superlink.{LINK}]")
-    connection = "\n".join((*lines, f'address = "{address}"', "insecure = true", ""))
-    (home / "config.toml").write_text(connection, encoding="utf-8")
-    command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
-    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-    command += ["--simulation"] if simulated else []
-    # Ray's sockets need a short path, and Ray does not remove its files.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
-        log, environment = home / "superlink.log", _environment(home, scratch)
-        process = _start(command, log, environment)
-        link = SuperLink(home, address, simulated, environment)
-        try:
-            _wait_for("SuperLink", process, log, lambda: _answers(f"http://{address}/health"))
-            yield link
-        finally:
-            for started in (*link.nodes, process):
-                _stop(started)
-            shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
-
-
-def _last_run(listed: str) -> tuple[str, str]:
-    """Status and details of the latest run that `flwr list --format json` names."""
-    try:
-        run = json.loads(listed[listed.index("{") :])["runs"][0]
-        return str(run["status"]), str(run.get("status-details", ""))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"flwr list: expected the run's status as JSON, got {shown(listed, 200)!r}. Install "
-            "the version of Flower that pyproject.toml names."
-        ) from error
-
-
-# processes ----------------------------------------------------------------------------------
-
-
-def _environment(home: Path, scratch: str) -> dict[str, str]:
-    """The programs' environment; those installed with this Python are found first."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    places = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": path}
-    return {**os.environ, **QUIET, **places}
-
-
-def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
-    with log.open("wb") as file:
-        return _popen(command, file, environment)
+# processes --------------------------------------------------------------------------------------
 
 
 def _popen(command: Sequence[str], output: Any, environment: Mapping[str, str]) -> Process:
@@ -314,19 +321,8 @@ def _stop(process: Process) -> None:
     process.wait()
 
 
-def _wait_for(what: str, process: Process, log: Path, ready: Callable[[], bool]) -> None:
-    until = time.monotonic() + START_SECONDS
-    while not ready():
-        if process.poll() is not None or time.monotonic() > until:
-            raise UserError(
-                f"Flower's {what} did not start: expected it on the loopback interface within "
-                f"{START_SECONDS:.0f} s. {log} ends with: {_tail(log)}"
-            )
-        time.sleep(0.2)
-
-
 def _says(log: Path, words: bytes) -> bool:
-    return log.is_file() and words in log.read_bytes()
+    return words in log.read_bytes()
 
 
 def _answers(url: str) -> bool:
@@ -339,12 +335,12 @@ def _answers(url: str) -> bool:
 
 
 def free_port() -> int:
+    """A port on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _tail(path: Path) -> str:
-    content = path.read_bytes() if path.is_file() else b""
-    lines = content.decode(errors="replace").split("\n")
+    lines = path.read_bytes().decode(errors="replace").split("\n")
     return " | ".join(lines[-4:]).strip(" |")

@@ -23,7 +23,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.read import FileKind, json_lines
-from mjp_privacy.core.text import first_of
+from mjp_privacy.core.text import cut, first_of
 from mjp_privacy.federation.config import FederationConfig, load_federation, plain
 from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
@@ -61,7 +61,6 @@ class RecordingStrategy(Strategy):
             raise UserError(f"record: expected {', '.join(get_args(Record))}, got {record!r}.")
         self.federation, self.keeps, self.patience = federation, record, patience
         self.received = federation.out / RECEIVED
-        self.lines = federation.out / ROUNDS
         # By SuperNode: its partition-id and num-partitions, or None where it named none.
         self.nodes: dict[int, tuple[int, int] | None] = {}
         self._sent: list[tuple[int, Message]] = []
@@ -185,32 +184,34 @@ class RecordingStrategy(Strategy):
         config, root = self.federation.config, self.received
         model = self.federation.task.with_weights(self.federation.weights)
         kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
-        partial = not kept >= set(update.grads)
-        header = header_of(config, config.client, model, root, partial)
+        header = header_of(config, config.client, model, root, not kept >= set(update.grads))
         grads, noise, rounding = (
             {name: tensor for name, tensor in of.items() if name in kept}
             for of in (update.grads, update.noise, update.rounding)
         )
         part = replace(update, grads=grads, noise=noise, rounding=rounding)
-        own, name = replace(header, client=str(client)), f"r{update.round:05d}_c{client:04d}"
-        write_upload(root, name, own, part)
+        name = f"r{update.round:05d}_c{client:04d}"
+        write_upload(root, name, replace(header, client=str(client)), part)
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
-        round = self.federation.round
-        old = [
+        round, path = self.federation.round, self.federation.out / ROUNDS
+        lines = [
             line
-            for line in json_lines(self.lines, LINES)[0]
+            for line in json_lines(path, LINES)[0]
             if type(line.get("round")) is int and line["round"] < round  # others were damaged
         ]
-        lines = [*old, {"round": round, "arrived": arrived, "missing": self._missing}]
+        lines.append({"round": round, "arrived": arrived, "missing": self._missing})
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_atomically(self.lines, lambda path: path.write_text(text, "utf-8"))
+        write_atomically(path, lambda place: place.write_text(text, "utf-8"))
         for client, why in self._missing.items():
             self._say(
                 f"round {round}: client {client} sent no upload ({why}); going on with "
                 f"{len(arrived)} of {len(arrived) + len(self._missing)}"
             )
+
+    def _say(self, message: str) -> None:
+        self.federation.journal.say(message)
 
     # the rest of Flower's interface -----------------------------------------------------------
 
@@ -234,16 +235,14 @@ class RecordingStrategy(Strategy):
             f"round, on {sum(part is not None for part in self.nodes.values())} SuperNodes"
         )
 
-    def _say(self, message: str) -> None:
-        self.federation.journal.say(message)
-
 
 # what is sent -----------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 LONGEST = 300  # characters that are shown of a client's failure
-ALONE = ""  # the name of a field's only tensor; parameters have names
-NOT_SENT = "weights_before"  # the server has the weights that it gave
+TENSORS = ("grads", "noise", "rounding")
+"""Fields of an upload that hold tensors by name. Of `undeclared`, a tensor, its number is sent;
+`weights_before` is not, for the server has the weights that it gave."""
 
 
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
@@ -262,26 +261,18 @@ def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor]
 
 
 def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
-    """An upload as a reply, with every field that differs from its default."""
+    """An upload as a reply: its tensors, and its other fields as far as they have values."""
     content = RecordDict({"metrics": MetricRecord({"examples": examples})})
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(update):
         value = getattr(update, field.name)
-        if field.name == NOT_SENT or value == field.default:
-            continue
-        if isinstance(value, torch.dtype):
-            value = str(value).removeprefix("torch.")
-        if isinstance(value, Tensor):
-            content[field.name] = arrays({ALONE: value})
-        elif isinstance(value, Mapping):
+        if field.name in TENSORS:
             content[field.name] = arrays(value)
-        elif isinstance(value, (bool, int, float, str)):
+        elif value is not None and field.name != "weights_before":
             fields[field.name] = value
-        else:
-            raise UserError(
-                f"ClientUpdate.{field.name}: expected a number, a string or tensors, as a Flower "
-                f"message can carry, got {type(value).__name__}. Use the in-process engine."
-            )
+    fields["dtype"] = str(update.dtype).removeprefix("torch.")
+    if update.undeclared is not None:
+        fields["undeclared"] = bool(update.undeclared[0])
     content["upload"] = ConfigRecord(fields)
     return content
 
@@ -289,28 +280,19 @@ def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
 def read_reply(content: RecordDict, device: torch.device) -> tuple[ClientUpdate, int]:
     """A reply's upload, on this device, and its number of images; unknown fields are an error."""
     fields: dict[str, Any] = dict(content.config_records["upload"])
-    for name, record in content.array_records.items():
-        by_name = tensors(record, device)
-        fields[name] = by_name.get(ALONE, by_name)
-    expected = {field.name for field in dataclasses.fields(ClientUpdate)} - {NOT_SENT}
-    if unknown := sorted(set(fields) - expected):
-        raise UserError(
-            f"An upload has the fields {', '.join(unknown)}, which this server does not know. "
-            "Expected the same version of mjp-privacy on server and clients. Install it."
-        )
-    if "dtype" in fields:
-        fields["dtype"] = getattr(torch, str(fields["dtype"]))
+    fields |= {name: tensors(content.array_records[name], device) for name in TENSORS}
+    fields["dtype"] = getattr(torch, str(fields["dtype"]))
+    if "undeclared" in fields:
+        fields["undeclared"] = torch.tensor([bool(fields["undeclared"])], device=device)
     return ClientUpdate(**fields), whole(content.metric_records["metrics"]["examples"])
 
 
 def cause(reason: str) -> str:
     """What went wrong with a client, without what Flower and Ray put around the message."""
-    uncoloured = re.sub(r"\x1b\[\d+m", "", reason)
-    inner = uncoloured.rpartition("Message: ")[2] if "Message: " in uncoloured else uncoloured
+    inner = re.sub(r"\x1b\[\d+m", "", reason).rpartition("Message: ")[2]
     wrapped = re.fullmatch(r"<class '[^']*'>:<'(.*)", inner, re.DOTALL)
     text = (wrapped[1] if wrapped else inner).removesuffix("'>")
-    short = " ".join(text.split())
-    return short if len(short) <= LONGEST else f"{short[:LONGEST]}..."
+    return cut(" ".join(text.split()), LONGEST)
 
 
 def arrays(by_name: Mapping[str, Tensor]) -> ArrayRecord:

@@ -6,21 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.drawing import (
-    MARKERS,
-    MUTED,
-    band,
-    colour,
-    dashes,
-    house_style,
-)
+from mjp_privacy.core.drawing import MARKERS, MUTED, band, colour, dashes, house_style
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.charts.chart import FONT, WIDTH, Chart, axes_at, chart, hover, new_figure
 from mjp_privacy.report.figures import (
@@ -46,12 +39,11 @@ from mjp_privacy.report.lines import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROUND_OPTIONS = frozenset(("uploads", "rounds"))
+OF_PARTNERS = ("partners", "mask")
+"""Facts that mean nothing to a picture that is alone in its batch."""
 
-Target = tuple[tuple[str, Any], ...]
 
-
-# over uploads -------------------------------------------------------------------------------------
+# points -------------------------------------------------------------------------------------------
 
 
 def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
@@ -63,37 +55,41 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     panels: dict[object, list[Line]] = {}
     for line in lines:
         if line.role == "attack" and line.count("psnr", "standard"):
-            target = tuple(pair for pair in target_of(line.cell) if pair[0] != "gamma")
             attack = line.cell.attack
-            panel = line.run, target, attack.known_as, attack.victim, _other_options(line)
+            panel = _client(line, "gamma"), attack.known_as, attack.victim, _options(line)
             panels.setdefault(panel, []).append(line)
     kept = [panel for panel in panels.values() if len({line.uploads for line in panel}) > 1]
-    shown = [line for panel in kept for line in panel]
-    facts = [key for key in varying_columns(shown) if key not in ("uploads", "attack_options")]
-    records = [
-        _upload_point(line, facts) | {"panel": number}
-        for number, panel in enumerate(kept, 1)
-        for line in sorted(panel, key=lambda line: (line.cell.gamma, line.uploads))
-    ]
-    return pd.DataFrame.from_records(records)
+    every = varying_columns([line for panel in kept for line in panel])
+    facts = [key for key in every if key not in ("uploads", "attack_options")]
+    return pd.DataFrame.from_records(
+        [
+            _upload_point(line, number, facts)
+            for number, panel in enumerate(kept, 1)
+            for line in sorted(panel, key=lambda line: (line.cell.gamma, line.uploads))
+        ]
+    )
 
 
-def _other_options(line: Line) -> str:
+def _client(line: Line, *without: str) -> object:
+    """What is attacked, but for some facts."""
+    return line.run, tuple(pair for pair in target_of(line.cell) if pair[0] not in without)
+
+
+def _options(line: Line) -> str:
     """The attack's options except its number of uploads, as JSON with sorted keys."""
     options = options_of(line.cell.attack.options)
     if options is None:
         return str(line.cell.attack.options)
-    others = {key: value for key, value in options.items() if key not in ROUND_OPTIONS}
+    others = {key: value for key, value in options.items() if key not in ("uploads", "rounds")}
     return json.dumps(others, sort_keys=True)
 
 
-def _upload_point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
+def _upload_point(line: Line, panel: int, facts: Sequence[str]) -> dict[str, Any]:
     score = summary(line, "psnr", "standard")
-    ceiling = summary(line, "ceiling_psnr", DIAGNOSTIC, interval=False).mean
     return {
         **{"line": line.number, "run": line.run, **_model(line)},
         "attack": line.cell.attack.known_as,
-        "options": options_text(_other_options(line)).removeprefix("–"),
+        "options": options_text(_options(line)).removeprefix("–"),
         "differs": client_text(line.cell.columns, facts).removeprefix("–"),
         "gamma": float(line.cell.gamma),
         "uploads": fact(line.cell.columns, "uploads"),
@@ -102,11 +98,9 @@ def _upload_point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
         **_median(line),
         "psnr_exact": exact_share(line).count,
         **{f"psnr_from_{limit}": success_share(line, limit).percent for limit in THRESHOLDS},
-        **{"grey_mean": _grey(line), "ceiling_mean": ceiling},
+        **{"grey_mean": _level(line, "grey_psnr"), "ceiling_mean": _level(line, "ceiling_psnr")},
+        "panel": panel,
     }
-
-
-# over batches -------------------------------------------------------------------------------------
 
 
 def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
@@ -116,29 +110,30 @@ def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
     no partners, so it opens the panels of fixed and of fresh ones. Empty where no client was met
     with several batches.
     """
-    attacks = [
-        line
-        for line in lines
-        if line.role == "attack"
-        and line.cell.attack.victim != "april_block"
-        and line.count("psnr", "standard")
+    single: dict[object, list[Line]] = {}
+    panels: dict[object, list[Line]] = {}
+    for line in lines:
+        tried = line.role == "attack" and line.cell.attack.victim != "april_block"
+        if tried and line.count("psnr", "standard"):
+            alone = _batch(line) == 1
+            client = _client(line, "batch", *(OF_PARTNERS if alone else ()))
+            (single if alone else panels).setdefault(client, []).append(line)
+    several = [
+        [*single.get(_client(members[0], "batch", *OF_PARTNERS), []), *members]
+        for members in panels.values()
     ]
-    single = [line for line in attacks if _batch(line) == 1]
-    panels: dict[Target, list[Line]] = {}
-    for line in attacks:
-        if _batch(line) > 1:
-            panels.setdefault(_client(line), []).append(line)
-    for client, members in panels.items():
-        alone = tuple(pair for pair in client if pair[0] not in OF_PARTNERS)
-        members[:0] = [line for line in single if _client(line, *OF_PARTNERS) == alone]
-    kept = [members for members in panels.values() if len(set(map(_batch, members))) > 1]
-    shown = [line for members in kept for line in members]
-    facts = [key for key in varying_columns(shown) if key in CLIENT_FACTS and key != "batch"]
-    records = [
-        {"panel": number, **_batch_point(line, facts, members)}
-        for number, members in enumerate(kept, 1)
-        for line in _best(members)
-    ]
+    kept = [members for members in several if len(set(map(_batch, members))) > 1]
+    every = varying_columns([line for members in kept for line in members])
+    facts = [key for key in every if key in CLIENT_FACTS and key != "batch"]
+    records = []
+    for number, members in enumerate(kept, 1):
+        differs = client_text(members[-1].cell.columns, facts).removeprefix("–")
+        places: dict[tuple[int, int], list[Line]] = {}
+        for line in members:
+            places.setdefault((_batch(line), line.uploads), []).append(line)
+        for _, met in sorted(places.items(), key=lambda item: item[0]):
+            best = max(met, key=lambda x: (exact_share(x).percent, capped_median(x)))
+            records.append(_batch_point(best, number, differs))
     return pd.DataFrame.from_records(records)
 
 
@@ -146,46 +141,18 @@ def _batch(line: Line) -> int:
     return int(line.cell.client.batch or 1)
 
 
-OF_PARTNERS = ("partners", "mask")
-"""Facts that mean nothing to a picture that is alone in its batch."""
-
-
-def _client(line: Line, *without: str) -> Target:
-    """What is attacked, but for its batch."""
-    facts = (pair for pair in target_of(line.cell) if pair[0] not in ("batch", *without))
-    return (*facts, ("run", line.run))
-
-
-def _best(members: Sequence[Line]) -> Iterator[Line]:
-    """For each batch and number of uploads the line that recovers most."""
-    places: dict[tuple[int, int], list[Line]] = {}
-    for line in members:
-        places.setdefault((_batch(line), int(line.uploads)), []).append(line)
-    for place in sorted(places):
-        yield max(
-            places[place],
-            key=lambda x: (exact_share(x).percent, capped_median(x)),
-        )
-
-
-def _batch_point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> dict[str, Any]:
+def _batch_point(line: Line, panel: int, differs: str) -> dict[str, Any]:
     share = exact_share(line)
-    several = next(member for member in members if _batch(member) > 1)
     return {
-        **_model(line),
-        "gamma": float(line.cell.gamma),
-        "differs": client_text(several.cell.columns, facts).removeprefix("–"),
-        "batch": _batch(line),
+        **{"panel": panel, **_model(line)},
+        **{"gamma": float(line.cell.gamma), "differs": differs, "batch": _batch(line)},
         "uploads": fact(line.cell.columns, "uploads"),
         **{"attack": line.cell.attack.known_as, "line": line.number},
         **{"n": share.of, "exact": share.count},
         **{"exact_lo": share.interval[0], "exact_hi": share.interval[1]},
         **_median(line),
-        "grey_mean": _grey(line),
+        "grey_mean": _level(line, "grey_psnr"),
     }
-
-
-# of both ------------------------------------------------------------------------------------------
 
 
 def _model(line: Line) -> dict[str, Any]:
@@ -193,8 +160,8 @@ def _model(line: Line) -> dict[str, Any]:
     return {"model": cell.model.label, "setting": cell.setting, "dtype": cell.dtype}
 
 
-def _grey(line: Line) -> float:
-    return summary(line, "grey_psnr", DIAGNOSTIC, interval=False).mean
+def _level(line: Line, diagnostic: str) -> float:
+    return summary(line, diagnostic, DIAGNOSTIC, interval=False).mean
 
 
 def _median(line: Line) -> dict[str, float]:
@@ -246,7 +213,7 @@ def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
     """
     panels = [panel for _, panel in points.groupby("panel")] if len(points) else []
     shown = [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
-    charts = _charts(shown, UPLOADS)
+    charts = [_chart(panel, UPLOADS, number) for number, panel in enumerate(shown, 1)]
     if left_out := len(panels) - len(shown):
         told = f" {left_out} more, with two numbers of uploads each: see rounds.csv."
         charts[-1] = replace(charts[-1], caption=charts[-1].caption + told)
@@ -257,14 +224,10 @@ def batches_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
     """A chart for each panel of what `batch_points` returns; none for no points."""
     if points.empty:
         return ()
-    share = {"exact_share": 100 * points["exact"] / points["n"]}
+    shares = {"exact_share": 100 * points["exact"] / points["n"]}
     ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
-    return tuple(_charts([p for _, p in points.assign(**share, **ends).groupby("panel")], BATCH))
-
-
-def _charts(panels: Sequence[pd.DataFrame], over: Over) -> list[Chart]:
-    with house_style():
-        return [_chart(panel, over, number) for number, panel in enumerate(panels, 1)]
+    panels = points.assign(**shares, **ends).groupby("panel")
+    return tuple(_chart(panel, BATCH, number) for number, (_, panel) in enumerate(panels, 1))
 
 
 def _chart(panel: pd.DataFrame, over: Over, number: int) -> Chart:
@@ -273,17 +236,17 @@ def _chart(panel: pd.DataFrame, over: Over, number: int) -> Chart:
     caption = f"{over.caption} Images: {_range(panel['n'])}."
     if not math.isnan(floor):
         caption += f" Dotted: mean of a uniform grey, {floor:.1f} dB."
-    rows = math.ceil((panel[over.curve].nunique() + len(LEVELS)) / 3)
-    figure = new_figure(270 + 17 * rows)
-    pair = [axes_at(figure, left, 26, left + 174, 216) for left in (34, WIDTH - 186)]
-    for axes, column in zip(pair, over.shown, strict=True):
-        _draw(axes, panel, over, column)
-    known = [axes.get_legend_handles_labels() for axes in pair]
-    named = {label: handle for of in known for handle, label in zip(*of, strict=True)}
-    look: dict[str, Any] = {"loc": "lower left", "ncols": 3, "fontsize": FONT - 1}
-    figure.legend([*named.values()], [*named], **look)
-    title = f"{over.title}: {', '.join(_facts(panel))}"
-    return chart(figure, f"{over.name}_{number}", title, caption)
+    with house_style():
+        rows = math.ceil((panel[over.curve].nunique() + len(LEVELS)) / 3)
+        figure = new_figure(270 + 17 * rows)
+        for left, column in zip((34, WIDTH - 186), over.shown, strict=True):
+            axes = axes_at(figure, left, 26, left + 174, 216)
+            _draw(axes, panel, over, column)
+        handles, labels = figure.axes[-1].get_legend_handles_labels()
+        look: dict[str, Any] = {"loc": "lower left", "ncols": 3, "fontsize": FONT - 1}
+        figure.legend(handles, labels, **look)
+        title = f"{over.title}: {', '.join(_facts(panel))}"
+        return chart(figure, f"{over.name}_{number}", title, caption)
 
 
 def _facts(panel: pd.DataFrame) -> list[str]:
@@ -301,8 +264,6 @@ def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str) -> None:
     """One column of a panel: curves with their bands, each doubling as wide as any other."""
     for number, (value, curve) in enumerate(panel.groupby(over.curve, sort=True)):
         curve = curve.sort_values(over.column).dropna(subset=[column])
-        if curve.empty:
-            continue
         x, y = curve[over.column], curve[column].clip(upper=PSNR_CAP)
         name = over.curve_label.format(value)
         band(axes, x, curve[f"{column}_lo"], curve[f"{column}_hi"], colour(number))

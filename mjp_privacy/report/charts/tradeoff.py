@@ -13,11 +13,13 @@ import pandas as pd
 
 from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.figures import THRESHOLDS, summary
 from mjp_privacy.report.flags import missed_attacks
+from mjp_privacy.report.lines import scalar_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,23 +28,13 @@ if TYPE_CHECKING:
 COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
 
 
-@dataclass(frozen=True)
-class Family:
-    """Defences of one kind: how their points look."""
-
-    name: str
-    colour: str
-    marker: str
-
-
-_LOOKS = {
-    **{"none": (6, "s"), "MJP": (0, "o"), "noise": (1, "^"), "DP-SGD": (2, "D")},
-    **{"sparsification": (3, "v"), "quantisation": (4, "P"), "withheld": (5, "X")},
-    "pairs with MJP": (7, "o"),
+FAMILIES = {
+    **{"none": (colour(6), "s"), "MJP": (colour(0), "o"), "noise": (colour(1), "^")},
+    **{"DP-SGD": (colour(2), "D"), "sparsification": (colour(3), "v")},
+    **{"quantisation": (colour(4), "P"), "withheld": (colour(5), "X")},
+    **{"pairs with MJP": (colour(7), "o"), "other": (MUTED, "s")},
 }
-FAMILIES = {name: Family(name, colour(n), marker) for name, (n, marker) in _LOOKS.items()}
-FAMILIES["other"] = Family("other", MUTED, "s")
-"""By name, in the order in which they are explained."""
+"""Defences of one kind in the order in which they are explained: colour and marker."""
 
 _RECIPE = ("MJP", "dal", "plain_share")  # what belongs to MJP itself
 _KINDS = (
@@ -73,8 +65,8 @@ class TradeoffPoint:
     not_scored: int = 0  # images without a score, which are in no figure
 
     @property
-    def kind(self) -> Family:
-        """How its family looks."""
+    def look(self) -> tuple[str, str]:
+        """The colour and marker of its family."""
         return FAMILIES.get(self.family, FAMILIES["other"])
 
     @property
@@ -109,37 +101,27 @@ def family_and_strength(defence: str) -> tuple[str, float]:
     family_and_strength("MJP γ=0.27; dal; int8")  # ("pairs with MJP", nan)
     """
     parts = [part.strip() for part in defence.split(";") if part.strip()]
+    own = [part for part in parts if part.split()[0] not in _RECIPE]
     if parts in ([], ["none"]):
         return "none", math.nan
-    own = [part for part in parts if part.split()[0] not in _RECIPE]
     if len(own) < len(parts):
-        if own:
-            return "pairs with MJP", math.nan
         changed = any(part.startswith("plain_share") for part in parts)  # another recipe
-        return "MJP", math.nan if changed else _number(parts[0])
-    if len(own) > 1:
-        return "other", math.nan
+        strength = math.nan if own or changed else _number(parts[0])
+        return "pairs with MJP" if own else "MJP", strength
     family = next((name for pattern, name in _KINDS if re.match(pattern, own[0])), "other")
-    return family, _strength(family, own[0])
-
-
-def _strength(family: str, text: str) -> float:
+    if len(own) > 1 or family in ("withheld", "other"):
+        return family if len(own) == 1 else "other", math.nan
     if family == "quantisation":
-        bits = re.search(r"\d+", text)
-        return 1 / int(bits.group()) if bits else 1.0
-    if family in ("withheld", "other"):
-        return math.nan
-    value = _number(text)
-    return -value if family in _SMALLER_IS_STRONGER else value
+        bits = re.search(r"\d+", own[0])
+        return family, 1 / int(bits.group()) if bits else 1.0
+    value = _number(own[0])
+    return family, -value if family in _SMALLER_IS_STRONGER else value
 
 
 def _number(text: str) -> float:
     """The first number behind a space or an equals sign; NaN without one."""
-    found = re.search(r"[ =]([\d.]+(?:e[+-]?\d+)?)", text)
-    try:
-        return float(found.group(1)) if found else math.nan
-    except ValueError:
-        return math.nan
+    found = re.search(r"[ =](\d*\.?\d+(?:e[+-]?\d+)?)", text)
+    return float(found.group(1)) if found else math.nan
 
 
 def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
@@ -172,20 +154,14 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
 
 
 def _client_point(client: Client) -> TradeoffPoint:
+    assert client.one_upload is not None
     line = client.one_upload
-    assert line is not None
     leakage, accuracy = summary(line, "psnr", "standard"), summary(line, "top1", "intact")
-    family, strength = family_and_strength(_defence(client))
     return TradeoffPoint(
-        label=client.title,
-        family=family,
-        strength=strength,
-        accuracy=100 * accuracy.mean,
-        accuracy_low=100 * accuracy.low,
-        accuracy_high=100 * accuracy.high,
-        leakage=leakage.mean,
-        leakage_low=leakage.low,
-        leakage_high=leakage.high,
+        client.title,
+        *family_and_strength(_defence(client)),
+        *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
+        *(leakage.mean, leakage.low, leakage.high),
         n=leakage.n,
         not_scored=leakage.counts.total - leakage.n,
     )
@@ -194,14 +170,11 @@ def _client_point(client: Client) -> TradeoffPoint:
 def _defence(client: Client) -> str:
     """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
     cell, facts = client.cell, client.cell.client
-    rule = "MJP" if client.masks else "shuffled"
-    parts = [f"{rule} γ={cell.gamma:g}"] if cell.gamma else []
+    parts = [f"{'MJP' if client.masks else 'shuffled'} γ={cell.gamma:g}"] if cell.gamma else []
     parts += ["dal"] if facts.dal and cell.gamma else []
-    parts += [f"plain_share {facts.plain_share:g}"] if facts.plain_share else []
-    parts += [f"withhold {facts.withhold}"] if facts.withhold else []
-    parts += ["positions sinusoidal"] if facts.positions != "own" else []
-    parts += [f"lora {facts.lora}"] if facts.lora else []
-    parts += [f"position_noise {facts.position_noise:g}"] if facts.position_noise else []
+    for name in ("plain_share", "withhold", "positions", "lora", "position_noise"):
+        value = getattr(facts, name)
+        parts += [f"{name} {scalar_text(value)}"] if value != getattr(ClientFacts, name) else []
     parts += facts.defenses.split(" + ") if facts.defenses else []
     return "; ".join(parts) or "none"
 
@@ -211,7 +184,17 @@ def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoin
 
     scope: "1 upload" or "any number of uploads".
     """
-    return [_row_point(row) for _, row in comparable(table, scope).iterrows()]
+    return [
+        TradeoffPoint(
+            str(row["label"]),
+            *family_and_strength(str(row["defence"])),
+            *(float(row["top1"]), float(row["top1_low"]), float(row["top1_high"])),
+            *(float(row["psnr"]), float(row["low"]), float(row["high"])),
+            n=int(row["n"]),
+            not_reached=0 if pd.isna(row.get("unreached")) else int(row["unreached"]),
+        )
+        for _, row in comparable(table, scope).iterrows()
+    ]
 
 
 def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
@@ -227,23 +210,6 @@ def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
         if name in table:
             table = table[table[name] == table[name].min()]
     return table[table["scope"] == scope]
-
-
-def _row_point(row: pd.Series) -> TradeoffPoint:
-    family, strength = family_and_strength(str(row["defence"]))
-    return TradeoffPoint(
-        label=str(row["label"]),
-        family=family,
-        strength=strength,
-        accuracy=float(row["top1"]),
-        accuracy_low=float(row["top1_low"]),
-        accuracy_high=float(row["top1_high"]),
-        leakage=float(row["psnr"]),
-        leakage_low=float(row["low"]),
-        leakage_high=float(row["high"]),
-        n=int(row["n"]),
-        not_reached=0 if pd.isna(row.get("unreached")) else int(row["unreached"]),
-    )
 
 
 def pareto_front(points: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
@@ -277,7 +243,7 @@ def strength_lines(points: Sequence[TradeoffPoint]) -> list[list[TradeoffPoint]]
 Look = dict[str, Any]
 
 WIDE, TALL = 720.0, 430.0  # pixels: of the chart, and of its axes
-UNDER = 46.0  # of the axis across and its label
+OVER, UNDER = 46.0, 46.0  # of the families, and of the axis across with its label
 ROW, NAMES = 15.0, 3  # of a row of names, and how many stand in it
 KNOTS, PLACES = (0.0, 8.0, 20.0, 40.0, PSNR_CAP), (0.0, 3.2, 15.2, 20.8, 25.0)
 """Most of the axis is for 8 to 20 dB, where defences part."""
@@ -286,7 +252,6 @@ MARGIN = 3.0  # dB of room on the private side
 LETTERS = 34  # of a name
 NEAR = (26.0, 9.0)  # pixels between points whose numbers would meet
 PNG_WIDTH = 1080  # pixels
-IN_A_ROW = 8  # families explained beside each other
 
 CAPTION = (
     "Accuracy against the PSNR (standard, capped at 100 dB) of the best attack on each image: the "
@@ -298,7 +263,6 @@ CAPTION = (
 FOOTNOTE = (
     "Steps: Pareto front. Light bars: {}. Hollow: half unscored or more. Dotted: uniform grey."
 )
-INTERVALS = "95 % intervals"
 
 
 def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) -> Chart:
@@ -307,10 +271,19 @@ def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) 
     floor: PSNR of a uniform grey in dB
     """
     shown = [point for point in points if point.drawable]
+    caption = CAPTION
+    if math.isfinite(floor):
+        caption += f" Dotted: what a uniform grey gets, {floor:.1f} dB."
+    if hollow := [point.label for point in points if point.unattacked]:
+        caption += (
+            f" Hollow, and no part of the front: no attack has a score on half of the pictures or "
+            f"more, so that what leaks is not known ({', '.join(hollow)})."
+        )
+    if lacking := len(points) - len(shown):
+        caption += f" {lacking} without accuracy or leakage are left out."
     with house_style():
         figure = new_figure(_height(shown), WIDE)
         _draw(figure, 0.0, shown, floor)
-        caption = CAPTION + _remarks(points, floor)
         return chart(figure, "tradeoff", "Accuracy against leakage", caption)
 
 
@@ -319,7 +292,7 @@ def draw_tradeoff(
     path: Path,
     *,
     floors: Mapping[str, float] | None = None,
-    bars: str = INTERVALS,
+    bars: str = "95 % intervals",
 ) -> None:
     """Draw panels one under another, each with its heading, and write them as PNG.
 
@@ -340,32 +313,15 @@ def draw_tradeoff(
         figure.text(8 / WIDE, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
 
 
-def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
-    """What the caption says of these points in particular."""
-    text = f" Dotted: what a uniform grey gets, {floor:.1f} dB." if math.isfinite(floor) else ""
-    if hollow := [point.label for point in points if point.unattacked]:
-        text += (
-            f" Hollow, and no part of the front: no attack has a score on half of the pictures or "
-            f"more, so that what leaks is not known ({', '.join(hollow)})."
-        )
-    lacking = sum(not point.drawable for point in points)
-    return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
-
-
-def _head(points: Sequence[TradeoffPoint]) -> float:
-    """Pixels over the axes, of the families."""
-    return 26.0 + 20 * math.ceil(len({point.kind.name for point in points}) / IN_A_ROW)
-
-
 def _height(points: Sequence[TradeoffPoint]) -> float:
     """Pixels of the axes with what stands over and under them."""
-    return _head(points) + TALL + UNDER + ROW * math.ceil(len(points) / NAMES)
+    return OVER + TALL + UNDER + ROW * math.ceil(len(points) / NAMES)
 
 
 def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: float) -> None:
     """Draw points that have both figures, numbered, with their names below."""
-    bottom = top + _head(points) + TALL
-    axes = axes_at(figure, 50, top + _head(points), WIDE - 36, bottom)
+    bottom = top + OVER + TALL
+    axes = axes_at(figure, 50, top + OVER, WIDE - 36, bottom)
     _scales(axes, points, floor)
     for level, style, word in ((floor, ":", "floor"), (THRESHOLDS[0], "--", f"{THRESHOLDS[0]} dB")):
         low, high = axes.get_xlim()
@@ -375,39 +331,38 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
             axes.text(level, 1.01, word, fontsize=FONT - 1, color=MUTED, **at)
     for family in strength_lines(points):
         corners = [(point.leakage, point.accuracy) for point in family]
-        axes.plot(*zip(*corners, strict=True), color=family[0].kind.colour, linewidth=1.6)
+        axes.plot(*zip(*corners, strict=True), color=family[0].look[0], linewidth=1.6)
     if front := pareto_front(points):
         across = [front[0].leakage, *(point.leakage for point in front), axes.get_xlim()[1]]
         up = [axes.get_ylim()[0], *(point.accuracy for point in front), front[-1].accuracy]
         (steps,) = axes.step(across, up, where="post", color=INK, linewidth=1.3, alpha=0.6)
         hover(steps, "Pareto front")
-    for point in reversed(points):  # the first, often the undefended client, ends on top
+    for number, point in reversed([*enumerate(points, 1)]):  # the first, often undefended, on top
         _draw_point(axes, point)
-    _draw_numbers(axes, points)
-    kinds = {point.kind.name for point in points}
-    for kind in (FAMILIES[name] for name in FAMILIES if name in kinds):
-        axes.plot([], [], kind.marker, color=kind.colour, markersize=8, label=kind.name)
-    if kinds:
-        legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": IN_A_ROW}
-        legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
-        axes.legend(fontsize=FONT - 1, **legend)
-    tall = 72 * figure.get_figheight()
-    for number, point in enumerate(points, 1):
-        row, column = divmod(number - 1, NAMES)
-        left, down = 14 + column * (WIDE - 14) / NAMES, bottom + UNDER + ROW * (row + 0.5)
+        left, down = 14 + (number - 1) % NAMES * (WIDE - 14) / NAMES, (number - 1) // NAMES + 0.5
+        place = left / WIDE, 1 - (bottom + UNDER + ROW * down) / (72 * figure.get_figheight())
         name = f"{number}  {drawn(point.label, LETTERS).strip()}"
-        hover(figure.text(left / WIDE, 1 - down / tall, name, fontsize=FONT - 1), point.label)
+        hover(figure.text(*place, name, fontsize=FONT - 1), point.label)
+    _draw_numbers(axes, points)
+    for kind, (shade, marker) in FAMILIES.items():
+        if (shade, marker) in {point.look for point in points}:
+            axes.plot([], [], marker, color=shade, markersize=8, label=kind)
+    legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": len(FAMILIES)}
+    legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
+    if points:
+        axes.legend(fontsize=FONT - 1, **legend)
 
 
 def _draw_point(axes: Axes, point: TradeoffPoint) -> None:
     """A point with its bars."""
-    bar: Look = {"color": point.kind.colour, "linewidth": 1, "alpha": 0.35}
+    shade, marker = point.look
+    bar: Look = {"color": shade, "linewidth": 1, "alpha": 0.35}
     bar["clip_on"] = False  # also at 100 dB, the end of the axis
     axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
     axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
-    look: Look = {"color": point.kind.colour, "markersize": 8, "clip_on": False}
+    look: Look = {"color": shade, "markersize": 8, "clip_on": False}
     look |= {"markerfacecolor": "none"} if point.unattacked else {}
-    (dot,) = axes.plot(point.leakage, point.accuracy, point.kind.marker, **look)
+    (dot,) = axes.plot(point.leakage, point.accuracy, marker, **look)
     hover(dot, point.words)
 
 

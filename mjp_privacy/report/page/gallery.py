@@ -1,4 +1,4 @@
-"""The pictures inside the page: as many images as fit, the same ones for every line; and strip.png.
+"""The pictures inside the page: as many images as fit, the same ones for every line.
 
 Images are taken at evenly spread quantiles of one line's PSNR, those of the card's strip first, so
 that nobody picks them. The page's copies are compressed; the files in pictures/ are lossless.
@@ -10,28 +10,20 @@ import base64
 import hashlib
 import io
 import math
-import textwrap
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.text import plain
 from mjp_privacy.report.card import HEADINGS, Card
 from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.pictures import SMALL_SIDE, Pixels, pixels, png
+from mjp_privacy.report.pictures import SMALL_SIDE, pixels, png
 from mjp_privacy.report.tables.text import capped
 from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SIDE, GAP, HEAD = 192, 6, 62  # pixels
-LETTERS = 26  # of a line over a tile
-INK = (31, 41, 51)
 
 
 @dataclass(frozen=True)
@@ -68,43 +60,6 @@ def picture_score(line: Line, image_id: str) -> str:
         return "exact"
     value = line.scored("psnr", "standard").get(image_id)
     return "" if value is None else f"{capped(float(value), 1)} dB"
-
-
-def write_strip(strip: Strip, image_ids: Sequence[str], path: Path) -> bool:
-    """Draw the strip, a row for each image; False where no picture is stored."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    rows = [tiles for image_id in image_ids if (tiles := _tiles(strip, image_id))]
-    if not rows:
-        return False
-    width = max(map(len, rows)) * (SIDE + GAP) - GAP
-    sheet = Image.new("RGB", (width, len(rows) * (SIDE + HEAD)), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
-    for row, tiles in enumerate(rows):
-        for column, (heading, made) in enumerate(tiles):
-            left, top = column * (SIDE + GAP), row * (SIDE + HEAD)
-            draw.multiline_text((left, top + 3), heading, fill=INK, font=font)
-            tile = Image.fromarray(made).resize((SIDE, SIDE), Image.Resampling.NEAREST)
-            sheet.paste(tile, (left, top + HEAD))
-    write_atomically(path, lambda temporary: sheet.save(temporary, "png"))
-    return True
-
-
-def _tiles(strip: Strip, image_id: str) -> list[tuple[str, Pixels]]:
-    """Headings and pictures of one image: the original, what was fed, the columns."""
-    tiles: list[tuple[str, Pixels]] = []
-    for heading, line in strip.columns:
-        stored = line.reconstruction(image_id)
-        if stored is None or "images" not in stored:
-            continue
-        if not tiles and "plain" in stored:
-            tiles.append(("original", pixels(stored["plain"])))
-            if "input" in stored and not stored["input"].equal(stored["plain"]):
-                tiles.append(("what the client fed", pixels(stored["input"])))
-        said = textwrap.wrap(plain(heading), LETTERS, max_lines=2)
-        said.append(picture_score(line, image_id) or "not scored")
-        tiles.append(("\n".join(said), pixels(stored["images"])))
-    return tiles
 
 
 # the page's pictures ------------------------------------------------------------------------------
@@ -154,6 +109,27 @@ class Shown:
         pairs = {kind: list(getattr(self, kind).items()) for kind in OF_LINES}
         return {"image_id": self.image_id, **pairs}
 
+    def of(self, line: Line) -> dict[str, Tensor]:
+        """The pictures of a line of this image by their keys, which it notes."""
+        stored = line.reconstruction(self.image_id) or {}
+        if "images" not in stored:
+            return {}
+        plain, fed = stored.get("plain"), stored.get("input")
+        kinds = {"lines": (f"{line.number}", stored["images"])}
+        if plain is not None:
+            kinds["originals"] = (f"original {_digest(plain)}", plain)
+        if fed is not None and (plain is None or not fed.equal(plain)):
+            kinds["fed"] = (f"fed {_digest(fed)}", fed)
+        mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
+        if mask is not None:
+            self.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
+        found = {}
+        for kind, (what, image) in kinds.items():
+            key = f"{what}/{self.image_id}"
+            getattr(self, kind)[line.number] = key
+            found[key] = image
+        return found
+
 
 @dataclass(frozen=True)
 class Gallery:
@@ -166,51 +142,32 @@ class Gallery:
 def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     """The pictures of a page, as many as it has room for; `main` is the line by whose PSNR images
     are chosen."""
-    stored = [line for line in lines if not isinstance(line, DerivedLine) and picture_ids(line)]
+    derived = [line for line in lines if isinstance(line, DerivedLine)]
+    stored = [line for line in lines if line not in derived and picture_ids(line)]
     pictured = {image for line in stored for image in picture_ids(line)}
     most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
     chosen = [Shown(*of) for of in islice(images_in_order(pictured, main), most)]
-    pictures: dict[str, str] = {}
+    made: dict[str, dict[str, str]] = {shown.image_id: {} for shown in chosen}
     for line in stored:  # line by line, for its pictures lie together
         for shown in chosen:
-            _add(line, shown, pictures)
+            pictures = made[shown.image_id]
+            for key, image in shown.of(line).items():
+                pictures[key] = pictures.get(key) or data_uri(image)
     gallery = Gallery()
-    for shown in (shown for shown in chosen if shown.lines):
+    for shown in chosen:
         size = sum(map(len, gallery.pictures.values()))
         if size >= MOST_BYTES or len(gallery.pictures) >= MOST_PICTURES:
             break
-        of_image = {*shown.lines.values(), *shown.originals.values(), *shown.fed.values()}
-        gallery.pictures.update({key: pictures[key] for key in pictures if key in of_image})
+        if not shown.lines:
+            continue
+        gallery.pictures.update(made[shown.image_id])
         gallery.shown.append(shown)
-        for line in (line for line in lines if isinstance(line, DerivedLine)):
+        for line in derived:
             source = line.source(shown.image_id)
             for values in (getattr(shown, kind) for kind in OF_LINES):
                 if source is not None and source.number in values:
                     values[line.number] = values[source.number]
     return gallery
-
-
-def _add(line: Line, shown: Shown, pictures: dict[str, str]) -> None:
-    """Add what a line made of an image; nothing where it has no picture of it."""
-
-    def key(what: str, image: Tensor) -> str:
-        name = f"{what}/{shown.image_id}"
-        if name not in pictures:
-            pictures[name] = data_uri(image)
-        return name
-
-    stored = line.reconstruction(shown.image_id)
-    if stored is None or "images" not in stored:
-        return
-    shown.lines[line.number] = key(f"{line.number}", stored["images"])
-    plain, fed = stored.get("plain"), stored.get("input")
-    if plain is not None:
-        shown.originals[line.number] = key(f"original {_digest(plain)}", plain)
-    if fed is not None and (plain is None or not fed.equal(plain)):
-        shown.fed[line.number] = key(f"fed {_digest(fed)}", fed)
-    mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
-    if mask is not None:
-        shown.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
 
 
 def _digest(image: Tensor) -> str:

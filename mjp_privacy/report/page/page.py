@@ -16,16 +16,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import pandas as pd
 from markupsafe import Markup
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.contents import Contents
-from mjp_privacy.report.lines import Line, exact_images
+from mjp_privacy.report.lines import exact_images
 from mjp_privacy.report.page.gallery import picture_score
 from mjp_privacy.report.published import CITATION, TITLES
 from mjp_privacy.report.runs import commands, provenance
-from mjp_privacy.report.tables.details import evenly_spaced
 from mjp_privacy.report.tables.text import (
     DASH,
     DECIMALS,
@@ -42,57 +40,48 @@ if TYPE_CHECKING:
 COUNTED = frozenset(("#", "n", "not scored", "pictures"))
 """Columns of numbers that are no scores."""
 
+SECTIONS = {
+    **{"table5": "Table 5", "clients": "Clients", "ladder": "Every line"},
+    **{"distributions": "Distributions", "uploads": "Uploads", "batches": "Batches"},
+    **{"tradeoff": "Accuracy", "tables": "Tests", "pictures": "Pictures", "details": "Notes"},
+    **{"glossary": "Glossary", "downloads": "Downloads", "provenance": "Provenance"},
+}
+"""What the page's head links to: names of sections and their labels."""
+
 
 def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -> str:
     """The whole page as text, with everything that came from a run escaped.
 
     downloads   the files beside the page, and what they hold
     """
-    script, images = _asset("page.js"), page_images(contents)
-    text = (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            title=HEADING,
-            contents=contents,
-            card=contents.card,
-            gallery=contents.gallery,
-            lines=lines_table(contents),
-            folded={str(number) for number in folded_lines(contents)},
-            images=contents.image_ids,
-            image_ids=images,
-            sections=_sections(contents),
-            downloads=downloads,
-            citation=CITATION,
-            provenance=provenance(contents.configs, contents.lines),
-            commands=commands(contents.configs, contents.lines),
-            style=_asset("page.css"),
-            script=script,
-            policy=_policy(script),
-            data=page_data(contents, images),
-        )
+    script = _asset("page.js")
+    charts = ("distributions", "uploads", "batches", "tradeoff")
+    absent = {name for name in charts if name not in contents.charts}
+    absent |= set() if contents.table5 else {"table5"}
+    absent |= set() if contents.comparisons else {"clients"}
+    absent |= set() if contents.tests else {"tables"}
+    absent |= set() if contents.gallery.shown else {"pictures"}
+    template = _environment().get_template("page.html.j2")
+    text = template.render(
+        title=HEADING,
+        contents=contents,
+        card=contents.card,
+        gallery=contents.gallery,
+        lines=lines_table(contents),
+        folded={str(number) for number in folded_lines(contents)},
+        images=contents.image_ids,
+        sections=[pair for pair in SECTIONS.items() if pair[0] not in absent],
+        downloads=downloads,
+        citation=CITATION,
+        provenance=provenance(contents.configs, contents.lines),
+        commands=commands(contents.configs, contents.lines),
+        style=_asset("page.css"),
+        script=script,
+        policy=_policy(script),
+        data=page_data(contents),
     )
     text = undirected(text)  # names of images may turn the words behind them
     return text.encode("utf-8", "replace").decode("utf-8")  # a file name may be no Unicode
-
-
-def _sections(contents: Contents) -> tuple[tuple[str, str, bool], ...]:
-    """What the page's head links to: name, label, and whether the page has it."""
-    return (
-        ("table5", "Table 5", contents.table5 is not None),
-        ("clients", "Clients", bool(contents.comparisons)),
-        ("ladder", "Every line", True),
-        ("distributions", "Distributions", "distributions" in contents.charts),
-        ("uploads", "Uploads", "uploads" in contents.charts),
-        ("batches", "Batches", "batches" in contents.charts),
-        ("tradeoff", "Accuracy", "tradeoff" in contents.charts),
-        ("tables", "Tables", bool(contents.evidence)),
-        ("pictures", "Pictures", bool(contents.gallery.shown)),
-        ("details", "Notes", True),
-        ("glossary", "Glossary", True),
-        ("downloads", "Downloads", True),
-        ("provenance", "Provenance", True),
-    )
 
 
 def _asset(name: str) -> str:
@@ -194,26 +183,13 @@ _DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 # what the page's script reads ---------------------------------------------------------------------
 
-SCORES = {"psnr": "standard", "ssim": "standard", "lpips": "standard", "mse": "standard"}
-SCORES |= {"fft2d": "standard", "gradient_residual": "diagnostic"}
+SCORES = {
+    **dict.fromkeys(("psnr", "ssim", "lpips", "mse", "fft2d"), "standard"),
+    "gradient_residual": "diagnostic",
+}
 """The scores that pictures have, in the page's order, and the variant of each."""
 
-MOST_COMPARED = 100_000
-"""Images times lines whose scores the page holds; they take 6 MB of it."""
-
 DIGITS = 6  # significant ones of a per-image score
-
-
-def page_images(contents: Contents) -> list[str]:
-    """The images whose scores are in the page, where two lines are compared image by image: all,
-    or as many as there is room for, evenly spaced among them, and those shown."""
-    every, lines = contents.image_ids, contents.every_line
-    most = max(MOST_COMPARED // max(1, len(lines)), 2)
-    if len(every) <= most:
-        return every
-    return sorted(
-        {*evenly_spaced(every, most), *(shown.image_id for shown in contents.gallery.shown)}
-    )
 
 
 def folded_lines(contents: Contents) -> set[int]:
@@ -234,62 +210,44 @@ def lines_table(contents: Contents) -> TextTable:
     return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
 
 
-def page_data(contents: Contents, images: Sequence[str]) -> str:
-    """The text of `<script type="application/json">`; pictures of the strip stand in the page."""
-    lines = contents.every_line
-    scores = {line.number: _scores(line, images) for line in lines}
-    found = [name for name in SCORES if any(name in of_line for of_line in scores.values())]
-    folded, several = folded_lines(contents), contents.loaded.many_runs
-    strip = {
-        key for shown in contents.gallery.shown if shown.strip for key in shown.keys(contents.strip)
-    }
-    data = {
-        "cap": PSNR_CAP,
-        "at_cap": capped(PSNR_CAP, 1),
-        "metrics": [
-            {"name": name, "title": TITLES.get(name, name.replace("_", " "))}
-            | {"decimals": DECIMALS.get(name, 4)}
-            for name in found
-        ],
-        "lines": [
-            {
-                "number": line.number,
-                "attack": line.title,
-                "client": contents.client_names[line.number],
-            }
-            | {"name": _line_name(line, contents.client_names[line.number], several=several)}
-            | {"cell": line.run_id, "setting": line.cell.setting, "folded": line.number in folded}
-            | {"scores": scores[line.number], "exact": _exact(line, images)}
-            for line in lines
-        ],
-        "image_ids": images,
-        "shown": [shown.as_json() for shown in contents.gallery.shown],
-        "pictures": [item for item in contents.gallery.pictures.items() if item[0] not in strip],
-    }
-    return script_json(data)
-
-
-def _line_name(line: Line, client: str, *, several: bool) -> str:
-    run = f"{line.run} · " if several else ""
-    return f"{line.number} · {run}{client} · {line.title}"
-
-
-def _scores(line: Line, images: Sequence[str]) -> dict[str, list[float | str | None]]:
-    """By metric, in the order of `images`; JSON knows neither NaN nor infinity."""
-    return {
-        metric: list(map(_plain, line.scored(metric, variant).reindex(pd.Index(images))))
-        for metric, variant in SCORES.items()
-        if line.count(metric, variant)
-    }
-
-
-def _exact(line: Line, images: Sequence[str]) -> list[int]:
-    """Which pictures are equal to the original in every 8-bit value."""
-    exact = exact_images(line)
-    return [int(image in exact) for image in images]
+def page_data(contents: Contents) -> str:
+    """The text of `<script type="application/json">`: the scores of the pictures that the page
+    holds; pictures of the strip stand in the page."""
+    gallery, folded = contents.gallery, folded_lines(contents)
+    images = sorted(shown.image_id for shown in gallery.shown)
+    lines: list[dict[str, Any]] = []
+    for line in contents.every_line:
+        client, exact = contents.client_names[line.number], exact_images(line)
+        scores = {
+            metric: list(map(_plain, line.scored(metric, variant).reindex(images)))
+            for metric, variant in SCORES.items()
+            if line.count(metric, variant)
+        }
+        of_line: dict[str, Any] = {"number": line.number, "attack": line.title, "client": client}
+        run = [line.run] if contents.loaded.many_runs else []
+        of_line |= {"name": " · ".join([f"{line.number}", *run, client, line.title])}
+        of_line |= {"setting": line.cell.setting, "folded": line.number in folded}
+        of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
+        lines.append(of_line)
+    strip = {key for shown in gallery.shown if shown.strip for key in shown.keys(contents.strip)}
+    return script_json(
+        {
+            **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
+            "metrics": [
+                {"name": name, "title": TITLES.get(name, name.replace("_", " "))}
+                | {"decimals": DECIMALS.get(name, 4)}
+                for name in SCORES
+                if any(name in line["scores"] for line in lines)
+            ],
+            **{"lines": lines, "image_ids": images},
+            "shown": [shown.as_json() for shown in gallery.shown],
+            "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
+        }
+    )
 
 
 def _plain(value: float) -> float | str | None:
+    """JSON knows neither NaN nor infinity."""
     if math.isnan(value):
         return None
     if math.isinf(value):

@@ -58,15 +58,12 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
     for other in same:
         for line in (other.one_upload, other.any_uploads):
             if line is not None and line.count("psnr", "standard"):
-                of, missing = card_figure(other, line), map(_is_missing, other.attacks)
+                # planned rows of an attack on the trained model are not there: more may leak
+                missing = any(x.not_run > 0 and meets_trained_model(x) for x in other.attacks)
+                of = card_figure(other, line)
                 counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
-                return dict(zip(LEAK, (*counts, of.median, any(missing)), strict=True))
+                return dict(zip(LEAK, (*counts, of.median, missing), strict=True))
     return {}
-
-
-def _is_missing(line: Line) -> bool:
-    """Whether planned rows of an attack on the trained model are not there: more may leak."""
-    return line.not_run > 0 and meets_trained_model(line)
 
 
 def _leak_text(leak: Mapping[str, Any]) -> str:
@@ -100,29 +97,20 @@ class Row:
 def table5_rows(clients: Sequence[Client]) -> list[Row]:
     """The rows in the paper's order; those that stand for none of its rows only where none does."""
     attacked = attacked_ones(clients)
-    rows = [
-        Row(_group(line), line, _paper_row(line), _leak(client, attacked))
-        for client in attacked
-        for line in client.attacks
-        if line.cell.attack.known_as == PUBLISHED
-    ]
+    rows = []
+    for client in attacked:
+        for line in client.attacks:
+            if line.cell.attack.known_as == PUBLISHED:
+                named = line.cell.attack.paper_row  # that the config says this line stands for
+                paper = None if named is None else published_row(named["model"], named["setting"])
+                group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
+                rows.append(Row(group, line, paper, _leak(client, attacked)))
     if not any(row.scores["psnr"].n for row in rows):
         return []
     rows = [row for row in rows if row.paper] or rows
     single = [row for row in rows if row.line.cell.dtype == "float32"]
     places = {row: at for at, row in enumerate(TABLE5)}
     return sorted(single or rows, key=lambda r: (r.group, places.get(r.paper, 0) if r.paper else 0))
-
-
-def _paper_row(line: Line) -> PublishedRow | None:
-    """The row of the paper that the config says this line stands for."""
-    named = line.cell.attack.paper_row
-    return None if named is None else published_row(named["model"], named["setting"])
-
-
-def _group(line: Line) -> int:
-    paper = _paper_row(line)
-    return GROUP_OF_SETTING[line.cell.setting] if paper is None else paper.group
 
 
 # as text ------------------------------------------------------------------------------------------

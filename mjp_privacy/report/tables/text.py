@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,8 +19,6 @@ from mjp_privacy.report.lines import CLIENT_FACTS, MARKS, client_text, options_t
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
 from mjp_privacy.report.worst_case import RULES
-
-__all__ = ["DASH", "DECIMALS", "Column", "TextTable"]
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -145,22 +144,15 @@ def varying_columns_of(varying: Sequence[str]) -> list[Column]:
     client = client if len(client) > 1 else []
     others = [key for key in varying if key not in client]
     shared = [Column("client", lambda record: client_text(record, client), "l")] if client else []
-    return [*shared, *(Column(title_of(key), _varying_cell(key), "l") for key in others)]
+    titles = {key: COLUMN_TITLES.get(key, key.replace("_", " ")) for key in others}
+    return [*shared, *(Column(titles[key], partial(_varying_cell, key), "l") for key in others)]
 
 
-def title_of(key: str) -> str:
-    """What tables call a cell entry: `server_lr` is `server lr`."""
-    return COLUMN_TITLES.get(key, key.replace("_", " "))
-
-
-def _varying_cell(key: str) -> Callable[[Record], str]:
-    def cell(record: Record) -> str:
-        if key == "attack_options":
-            return options_text(record[key])
-        most = "≤ " if key == "uploads" and record["role"] in RULES and record[key] > 1 else ""
-        return most + scalar_text(record[key])
-
-    return cell
+def _varying_cell(key: str, record: Record) -> str:
+    if key == "attack_options":
+        return options_text(record[key])
+    most = "≤ " if key == "uploads" and record["role"] in RULES and record[key] > 1 else ""
+    return most + scalar_text(record[key])
 
 
 def unscored(record: Record) -> str:
@@ -202,7 +194,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         _score(f"PSNR {ARROWS['psnr']}", "psnr"),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
-        Column("≥ 20 dB", lambda r: f"{r['psnr_at_20']} of {_tried(r)}" if r["n"] else DASH),
+        Column("≥ 20 dB", _at_20),
         *(_score(f"{TITLES[metric]} {ARROWS[metric]}", metric) for metric in scores),
         _score(f"Acc. {ARROWS['acc']}", "acc"),
         _score("Acc. altered", "acc_altered"),
@@ -218,8 +210,9 @@ def _score(title: str, name: str) -> Column:
     return Column(title, lambda record: score(record, name))
 
 
-def _tried(record: Record) -> int:
-    return int(record["n"] + record["n_failed"] + record["n_unsupported"])
+def _at_20(record: Record) -> str:
+    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
+    return f"{record['psnr_at_20']} of {tried}" if record["n"] else DASH
 
 
 def condition(value: float) -> str:
@@ -227,50 +220,12 @@ def condition(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:.1e}"
 
 
-def comparison_table(table: Table) -> TextTable | None:
-    """Our figures, the paper's and the difference, for every line that has a row in the paper.
-
-    None where no line has one.
-    """
-    compared = [record for record in records(table) if isinstance(record["paper_row"], str)]
-    body = [row for record in compared for row in _comparison_rows(record)]
-    if not body:
-        return None
-    names = ("acc", *METRICS)
-    header = ("#", "Line", "", *(f"{TITLES[name]} {ARROWS[name]}" for name in names))
-    caption = (
-        "Differences are ours − the paper's, unadjusted: they also contain the effect of other "
-        "images and checkpoints than the paper's (see the notes). A difference in accuracy is "
-        "printed only where the images are the paper's. † This row of the paper repeats the five "
-        "scores of another of its rows."
-    )
-    return TextTable("Beside the paper", caption, header, tuple(body), "rll" + "r" * len(names))
-
-
-def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
-    names = ("acc", *METRICS)
-    ratio = f" γ={gamma(record['gamma'])}" if record["gamma"] else ""
-    name = f"{record['model']} {record['setting']}{ratio}, {record['attack']}, {record['dtype']}"
-    dagger = " †" if isinstance(record["paper_row_repeats"], str) else ""
-
-    def cells(part: str, sign: bool) -> list[str]:
-        few = record["acc_n"] < FULL and part != "paper"
-        decimals = {**DECIMALS, "acc": 0} if few else DECIMALS
-        return [number(record[f"{n}_{part}"], decimals[n], sign=sign) for n in names]
-
-    return [
-        (str(record["line"]), name, "ours", *cells("mean", False)),
-        ("", f"{record['paper_row']}{dagger}", "paper", *cells("paper", False)),
-        ("", "", "difference", *cells("difference", True)),
-    ]
-
-
 def one_line(text: str) -> str:
     """The text on one line, without characters that steer a terminal: those become spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-# Markdown and LaTeX -------------------------------------------------------------------------------
+# Markdown -----------------------------------------------------------------------------------------
 
 HEADING = "What a Vision Transformer client leaks through its gradients"
 
@@ -291,23 +246,6 @@ _STEERING = (
 
 _BEGINNING = re.compile(r"^(\d{1,9}(?=[.)]\s)|(?=[-+](?:\s|$)|--|==|#|\[[ xX]\]\s))")
 """What makes a paragraph a list, a heading, a rule or a box to tick: a `\\` goes behind it."""
-
-_LATEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
-    | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
-    | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
-    | {"ρ": r"$\rho$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
-    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
-    | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
-    | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
-    | {"\n": " ", "\r": " "}
-    | {letter: f"$^{number}$" for number, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-)
-
-
-# Markdown -----------------------------------------------------------------------------------------
 
 
 def markdown(answer: str, tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
@@ -349,6 +287,20 @@ def markdown_table(table: TextTable) -> str:
 
 
 # LaTeX --------------------------------------------------------------------------------------------
+
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
+    | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
+    | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
+    | {"ρ": r"$\rho$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
+    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
+    | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
+    | {"\n": " ", "\r": " "}
+    | {letter: f"$^{number}$" for number, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
 
 
 def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:

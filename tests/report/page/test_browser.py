@@ -145,18 +145,6 @@ def test_an_address_opens_its_view(browser: Browser, page_folder: Path) -> None:
     assert browser.complaints() == []
 
 
-def test_two_runs_are_compared_on_their_common_pictures(browser: Browser, others: Path) -> None:
-    browser.screen(1280, 800)
-    browser.open(others / "two" / "index.html")
-    chosen = "['first', 'second'].map((s) => document.getElementById(`compare-${s}`).value)"
-    assert browser.run(chosen) == ["1", "8"]  # the same cell in both runs
-    rows = (
-        "[...document.querySelectorAll('#compare-result tr')]"
-        ".map((r) => [...r.cells].map((c) => c.textContent))"
-    )
-    assert browser.run(rows)[1] == ["PSNR", "7.19", "7.19", "0.00", "4"]
-
-
 def test_hostile_names_run_nothing(browser: Browser, others: Path) -> None:
     browser.open(others / "two" / "index.html", f"#image={image_id(0)}&line=1")
     browser.until(f"{DIALOG}.open")

@@ -1,5 +1,5 @@
-// Everything on the page can be read without this script: it sorts and filters the lines, opens
-// pictures, and compares two lines. Texts of a run become text nodes, never markup.
+// Everything on the page can be read without this script: it sorts and filters the lines and opens
+// pictures. Texts of a run become text nodes, never markup.
 "use strict";
 const DATA = JSON.parse(document.getElementById("page-data").textContent);
 const LINES = new Map(DATA.lines.map((line) => [line.number, line]));
@@ -12,7 +12,6 @@ const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
   ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks), fed: new Map(picture.fed),
   originals: new Map(picture.originals),
 }]));
-const LARGEST = 12; // differences listed
 
 const byId = (id) => document.getElementById(id);
 
@@ -40,10 +39,6 @@ function numberText(value, metric) {
   if (metric.name === "psnr" && value >= DATA.cap) return DATA.at_cap;
   const small = value !== 0 && Math.abs(value) < 0.5 * 10 ** -metric.decimals;
   return small ? value.toExponential(1) : value.toFixed(metric.decimals);
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
 // Numbers by size, texts by name; what is missing comes last in both directions.
@@ -221,59 +216,6 @@ function buildPictures() {
   fillGallery();
 }
 
-// Two lines, over the pictures that both have ----------------------------------------------------
-
-function pairsOf(first, second, metric) {
-  return DATA.image_ids.map((id) => [id, score(first, metric, id), score(second, metric, id)])
-    .filter(([, a, b]) => Number.isFinite(a) && Number.isFinite(b));
-}
-
-function tableOf(title, header, rows) {
-  const cells = (row, tag) => row.map((cell, place) => element(tag, { class: place ? "r" : null }, cell));
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
-    element("table", {}, element("caption", {}, title),
-      element("thead", {}, element("tr", {}, ...cells(header, "th"))),
-      element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells(row, "td"))))));
-}
-
-function compare() {
-  const [first, second] = ["first", "second"].map((side) => Number(byId(`compare-${side}`).value));
-  const signed = (value, metric) => (value > 0 ? "+" : "") + numberText(value, metric);
-  const means = DATA.metrics.map((metric) => {
-    const pairs = pairsOf(first, second, metric.name);
-    const [one, two] = [1, 2].map((side) => mean(pairs.map((pair) => pair[side])));
-    return [metric.title, numberText(one, metric), numberText(two, metric), signed(two - one, metric),
-      String(pairs.length)];
-  });
-  const metric = DATA.metrics.find(({ name }) => name === byId("compare-metric").value);
-  const largest = pairsOf(first, second, metric.name)
-    .sort((x, y) => Math.abs(y[2] - y[1]) - Math.abs(x[2] - x[1])).slice(0, LARGEST)
-    .map(([id, a, b]) => [SHOWN.has(id) ? element("a", { href: address(id) }, id) : id,
-      numberText(a, metric), numberText(b, metric), signed(b - a, metric)]);
-  const sides = [`line ${first}`, `line ${second}`, "difference"];
-  byId("compare-result").replaceChildren(
-    tableOf("Means over the pictures that both have", ["", ...sides, "pictures"], means),
-    tableOf(`Largest differences in ${metric.title}`, ["picture", ...sides], largest));
-}
-
-// It starts with the same cell in two runs, or else with the first two lines.
-function buildComparison() {
-  const lines = DATA.lines.filter((line) => Object.keys(line.scores).length);
-  if (lines.length < 2 || !DATA.metrics.length) return;
-  const usual = lines.filter((line) => !line.folded).length > 1 ? lines.filter((line) => !line.folded) : lines;
-  const twin = (line) => usual.find((other) => other.cell === line.cell && other.number > line.number);
-  const first = usual.find(twin) ?? usual[0];
-  const start = { first, second: twin(first) ?? usual[1] };
-  for (const [side, line] of Object.entries(start)) {
-    byId(`compare-${side}`).append(...lines.map(({ number, name }) => element("option", { value: number }, name)));
-    byId(`compare-${side}`).value = line.number;
-  }
-  byId("compare-metric").append(...DATA.metrics.map(({ name, title }) => element("option", { value: name }, title)));
-  byId("compare").addEventListener("input", compare);
-  byId("compare").hidden = false;
-  compare();
-}
-
 // The page ---------------------------------------------------------------------------------------
 
 // `#line-5` is a row, `#line=5` its pictures, `#image=NAME&line=5` one picture.
@@ -313,7 +255,6 @@ byId("copy").addEventListener("click", async () => {
 document.documentElement.classList.add("js");
 buildLines();
 buildPictures();
-buildComparison();
 addEventListener("hashchange", showAddress);
 addEventListener("resize", markWide);
 document.addEventListener("toggle", markWide, true);
