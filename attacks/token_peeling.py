@@ -3,8 +3,9 @@ r"""Every patch of an upload from block 0's gradients, masked or not, with or wi
 `equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another;
 `equations.token_patches` solves each one's few equations for its patch and finds its place. Neither
 the position table's gradient, a prior, labels nor whole pixel values are needed, and masked
-patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`), as
-they place the patches of networks without a table. Attention tells the pictures of a batch apart.
+patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`).
+Without a table attention does (`equations.patch_order`); it tells the pictures of a batch apart,
+too.
 
 It needs B (N + 1) < D tokens that gradients show above their rounding: those of trained networks,
 and of networks that pool all tokens. A last block's show the class token alone. Where tokens are

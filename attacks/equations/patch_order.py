@@ -1,8 +1,8 @@
 r"""Where the patches of a picture stand, as attention tells it where no table does.
 
-Networks with rotary positions or a relative bias embed a patch alike wherever it stands, and borders
-alone would tell their patches' order. But what attention adds up, o_t, depends on where all stand,
-and the gradient of the layer that it is handed to,
+Networks with rotary positions or a relative bias embed a patch alike wherever it stands, and
+borders alone would tell their patches' order. But what attention adds up, o_t, depends on where all
+stand, and the gradient of the layer that it is handed to,
 
     dL/dW_o = sum_t (dL/dr_t) o_t^T,
 
@@ -35,7 +35,7 @@ AT_ONCE = 32  # orders that the network sees together
 NOISE = 4.0  # times the share that gradients' noise is expected to leave outside that ends a search
 ROUNDED = 1e3
 """Times the precision of the gradients, squared, that the right order leaves outside at most where
-they have no other noise."""
+they have no other noise; float64's counts as float32's, which the ridge is above."""
 RIDGE = 1e-12  # of the sums' mean square: sums of random weights are nearly the same
 PART = 6  # the share of patches that are moved where no exchange is better
 PATIENCE = 12  # times in a row that this may lead to no better order
@@ -68,7 +68,8 @@ class PatchOrder:
         total = float(s.square().sum())
         if not total:
             return None
-        enough = max(NOISE * left / total, ROUNDED * torch.finfo(update.dtype).eps ** 2)
+        precision = max(torch.finfo(dtype).eps for dtype in (update.dtype, torch.float32))
+        enough = max(NOISE * left / total, ROUNDED * precision**2)
         return cls(client_model(view, update), s[:tokens, None] * vh[:tokens], enough)
 
     def outside(self, orders: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ LINES = (
     ),
     AttackTarget(
         "patch_lattice",
-        (PATCH, "patch_embed.proj.bias"),
+        (PATCH, "patch_embed.proj.bias", "blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias"),
         STATIONARY,
         any_positions=True,
         **EIGHT_BIT,
