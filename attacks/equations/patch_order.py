@@ -58,8 +58,8 @@ class PatchOrder:
         names = [f"{PROJ}.weight", f"{PROJ}.bias"]
         if names[0] not in update.grads:
             return None
-        sent = [gradient(view, update, name)[step] for name in names if name in update.grads]
-        sent = torch.cat([part.view(len(part), -1) for part in sent], 1)
+        parts = [gradient(view, update, name)[step] for name in names if name in update.grads]
+        sent = torch.cat([part.view(len(part), -1) for part in parts], 1)
         tokens = view.model.tokens
         if tokens >= min(sent.shape):
             return None
