@@ -49,8 +49,6 @@ STATE = FileKind(
     1 << 40,
 )
 Words = Annotated[str, Field(strict=True, max_length=1 << 20)]
-
-
 Real = Annotated[float, Field(strict=True)]
 LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
 
