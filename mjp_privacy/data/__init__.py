@@ -20,33 +20,16 @@ if TYPE_CHECKING:
     from mjp_privacy.data.opening import load_images as load_images
     from mjp_privacy.data.opening import open_images as open_images
 
-__all__ = [
-    "EmbeddedSource",
-    "ImageError",
-    "ImageRecord",
-    "ImageSource",
-    "LoadedImage",
-    "Preprocessing",
-    "embedded_images",
-    "load_images",
-    "open_images",
-    "readable_subset",
-    "spread_subset",
-]
+IMAGES = ("ImageRecord", "ImageSource", "Preprocessing", "readable_subset", "spread_subset")
+MADE = ("EmbeddedSource", "embedded_images")
+OPENING = ("LoadedImage", "load_images", "open_images")
 
 __getattr__ = imported_on_use(
     __name__,
     {
-        "EmbeddedSource": "mjp_privacy.data.made",
         "ImageError": "mjp_privacy.data.decoding",
-        "ImageRecord": "mjp_privacy.data.images",
-        "ImageSource": "mjp_privacy.data.images",
-        "LoadedImage": "mjp_privacy.data.opening",
-        "Preprocessing": "mjp_privacy.data.images",
-        "embedded_images": "mjp_privacy.data.made",
-        "load_images": "mjp_privacy.data.opening",
-        "open_images": "mjp_privacy.data.opening",
-        "readable_subset": "mjp_privacy.data.images",
-        "spread_subset": "mjp_privacy.data.images",
+        **dict.fromkeys(IMAGES, "mjp_privacy.data.images"),
+        **dict.fromkeys(MADE, "mjp_privacy.data.made"),
+        **dict.fromkeys(OPENING, "mjp_privacy.data.opening"),
     },
 )

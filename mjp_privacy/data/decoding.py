@@ -26,7 +26,6 @@ from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
@@ -92,7 +91,7 @@ class Altered:
     animated: set[str] = field(default_factory=set)
 
     def note(self, name: str, turn: int, animated: bool) -> None:
-        """Remember what `decoded` or `check_header` found of a file."""
+        """Remember what `decoded` or `header` found of a file."""
         if turn != 1:
             self.turned.add(name)
         if animated:
@@ -101,13 +100,13 @@ class Altered:
     @property
     def remark(self) -> str:
         """One line on them; empty where there are none."""
-        told = {
-            "image file(s) are turned upright, as EXIF says": self.turned,
-            "file(s) have several frames, of which the first is taken": self.animated,
-        }
+        told = (
+            (self.turned, "image file(s) are turned upright, as EXIF says"),
+            (self.animated, "file(s) have several frames, of which the first is taken"),
+        )
         return "; ".join(
             f"{len(names)} {what} ({first_of([*map(shown, sorted(names))], NAMED)})"
-            for what, names in told.items()
+            for names, what in told
             if names
         )
 
@@ -120,73 +119,55 @@ class Decoded(NamedTuple):
     animated: bool  # whether the file has further frames
 
 
-def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
-    """An upright RGB picture with 8 bits per channel. Raises ImageError with the reason.
+class Header(NamedTuple):
+    """What the first bytes of a file say of the picture that it decodes to."""
 
-    `min_side`: the smallest allowed short side in pixels, one patch of the model that will see it.
-    """
+    size: tuple[int, int]
+    turn: int
+    animated: bool
+
+
+def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
+    """An upright RGB picture with 8 bits per channel. Raises ImageError with the reason."""
     return decoded(content, min_side=min_side).picture
 
 
-def picture_and_turn(content: bytes) -> tuple[Image.Image, int]:
-    """What `decode_image` gives, and the file's EXIF orientation, 1 if it has none."""
-    return decoded(content)[:2]
+def decoded(content: bytes, *, min_side: int = 1, labels: bool = False) -> Decoded:
+    """An upright picture, and how the file differs from it. Raises ImageError with the reason.
 
-
-def decoded(content: bytes, *, min_side: int = 1) -> Decoded:
-    """What `decode_image` gives, and how the file differs from it."""
+    min_side  the smallest allowed short side in pixels, one patch of the model that will see it
+    labels    the pixels are no colours but 8-bit grey levels or places in a palette, such as a map
+              of labels, and stay so
+    """
     with _opened(content) as image:
         _check_sides(image.size, min_side)
-        image.load()
-        _check_sides(image.size, min_side)  # some formats know their size only now
-        stated, picture = _orientation(image), _to_rgb(image)
-        if (turn := _TURN.get(stated)) is not None:
-            picture = picture.transpose(turn)
-        return Decoded(picture, 1 if turn is None else stated, _is_animated(image))
-
-
-def decode_numbers(content: bytes) -> NDArray[np.uint8]:
-    """The numbers (H, W) of an image whose pixels are no colours but 8-bit grey levels or places in
-    a palette, such as a map of labels. Raises ImageError with the reason."""
-    return numbers_and_turn(content)[0]
-
-
-def numbers_and_turn(content: bytes) -> tuple[NDArray[np.uint8], int]:
-    """What `decode_numbers` gives, and the file's EXIF orientation, 1 if it has none."""
-    with _opened(content) as image:
-        _check_sides(image.size, 1)
-        if image.mode not in ("L", "P"):
+        if labels and image.mode not in ("L", "P"):
             raise ImageError(
                 f"a map of labels has one 8-bit number a pixel (grey or palette), not {image.mode}"
             )
         image.load()
-        stated = _orientation(image)
-        turn = _TURN.get(stated)
-        return (np.array(image), 1) if turn is None else (np.array(image.transpose(turn)), stated)
+        _check_sides(image.size, min_side)  # some formats know their size only now
+        turn = _orientation(image)
+        picture = image.copy() if labels else _to_rgb(image)
+        upright = picture.transpose(_TURN[turn]) if turn in _TURN else picture
+        return Decoded(upright, turn, _is_animated(image))
 
 
-def size_and_turn(content: bytes) -> tuple[tuple[int, int], int]:
-    """Width and height of the picture that `decode_image` gives, and the EXIF orientation that the
-    file states; most files are not decoded for it."""
-    with _opened(content) as image:
-        stated = _orientation(image)
-        _check_sides(image.size, 1)
-        width, height = image.size
-        size = (height, width) if stated in SIDEWAYS else (width, height)
-        return size, stated if stated in _TURN else 1
+def header(content: bytes, *, behind: bool = False) -> Header:
+    """What a file's first bytes say. Raises ImageError where they show that it is no image of a
+    usable size; nothing is decoded, so a file that is damaged further on passes.
 
-
-def check_header(content: bytes) -> tuple[int, bool]:
-    """The EXIF orientation and whether there are several frames, as far as the file's first bytes
-    say it. Raises ImageError where they show that it is no image of a usable size.
-
-    Nothing is decoded, so a file that is damaged further on passes.
+    behind  whether a PNG is decoded that may say its orientation behind its pixels
     """
     with _opened(content) as image:
+        if image.format == "TIFF" and behind:  # which Pillow turns by itself
+            image.load()
         _check_sides(image.size, 1)
-        # a PNG may say its orientation behind its pixels, which are not read here
-        stated = 1 if image.format == "PNG" and "exif" not in image.info else _orientation(image)
-        return stated if stated in _TURN else 1, _is_animated(image)
+        hidden = image.format == "PNG" and "exif" not in image.info and not behind
+        turn = 1 if hidden else _orientation(image)
+        width, height = image.size
+        size = (height, width) if turn in SIDEWAYS else (width, height)
+        return Header(size, turn, _is_animated(image))
 
 
 @contextmanager
@@ -266,7 +247,7 @@ def _orientation(image: Image.Image) -> int:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:
         return 1
-    return value if isinstance(value, int) else 1
+    return value if value in _TURN else 1
 
 
 def _is_animated(image: Image.Image) -> bool:

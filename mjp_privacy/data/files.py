@@ -28,10 +28,10 @@ from mjp_privacy.data.decoding import MAX_BYTES, ImageError
 
 LONGEST = 512
 """Characters of an id."""
-
 LONGEST_PART = 255
 """Bytes between two slashes: so much is the name of a file on nearly every disk."""
-
+KEPT = 48
+"""Characters that are kept of a long part: letters are up to four bytes long."""
 UNUSABLE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: control characters, bytes that are no Unicode, ends of lines."""
 
@@ -39,9 +39,8 @@ UNUSABLE = ("Cc", "Cs", "Zl", "Zp")
 def named_by_id(names: Iterable[str]) -> dict[str, str]:
     """The name behind each id, in the order of the ids."""
     names = set(names)
-    usable = {name for name in names if is_usable(name)}
-    by_id = {name: name for name in usable}
-    for name in sorted(names - usable):
+    by_id = {name: name for name in names if is_usable(name)}
+    for name in sorted(names - by_id.keys()):
         image_id, tries = _escaped(name, ""), 1
         while image_id in by_id:  # somebody named a file like the id of another
             image_id, tries = _escaped(name, f"-{tries}"), tries + 1
@@ -51,67 +50,80 @@ def named_by_id(names: Iterable[str]) -> dict[str, str]:
 
 def is_usable(name: str) -> bool:
     """Whether a name can be an id as it stands."""
-    if len(name) > LONGEST or any(map(_is_long, name.split("/"))):
+    if len(name) <= LONGEST_PART // 4 and name.isascii():
+        return name.isprintable()
+    lengths = (len(part.encode("utf-8", "replace")) for part in name.split("/"))
+    if len(name) > LONGEST or max(lengths) > LONGEST_PART:
         return False
-    if name.isascii() and name.isprintable():
-        return True
-    return not any(map(_is_unusable, name))
-
-
-def _is_unusable(letter: str) -> bool:
-    return unicodedata.category(letter) in UNUSABLE
+    return not any(unicodedata.category(letter) in UNUSABLE for letter in name)
 
 
 def _escaped(name: str, mark: str) -> str:
     """The name with its unusable characters as %XX, and a hash before its ending."""
-    content = name.encode("utf-8", "surrogateescape" if _is_of_bytes(name) else "surrogatepass")
+    lone = [letter for letter in name if unicodedata.category(letter) == "Cs"]
+    of_bytes = all("\udc80" <= letter <= "\udcff" for letter in lone)  # as Python reads a disk
+    content = name.encode("utf-8", "surrogateescape" if of_bytes else "surrogatepass")
     digest = hashlib.sha256(content).hexdigest()[:8]
-    text = "".join(_percent(letter) if _is_unusable(letter) else letter for letter in name)
+    text = "".join(map(_percent, name))
     *folders, last = text.split("/")
     suffix = PurePosixPath(last).suffix[:16]
-    stem = last.removesuffix(suffix)
-    short = [_cut(part) for part in folders]
+    short = [part[:KEPT] for part in folders]
     if len("/".join(short)) > LONGEST // 2:
         short = short[:1]
-    return "/".join([*short, f"{_cut(stem)}~{digest}{mark}{suffix}"])
-
-
-def _is_long(part: str) -> bool:
-    return len(part) * 4 > LONGEST_PART and len(part.encode("utf-8", "replace")) > LONGEST_PART
-
-
-def _cut(part: str) -> str:
-    """The part itself, or its beginning: letters are up to four bytes long."""
-    return part[:48] if len(part) > 48 else part
-
-
-def _is_of_bytes(name: str) -> bool:
-    """Whether every lone surrogate in it stands for a byte, as Python reads names from a disk."""
-    return all(
-        "\udc80" <= letter <= "\udcff" for letter in name if unicodedata.category(letter) == "Cs"
-    )
+    return "/".join([*short, f"{last.removesuffix(suffix)[:KEPT]}~{digest}{mark}{suffix}"])
 
 
 def _percent(letter: str) -> str:
-    if "\udc80" <= letter <= "\udcff":
-        return f"%{ord(letter) - 0xDC00:02X}"
-    return "".join(f"%{byte:02X}" for byte in letter.encode("utf-8", "surrogatepass"))
+    """A letter, or the bytes of one that is unusable."""
+    if unicodedata.category(letter) not in UNUSABLE:
+        return letter
+    byte = "\udc80" <= letter <= "\udcff"
+    content = letter.encode("utf-8", "surrogateescape" if byte else "surrogatepass")
+    return "".join(f"%{number:02X}" for number in content)
 
 
 # ------------------------------------------------------------------------------------------------
-# The entries of a zip, read in place: nothing is extracted, and no entry is read unbounded.
+# Folders and zips.
 
+_SUFFIX_WORDS = """
+    .jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm
+    .jp2 .j2k .avif .heic .heif
+"""
+IMAGE_SUFFIXES = frozenset(_SUFFIX_WORDS.split())
+"""Endings of image files, in upper or lower case. What Pillow cannot read is reported later."""
+IMAGE_FILE = FileKind("an image file", "Replace it, or take it out.", MAX_BYTES)
 ZIP = FileKind("a readable zip of images", "Make or copy it again.", 1 << 44)
-
 BOMB_FROM = 16 * MIB
 """Bytes from which an entry may hold at most BOMB_RATIO times its compressed size."""
-
 BOMB_RATIO = 200
 """Photographs hardly shrink; what a zip can shrink a thousandfold is no photograph."""
+MOST_WAYS = 100
+"""Ways to one folder through links: links can multiply a few folders into billions of paths."""
+
+
+class Files(Protocol):
+    """A set of files that are read by name."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or zip itself."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all files: relative posix paths, sorted."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """The content of a file; ImageError with the reason if it cannot be read."""
+        ...
 
 
 class ZipFiles:
-    """The entries of a zip. Each process opens its own handle: it can be pickled and forked."""
+    """The entries of a zip, read in place: nothing is extracted, and no entry is read unbounded.
+
+    Each process opens its own handle: it can be pickled and forked.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,9 +164,8 @@ class ZipFiles:
         except ImageError:
             raise
         except Exception as error:
-            raise ImageError(
-                f"damaged inside the zip {shown(self.path.name)} ({reason(error)})"
-            ) from error
+            where = f"damaged inside the zip {shown(self.path.name)}"
+            raise ImageError(f"{where} ({reason(error)})") from error
 
 
 def is_hidden(name: str) -> bool:
@@ -168,59 +179,23 @@ def _is_encrypted(info: zipfile.ZipInfo) -> bool:
 
 def _refuse_unreadable(info: zipfile.ZipInfo) -> None:
     """Raise ImageError for an entry that must not be unpacked."""
+    packed, whole = info.compress_size, info.file_size
     if _is_encrypted(info):
         raise ImageError("encrypted inside the zip; make the zip again without a password")
-    if info.file_size > MAX_BYTES:
+    if whole > MAX_BYTES:
         raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
-    if info.file_size > max(BOMB_FROM, BOMB_RATIO * info.compress_size):
-        packed, whole = (
-            f"{bytes_ / MIB:,.1f} MiB" for bytes_ in (info.compress_size, info.file_size)
-        )
-        raise ImageError(f"a zip bomb: {packed} would become {whole}")
+    if whole > max(BOMB_FROM, BOMB_RATIO * packed):
+        sizes = f"{packed / MIB:,.1f} MiB would become {whole / MIB:,.1f} MiB"
+        raise ImageError(f"a zip bomb: {sizes}")
 
 
 def _refuse_unsafe(path: Path, name: str) -> None:
-    if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
-        fault = "an absolute path or a backslash"
-    elif ".." in name.split("/"):
-        fault = "'..'"
-    else:
-        return
-    raise UserError(
-        f"{shown(path)} holds an entry with {fault}: {shown(repr(name))}. Expected plain relative "
-        "names; make the zip again from the folder of images."
-    )
-
-
-_SUFFIX_WORDS = """
-    .jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm
-    .jp2 .j2k .avif .heic .heif
-"""
-IMAGE_SUFFIXES = frozenset(_SUFFIX_WORDS.split())
-"""Endings of image files, in upper or lower case. What Pillow cannot read is reported later."""
-
-IMAGE_FILE = FileKind("an image file", "Replace it, or take it out.", MAX_BYTES)
-
-MOST_WAYS = 100
-"""Ways to one folder through links: links can multiply a few folders into billions of paths."""
-
-
-class Files(Protocol):
-    """A set of files that are read by name."""
-
-    @property
-    def path(self) -> Path:
-        """The folder or zip itself."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all files: relative posix paths, sorted."""
-        ...
-
-    def read(self, name: str) -> bytes:
-        """The content of a file; ImageError with the reason if it cannot be read."""
-        ...
+    absolute = name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name)
+    if absolute or ".." in name.split("/"):
+        raise UserError(
+            f"{shown(path)} holds the entry {shown(repr(name))}: expected plain relative names, "
+            "without '..' and backslashes. Make the zip again from the folder of images."
+        )
 
 
 class FolderFiles:
@@ -247,78 +222,6 @@ class FolderFiles:
             return IMAGE_FILE.bytes(self.path / self._paths.get(name, name))
         except BadFile as error:
             raise ImageError(f"cannot be read ({error.got})") from error
-
-
-def open_files(path: Path) -> Files:
-    """The folder or zip at `path`; UserError if it is neither."""
-    return FolderFiles(path) if place_of(path) == "folder" else ZipFiles(path)
-
-
-def place_of(path: Path) -> Literal["folder", "zip"]:
-    """Which of the two is at `path`; UserError if neither is. No image is read."""
-    try:
-        if path.is_dir():
-            return "folder"
-        is_zip = path.is_file() and (path.suffix.lower() == ".zip" or zipfile.is_zipfile(path))
-        is_something = path.exists()
-    except (OSError, ValueError) as error:  # a name that is too long, or not ours to read
-        raise UserError(
-            f"Expected a folder or a zip of images at {shown(path)}; got {reason(error)}. Give "
-            "the folder or zip that holds the images."
-        ) from error
-    if is_zip:
-        return "zip"
-    if is_something:
-        raise UserError(
-            f"Expected a folder or a zip of images, got the file {shown(path)}. Give the folder it "
-            "lies in; unpack any other archive, or zip it."
-        )
-    raise missing_path("folder or zip of images", path)
-
-
-def from_home(path: str | Path) -> Path:
-    """The path with ~ expanded; unchanged if there is no home folder to put in its place."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
-def image_names(files: Files) -> tuple[str, ...]:
-    """Names with an image's ending, sorted; UserError if there are none."""
-    names = tuple(name for name in files.names if _suffix(name) in IMAGE_SUFFIXES)
-    if not names:
-        kinds = Counter(_suffix(name) or "no ending" for name in files.names).most_common(5)
-        contents = ", ".join(f"{count} × {kind}" for kind, count in kinds) or "nothing at all"
-        raise UserError(
-            f"No image in {shown(files.path)}: expected files such as .jpg, .png or .webp at any "
-            f"depth, found {shown(contents)}. Give the folder that holds the images."
-        )
-    return names
-
-
-def missing_path(kind: str, path: Path) -> UserError:
-    """The error for a path that does not exist; it suggests the most similar one that does."""
-    absent, parent, rest = path, path.absolute().parent, Path()
-    while not _is_folder(parent):
-        absent, parent, rest = parent, parent.parent, absent.name / rest
-    names = [entry.name for entry in parent.iterdir()] if os.access(parent, os.R_OK) else []
-    near = nearest(absent.name, names)
-    if near is None:
-        return UserError(
-            f"No {kind} at {shown(path)}: {shown(parent)} has no entry {shown(repr(absent.name))} "
-            "or similar."
-        )
-    whole = parent / near / rest
-    suggested = whole if whole.exists() else parent / near
-    return UserError(f"No {kind} at {shown(path)}. Did you mean {shown(suggested)}?")
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _shown_late(root: Path) -> Iterator[str]:
@@ -373,3 +276,68 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
 
 def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
+
+
+def image_names(files: Files) -> tuple[str, ...]:
+    """Names with an image's ending, sorted; UserError if there are none."""
+    names = tuple(name for name in files.names if _suffix(name) in IMAGE_SUFFIXES)
+    if not names:
+        kinds = Counter(_suffix(name) or "no ending" for name in files.names).most_common(5)
+        contents = ", ".join(f"{count} × {kind}" for kind, count in kinds) or "nothing at all"
+        raise UserError(
+            f"No image in {shown(files.path)}: expected files such as .jpg, .png or .webp at any "
+            f"depth, found {shown(contents)}. Give the folder that holds the images."
+        )
+    return names
+
+
+# ------------------------------------------------------------------------------------------------
+# Places.
+
+
+def open_files(path: Path) -> Files:
+    """The folder or zip at `path`; UserError if it is neither."""
+    return FolderFiles(path) if place_of(path) == "folder" else ZipFiles(path)
+
+
+def place_of(path: Path) -> Literal["folder", "zip"]:
+    """Which of the two is at `path`; UserError if neither is. No image is read."""
+    try:
+        if path.is_dir():
+            return "folder"
+        if path.is_file() and (path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)):
+            return "zip"
+        got = f"the file {shown(path)}" if path.exists() else None
+    except (OSError, ValueError) as error:  # a name that is too long, or not ours to read
+        got = f"{shown(path)}: {reason(error)}"
+    if got is None:
+        raise missing_path("folder or zip of images", path)
+    raise UserError(
+        f"Expected a folder or a zip of images, got {got}. Give the folder it lies in; unpack any "
+        "other archive, or zip it."
+    )
+
+
+def from_home(path: str | Path) -> Path:
+    """The path with ~ expanded; unchanged if there is no home folder to put in its place."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def missing_path(kind: str, path: Path) -> UserError:
+    """The error for a path that does not exist; it suggests the most similar one that does."""
+    absent, parent, rest = path, path.absolute().parent, Path()
+    while not os.path.isdir(parent):  # noqa: PTH112 (pathlib raises of names that are too long)
+        absent, parent, rest = parent, parent.parent, absent.name / rest
+    names = [entry.name for entry in parent.iterdir()] if os.access(parent, os.R_OK) else []
+    near = nearest(absent.name, names)
+    if near is None:
+        return UserError(
+            f"No {kind} at {shown(path)}: {shown(parent)} has no entry {shown(repr(absent.name))} "
+            "or similar."
+        )
+    whole = parent / near / rest
+    suggested = whole if whole.exists() else parent / near
+    return UserError(f"No {kind} at {shown(path)}. Did you mean {shown(suggested)}?")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -14,7 +15,7 @@ from PIL import Image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.data.decoding import Altered, ImageError, check_header, decoded
+from mjp_privacy.data.decoding import Altered, ImageError, decoded, header
 from mjp_privacy.data.files import Files
 from mjp_privacy.data.labels import LabelSource
 
@@ -56,31 +57,33 @@ class ImageSource:
 
     def read_bytes(self, record: ImageRecord) -> bytes:
         """The image file as stored. Raises ImageError if it cannot be read."""
-        try:
+        with _named(record):
             return self.files.read(record.image_id)
-        except ImageError as error:
-            raise ImageError(error.reason, record.image_id) from error
 
     def check_header(self, record: ImageRecord) -> None:
         """Raise ImageError with the reason where the file's header is that of no usable image."""
-        content = self.read_bytes(record)
-        try:
-            self.altered.note(record.image_id, *check_header(content))
-        except ImageError as error:
-            raise ImageError(error.reason, record.image_id) from error
+        with _named(record):
+            found = header(self.files.read(record.image_id))
+        self.altered.note(record.image_id, found.turn, found.animated)
 
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
         """The upright 8-bit RGB picture. Raises ImageError with the reason.
 
         `min_side`: the smallest allowed short side in pixels, one patch of the model.
         """
-        content = self.read_bytes(record)
-        try:
-            picture, turn, animated = decoded(content, min_side=min_side)
-        except ImageError as error:
-            raise ImageError(error.reason, record.image_id) from error
-        self.altered.note(record.image_id, turn, animated)
-        return picture
+        with _named(record):
+            found = decoded(self.files.read(record.image_id), min_side=min_side)
+        self.altered.note(record.image_id, found.turn, found.animated)
+        return found.picture
+
+
+@contextmanager
+def _named(record: ImageRecord) -> Iterator[None]:
+    """An ImageError in this block gets the image's id."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(error.reason, record.image_id) from error
 
 
 # ------------------------------------------------------------------------------------------------
@@ -97,14 +100,14 @@ def spread_subset(
     machine, and limit 10 is a prefix of limit 20. Of unlabelled images the groups take turns.
     """
     _check_limit(limit)
-    classes: dict[str, list[ImageRecord]] = defaultdict(list)
-    for record in records:
-        classes[_class_of(record)].append(record)
+    turns: Counter[str] = Counter()
     order = []
-    for name, members in classes.items():
+    for record in sorted(records, key=lambda r: derive_seed("image order", seed, r.image_id)):
+        unlabelled = record.label is None
+        name = f"group {record.group}" if unlabelled else f"label {record.label}"
         place = derive_seed("class order", seed, name)
-        for turn, record in enumerate(_seeded(members, seed)):
-            order.append((turn, place, record.image_id, record))
+        order.append((turns[name], place, record.image_id, record))
+        turns[name] += 1
     order.sort(key=lambda entry: entry[:3])
     return tuple(record for *_, record in order)[:limit]
 
@@ -142,14 +145,6 @@ def readable_subset(
 def _check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise UserError(f"Expected a limit of at least 1 image, got {limit}. Leave it out for all.")
-
-
-def _seeded(members: Iterable[ImageRecord], seed: int) -> list[ImageRecord]:
-    return sorted(members, key=lambda record: derive_seed("image order", seed, record.image_id))
-
-
-def _class_of(record: ImageRecord) -> str:
-    return f"group {record.group}" if record.label is None else f"label {record.label}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -204,20 +199,17 @@ class Preprocessing:
         import torch
 
         if picture.size != (self.size, self.size):
-            picture = self._squashed(picture) if self.squash else self._crop(self._resize(picture))
+            picture = self._fitted(picture)
         pixels = np.array(picture.convert("RGB"))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
 
-    def _squashed(self, picture: Image.Image) -> Image.Image:
-        return picture.resize((self.size, self.size), _FILTERS[self.interpolation])
-
-    def _resize(self, picture: Image.Image) -> Image.Image:
-        width, height = picture.size
-        short = min(width, height)
-        sides = (int(self.short_side * width / short), int(self.short_side * height / short))
-        return picture.resize(sides, _FILTERS[self.interpolation])
-
-    def _crop(self, picture: Image.Image) -> Image.Image:
-        left = round((picture.width - self.size) / 2)
-        top = round((picture.height - self.size) / 2)
-        return picture.crop((left, top, left + self.size, top + self.size))
+    def _fitted(self, picture: Image.Image) -> Image.Image:
+        """The picture at size × size."""
+        how = _FILTERS[self.interpolation]
+        if self.squash:
+            return picture.resize((self.size, self.size), how)
+        short = min(picture.size)
+        width, height = (int(self.short_side * side / short) for side in picture.size)
+        left, top = (round((side - self.size) / 2) for side in (width, height))
+        box = (left, top, left + self.size, top + self.size)
+        return picture.resize((width, height), how).crop(box)

@@ -14,12 +14,12 @@ A folder around all images (such as `val/` in a zip of it) does not count as a c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mjp_privacy.core.errors import NoFile, UserError
 from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows
@@ -42,22 +42,30 @@ FILE_COLUMNS = ("file", "image", "image_id", "filename")
 NUM_IMAGENET = 1000
 MOST_CLASSES = 1_000_000
 """Class indices stay below it."""
-
 LABEL_FILE = FileKind(
     "a label file", "A CSV with the header `file,label`, saved as UTF-8, always works."
 )
-
 _SYNSET = re.compile(r"n[0-9]{8}")
 _INDEX = re.compile(r"[0-9]+")
+
+LabelSource = Literal["csv", "synset", "folder", "file", "none"]
+
+
+class Line(NamedTuple):
+    """One label as a file states it; no name where its place among the lines says whose it is."""
+
+    number: int
+    name: str | None
+    label: str
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """The content of a label file: either `rows` (name, label), or `ordered` labels alone."""
+    """The content of a label file: labels by name, or in the order of the file names."""
 
     origin: str
-    source: Literal["csv", "file"]
-    rows: tuple[tuple[str, int], ...] = ()
+    source: LabelSource
+    named: Mapping[str, int]
     ordered: tuple[int, ...] = ()
 
 
@@ -86,34 +94,36 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{shown(origin)} is not UTF-8 text ({error}). Save it as UTF-8."
-        ) from error
-    lines = text.splitlines()
-    _refuse_long_lines(origin, lines)
-    first = next((line.strip() for line in lines if line.strip()), "")
-    header = [cell.strip().lower() for cell in first.split(",")]
-    if "imageid" in header and "predictionstring" in header:
-        return _parse_solution(origin, text)
-    if "label" in header and any(column in header for column in FILE_COLUMNS):
-        return _parse_csv(origin, text)
-    if is_synset(first):
-        return _parse_synset_list(origin, lines)
-    if _INDEX.fullmatch(first):
-        raise _ground_truth_refused(origin)
-    if _name_and_index(first) is not None:
-        return _parse_names_and_indices(origin, lines)
-    raise UserError(
-        f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the columns "
-        "`file` and `label`, lines of `name index`, Kaggle's `ImageId,PredictionString`, or one "
-        "synset per line. A CSV with the header `file,label` always works."
-    )
-
-
-def _refuse_long_lines(origin: str, lines: Sequence[str]) -> None:
-    for number, line in enumerate(lines, 1):
+        raise LABEL_FILE.refusal(Path(origin), f"no UTF-8 text ({error})") from error
+    for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MOST_LETTERS:
             raise _wrong(origin, number, "a name and its label", f"{len(line)} characters")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    header = {cell.strip().lower() for cell in first.split(",")}
+    most, source = MOST_CLASSES, "file"
+    if {"imageid", "predictionstring"} <= header:
+        lines = [line._replace(label=line.label.split(" ")[0]) for line in _cells(origin, text)]
+    elif "label" in header and not header.isdisjoint(FILE_COLUMNS):
+        lines, source = list(_cells(origin, text)), "csv"
+    elif is_synset(first):
+        lines = [Line(number, None, line) for number, line in _filled(text)]
+    elif _INDEX.fullmatch(first):
+        raise UserError(
+            f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of "
+            "the devkit, whose ids are in another order than the sorted synsets that models are "
+            "trained on: the labels would be wrong. Give val.txt, LOC_val_solution.csv, a list of "
+            "synsets or a CSV with `file,label`. To run without labels, move the file away."
+        )
+    elif _INDEX.fullmatch("".join(first.split(None)[1:][-1:])):
+        lines, most = list(_names_and_indices(origin, text)), NUM_IMAGENET
+    else:
+        raise UserError(
+            f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
+            "columns `file` and `label`, lines of `name index`, Kaggle's "
+            "`ImageId,PredictionString`, or one synset per line. A CSV with the header "
+            "`file,label` always works."
+        )
+    return _checked(origin, source, lines, most)  # type: ignore[arg-type]
 
 
 def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
@@ -121,128 +131,61 @@ def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
     return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
 
 
-def _rows(origin: str, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """(line number, cells by the column's name in lower case) of a CSV."""
+def _filled(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers."""
+    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return (entry for entry in stripped if entry[1])
+
+
+def _cells(origin: str, text: str) -> Iterator[Line]:
+    """The names and labels of a CSV: ours, with the first column of a name that is filled, or
+    Kaggle's."""
     table = text.lstrip("\r\n")
     above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
-    rows = csv_rows(
-        table, Path(origin), LABEL_FILE, needed, column=lambda name: name.strip().lower()
-    )
-    return [
-        (above + number, {name: cell.strip() for name, cell in row.items()}) for number, row in rows
-    ]
+    rows = csv_rows(table, Path(origin), LABEL_FILE, (), column=lambda name: name.strip().lower())
+    for number, row in rows:
+        name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
+        label = row.get("label", row.get("predictionstring", ""))
+        yield Line(above + number, name, label.strip())
 
 
-def _parse_csv(origin: str, text: str) -> LabelTable:
-    rows = []
-    for number, row in _rows(origin, text, ("label",)):
-        name = next((row[column] for column in FILE_COLUMNS if row.get(column)), "")
-        rows.append((number, name, _label(origin, number, row["label"])))
-    return LabelTable(origin, "csv", rows=_consistent(origin, rows))
-
-
-def _parse_solution(origin: str, text: str) -> LabelTable:
-    rows = []
-    for number, row in _rows(origin, text, ("imageid", "predictionstring")):
-        synset = row["predictionstring"].split(" ")[0]
-        rows.append((number, row["imageid"], _synset_index(origin, number, synset)))
-    return LabelTable(origin, "file", rows=_consistent(origin, rows))
-
-
-def _parse_synset_list(origin: str, lines: Sequence[str]) -> LabelTable:
-    cells = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    return LabelTable(origin, "file", ordered=tuple(_synset_index(origin, *cell) for cell in cells))
-
-
-def _parse_names_and_indices(origin: str, lines: Sequence[str]) -> LabelTable:
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        parts = _name_and_index(line.strip())
-        if parts is None:
+def _names_and_indices(origin: str, text: str) -> Iterator[Line]:
+    for number, line in _filled(text):
+        name, *index = line.rsplit(None, 1)
+        if not index or not _INDEX.fullmatch(index[0]):
             raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
-        rows.append((number, parts[0], _index(origin, number, parts[1])))
-    largest = max(label for _, _, label in rows)
-    if largest >= NUM_IMAGENET:
-        raise UserError(
-            f"{shown(origin)} holds the class index {largest}; expected 0..999, "
-            "places among the sorted synsets, counted from 0. Subtract 1 if the file counts from "
-            "1; for other classes give a CSV with the header `file,label`."
-        )
-    return LabelTable(origin, "file", rows=_consistent(origin, rows))
+        yield Line(number, name, index[0])
 
 
-def _name_and_index(line: str) -> tuple[str, str] | None:
-    """`a photo.jpg 17` in its two parts; None where the line has not this form."""
-    parts = line.rsplit(None, 1)
-    if len(parts) < 2 or not _INDEX.fullmatch(parts[1]):
-        return None
-    return parts[0], parts[1]
-
-
-def _label(origin: str, number: int, text: str) -> int:
-    if _INDEX.fullmatch(text):
-        return _index(origin, number, text)
-    if is_synset(text):
-        return _synset_index(origin, number, text)
-    raise _wrong(
-        origin,
-        number,
-        "a label that is a class index (0, 1, ...) or a synset (n01440764)",
-        shown(repr(text), 80),
-    )
-
-
-def _index(origin: str, number: int, digits: str) -> int:
-    """A class index of a bearable size; Python itself refuses texts of thousands of digits."""
-    if len(digits) > 20 or int(digits) >= MOST_CLASSES:
-        got = digits if len(digits) <= 20 else f"one of {len(digits)} digits"
-        raise _wrong(origin, number, f"a class index below {MOST_CLASSES}", got)
-    return int(digits)
-
-
-def _synset_index(origin: str, number: int, synset: str) -> int:
-    if synset not in synset_indices():
-        expected = "one of the 1000 synsets of ILSVRC 2012, such as n01440764"
-        raise _wrong(origin, number, expected, shown(repr(synset), 80))
-    return synset_indices()[synset]
-
-
-def _consistent(origin: str, rows: Sequence[tuple[int, str, int]]) -> tuple[tuple[str, int], ...]:
-    """Names and labels without repetitions; UserError if a name is empty or has two labels."""
-    seen: dict[str, int] = {}
-    for number, written, label in rows:
-        name = _clean(written)
+def _checked(origin: str, source: LabelSource, lines: Sequence[Line], most: int) -> LabelTable:
+    """The table of these lines. UserError if a name is empty or has two labels, or if a label is
+    neither one of the 1000 synsets nor an index below `most`."""
+    named: dict[str, int] = {}
+    ordered = []
+    for number, written, text in lines:
+        if is_synset(text) and text in synset_indices():
+            label = synset_indices()[text]
+        elif _INDEX.fullmatch(text) and len(text) <= 20 and int(text) < most:
+            label = int(text)
+        else:
+            expected = f"a class index from 0 to {most - 1}, or one of ILSVRC 2012's 1000 synsets"
+            raise _wrong(origin, number, expected, shown(repr(text), 80))
+        if written is None:
+            ordered.append(label)
+            continue
+        name = written.strip().replace("\\", "/").removeprefix("./")
         if not name:
             raise _wrong(origin, number, "the name of an image", "none")
-        if seen.setdefault(name, label) != label:
-            raise UserError(
-                f"{shown(origin)}, line {number}, gives {shown(name)} twice, with the labels "
-                f"{seen[name]} and {label}. Expected one label per image: remove the wrong line."
-            )
-    return tuple(seen.items())
-
-
-def _clean(name: str) -> str:
-    return name.strip().replace("\\", "/").removeprefix("./")
-
-
-def _ground_truth_refused(origin: str) -> UserError:
-    return UserError(
-        f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of the "
-        "devkit. Its ids 1..1000 follow the devkit's meta.mat and not the sorted synsets that "
-        "models are trained on, so the labels would be wrong. Give val.txt, LOC_val_solution.csv, "
-        "a list of synsets or a CSV with `file,label`, or sort the images into synset folders. "
-        "To run without labels, move the file away."
-    )
+        if named.setdefault(name, label) != label:
+            expected = f"one label of {shown(name)}"
+            raise _wrong(origin, number, expected, f"two, {named[name]} and {label}")
+    return LabelTable(origin, source, named, tuple(ordered))
 
 
 # ------------------------------------------------------------------------------------------------
 # Assign the labels of a label file to the images that it names.
 
 NUM_VALIDATION = 50_000
-
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.", re.IGNORECASE)
 _SHOWN = 5
 
@@ -250,7 +193,9 @@ _SHOWN = 5
 def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> dict[str, int]:
     """The label of every image by its id; UserError if any image has none.
 
-    `wrapper`: a folder around all images ("val/") that the names in the file may leave out.
+    `wrapper`: a folder around all images ("val/") that the names in the file may leave out. Names
+    are compared whole, without it, without their ending, and without their folders, until one way
+    gives every image a label.
     """
     if table.ordered:
         return _in_order(table, image_ids)
@@ -261,19 +206,21 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
         lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
-    best: dict[str, int] = {}
-    for key in keys:
-        labels = _match_by(key, table.rows, image_ids)
-        if len(labels) == len(image_ids):
-            return labels
-        best = max(best, labels, key=len)
-    raise _unmatched(table, image_ids, best)
+    found = max((_match_by(key, table.named, image_ids) for key in keys), key=len)
+    if missing := [image_id for image_id in image_ids if image_id not in found]:
+        raise UserError(
+            f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a "
+            f"label: {some(missing)}; its {len(table.named)} names are {some([*table.named])}. "
+            "Expected a line for each image, with its path relative to the folder or zip: add "
+            "lines, or take images out."
+        )
+    return found
 
 
 def some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(shown(name, 100) for name in names[:_SHOWN]) + more
+    return ", ".join(shown(name, 100) for name in names[:_SHOWN]) + more or "none"
 
 
 def validation_number(image_id: str) -> int | None:
@@ -289,29 +236,23 @@ def _without_suffix(name: str) -> str:
 
 
 def _match_by(
-    key: Callable[[str], str], rows: Sequence[tuple[str, int]], image_ids: Sequence[str]
+    key: Callable[[str], str], named: Mapping[str, int], image_ids: Sequence[str]
 ) -> dict[str, int]:
     """The labels of the images whose key has exactly one; none if two images share a key."""
-    if len({key(image_id) for image_id in image_ids}) < len(image_ids):
-        return {}
     by_key: dict[str, set[int]] = {}
-    for name, label in rows:
+    for name, label in named.items():
         by_key.setdefault(key(name), set()).add(label)
-    by_image = {image_id: by_key.get(key(image_id), set()) for image_id in image_ids}
-    return {
-        image_id: next(iter(labels)) for image_id, labels in by_image.items() if len(labels) == 1
-    }
+    found = {image_id: by_key.get(key(image_id), set()) for image_id in image_ids}
+    if len(set(map(key, image_ids))) < len(image_ids):
+        return {}
+    return {image_id: next(iter(own)) for image_id, own in found.items() if len(own) == 1}
 
 
 def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
     """The k-th label for the k-th file name; with ImageNet's 50 000 labels, for image number k."""
-    numbers = {image_id: validation_number(image_id) for image_id in image_ids}
-    if len(table.ordered) == NUM_VALIDATION and all(numbers.values()):
-        return {
-            image_id: table.ordered[number - 1]
-            for image_id, number in numbers.items()
-            if number is not None
-        }
+    numbers = [validation_number(image_id) or 0 for image_id in image_ids]
+    if len(table.ordered) == NUM_VALIDATION and all(numbers):
+        return {i: table.ordered[number - 1] for i, number in zip(image_ids, numbers, strict=True)}
     if len(table.ordered) != len(image_ids):
         raise UserError(
             f"{shown(table.origin)} holds {len(table.ordered)} labels without names for "
@@ -322,27 +263,11 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
     return dict(zip(by_name, table.ordered, strict=True))
 
 
-def _unmatched(table: LabelTable, image_ids: Sequence[str], labels: Mapping[str, int]) -> UserError:
-    missing = [image_id for image_id in image_ids if image_id not in labels]
-    named = [name for name, _ in table.rows]
-    if not labels:
-        return UserError(
-            f"{shown(table.origin)} names none of the {len(image_ids)} images: its {len(named)} "
-            f"names are {some(named)}; the images are {some(missing)}. Expected paths relative to "
-            "the folder or zip."
-        )
-    return UserError(
-        f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a label: "
-        f"{some(missing)}. Expected a line for each: add the lines, or take the images out."
-    )
-
-
-LabelSource = Literal["csv", "synset", "folder", "file", "none"]
+# ------------------------------------------------------------------------------------------------
+# Which of the sources there is.
 
 _FLAT_LABEL_FILES = (
-    "val.txt",
-    "LOC_val_solution.csv",
-    "*synset_labels.txt",
+    *("val.txt", "LOC_val_solution.csv", "*synset_labels.txt"),
     "ILSVRC2012_validation_ground_truth.txt",
 )
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -361,12 +286,12 @@ def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None)
     """The labels of every image, or of none. UserError if a source has labels for only some."""
     wrapper = _wrapper(image_ids)
     if label_file is not None:
-        return _from_table(_read_outside(label_file), image_ids, wrapper)
+        return _from_table(_read(label_file), image_ids, wrapper)
     parents = PurePosixPath(wrapper).parts
     for depth in range(len(parents), -1, -1):
         base = "".join(parent + "/" for parent in parents[:depth])
         if base + "labels.csv" in files.names:
-            return _from_table(_read_inside(files, base + "labels.csv"), image_ids, base)
+            return _from_table(_read(base + "labels.csv", files), image_ids, base)
     inner = {image_id: image_id.removeprefix(wrapper) for image_id in image_ids}
     _refuse_splits(files, inner)
     return (
@@ -387,20 +312,16 @@ def _wrapper(image_ids: Sequence[str]) -> str:
     return "".join(wrapper)
 
 
-# from files ---------------------------------------------------------------------------------
-
-
-def _read_outside(path: Path) -> LabelTable:
+def _read(place: str | Path, files: Files | None = None) -> LabelTable:
+    """The table in a file, be it one of the images' folder or zip."""
+    if files is None:
+        try:
+            return parse_label_file(shown(place), LABEL_FILE.bytes(Path(place)))
+        except NoFile as error:
+            raise missing_path("label file", Path(place)) from error
+    origin = f"{files.path.name}/{place}"
     try:
-        return parse_label_file(shown(path), LABEL_FILE.bytes(path))
-    except NoFile as error:
-        raise missing_path("label file", path) from error
-
-
-def _read_inside(files: Files, name: str) -> LabelTable:
-    origin = f"{files.path.name}/{name}"
-    try:
-        return parse_label_file(origin, files.read(name))
+        return parse_label_file(origin, files.read(str(place)))
     except ImageError as error:
         raise UserError(
             f"Expected a label file, but {shown(origin)} {error.reason}. Replace it, or take "
@@ -423,18 +344,15 @@ def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) 
     for pattern in _FLAT_LABEL_FILES:
         for name in files.names:
             if fnmatch(name.removeprefix(wrapper), pattern):
-                return _from_table(_read_inside(files, name), image_ids, wrapper)
+                return _from_table(_read(name, files), image_ids, wrapper)
         for path in sorted(files.path.absolute().parent.glob(pattern)):
-            return _from_table(_read_outside(path), image_ids, wrapper)
+            return _from_table(_read(path), image_ids, wrapper)
     return None
-
-
-# from folders -------------------------------------------------------------------------------
 
 
 def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
     """UserError where the folders are splits such as `train` and `val`: these are no classes."""
-    tops = sorted({PurePosixPath(path).parts[0] for path in inner.values() if "/" in path})
+    tops = sorted({path.partition("/")[0] for path in inner.values() if "/" in path})
     if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):
         raise UserError(
             f"{shown(files.path)} holds several splits: {some(tops)}. Expected the images of one: "
@@ -443,35 +361,29 @@ def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
 
 
 def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
-    """ImageNet class indices of synset folders, or of synsets in the file names; None without any.
+    """ImageNet class indices of synset folders, or of synsets with which all flat files' names
+    start, as ImageNet's training images do; None without any.
 
     `inner` is each image's path inside the wrapper.
     """
     synsets = {image_id: _synset_folder(path) for image_id, path in inner.items()}
+    where = f"of {len(set(synsets.values()))} synset folders"
     if not any(synsets.values()):
-        return _from_synset_names(inner)
-    strays = [image_id for image_id, synset in synsets.items() if synset is None]
-    if strays:
+        synsets = {image_id: path.partition("_")[0] for image_id, path in inner.items()}
+        if not all(synset in synset_indices() for synset in synsets.values()):
+            return None
+        where = "of the synsets in the file names"
+    strays = [image_id for image_id, synset in synsets.items() if not synset]
+    unknown = sorted(set(filter(None, synsets.values())) - synset_indices().keys())
+    if strays or unknown:
+        faults = [f"images outside its synset folders: {some(strays)}"] if strays else []
+        faults += [f"synsets that are none of ILSVRC 2012's: {some(unknown)}"] if unknown else []
         raise UserError(
-            f"{shown(files.path)} holds synset folders, but {len(strays)} of {len(inner)} images "
-            f"lie outside them: {some(strays)}. Move these away, or give a CSV with `file,label`."
+            f"{shown(files.path)} holds {'; '.join(faults)}. Take them out. A CSV `file,label` "
+            "for --labels names the classes of --data, --images and --from, of no other option."
         )
-    return _synset_labels(files, {image_id: synset or "" for image_id, synset in synsets.items()})
-
-
-def _synset_labels(files: Files, synsets: Mapping[str, str]) -> Labels:
-    indices = synset_indices()
-    unknown = sorted({synset for synset in synsets.values() if synset not in indices})
-    if unknown:
-        raise UserError(
-            f"{shown(files.path)} holds {len(unknown)} folders named like synsets that are none of "
-            f"the 1000 of ILSVRC 2012: {some(unknown)}. Take them out. A CSV `file,label` for "
-            "--labels names the classes of --data, --images and --from, of no other option."
-        )
-    by_image = {image_id: indices[synset] for image_id, synset in synsets.items()}
-    count = len(set(synsets.values()))
-    described = f"Labels are the ImageNet class indices (0..999) of {count} synset folders."
-    return Labels(by_image, "synset", described)
+    by_image = {image_id: synset_indices()[str(own)] for image_id, own in synsets.items()}
+    return Labels(by_image, "synset", f"Labels are the ImageNet class indices (0..999) {where}.")
 
 
 def _synset_folder(path: str) -> str | None:
@@ -479,36 +391,21 @@ def _synset_folder(path: str) -> str | None:
     return next((part for part in PurePosixPath(path).parts[-2::-1] if is_synset(part)), None)
 
 
-def _from_synset_names(inner: Mapping[str, str]) -> Labels | None:
-    """For flat images whose names all start with a synset, as ImageNet's training images do."""
-    if any("/" in path or not re.match(r"n\d{8}_", path) for path in inner.values()):
-        return None
-    synsets = {image_id: path.split("_")[0] for image_id, path in inner.items()}
-    if not all(synset in synset_indices() for synset in synsets.values()):
-        return None
-    by_image = {image_id: synset_indices()[synset] for image_id, synset in synsets.items()}
-    described = "Labels are the ImageNet class indices (0..999) of the synsets in the file names."
-    return Labels(by_image, "synset", described)
-
-
 def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:
     """From class folders of any other name; None where images also lie beside the folders."""
     if not all("/" in path for path in inner.values()):
         return None
-    folders = sorted({path.split("/")[0] for path in inner.values()})
+    folders = sorted({path.partition("/")[0] for path in inner.values()})
+    index = {folder: place for place, folder in enumerate(folders)}
+    how = f"Labels are the places of the {len(folders)} class folders in sorted order"
     if all(map(is_class_index, folders)):
         index = {folder: int(folder) for folder in folders}
         how = f"Labels are the numbers that name the {len(folders)} class folders"
-    else:
-        index = {folder: place for place, folder in enumerate(folders)}
-        how = f"Labels are the places of the {len(folders)} class folders in sorted order"
     named = some([f"{folder} = {index[folder]}" for folder in sorted(index, key=index.__getitem__)])
-    by_image = {image_id: index[path.split("/")[0]] for image_id, path in inner.items()}
+    by_image = {image_id: index[path.partition("/")[0]] for image_id, path in inner.items()}
     return Labels(by_image, "folder", f"{how} ({named}).")
 
 
 def is_class_index(folder: str) -> bool:
     """Whether a folder's name is a class index: `17`, but not `017` and not `20240131`."""
-    if not re.fullmatch(r"0|[1-9][0-9]{0,9}", folder):
-        return False
-    return int(folder) < MOST_CLASSES
+    return re.fullmatch(r"0|[1-9][0-9]{0,9}", folder) is not None and int(folder) < MOST_CLASSES

@@ -1,13 +1,21 @@
-"""Photographs that come with every scikit-image wheel: images to try things on, no download.
+"""Pictures made from the photographs in every scikit-image wheel: to try things on, no download.
 
 They belong to scikit-image's minimal data set, which is part of its wheel. Newer pictures of
 scikit-image are fetched on demand and are not used here.
+
+    embedded   crops of six photographs
+    flat       24 pictures with flat regions. Equal, black and white patches are where X-rays,
+               drawings and product photographs differ from ordinary photographs:
+      letterboxed   a wide or a tall part of a photograph between black or white bars
+      drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
+      half_blurred  a photograph with one half out of focus
+      saturated     an overexposed photograph, or one with its shadows cut off at black
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -20,14 +28,11 @@ from mjp_privacy.core.read import FileKind
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.images import ImageRecord, ImageSource
 
-EMBEDDED = "embedded"
-"""The word that opens these images in place of a path."""
-
+EMBEDDED, FLAT = "embedded", "flat"
+"""The words that open these pictures in place of a path."""
 SIDE = 224
 """Side of a crop in the photograph, in pixels; a size of 224 therefore needs no resampling."""
-
 PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")
-
 PHOTOGRAPHS = {
     "astronaut": "astronaut.png",
     "camera": "camera.png",
@@ -37,25 +42,30 @@ PHOTOGRAPHS = {
     "rocket": "rocket.jpg",
 }
 """Name to file. Of the stereo pair only one is used; drawings, textures and micrographs are not."""
+DRAWINGS = {"horse": "horse.png", "logo": "logo.png", "phantom": "phantom.png"}
+BAR = 48  # pixels of each bar of a letterboxed picture of side SIDE
+BLUR = 10.0  # standard deviation in pixels
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+
+Maker = Callable[[], Image.Image]
 
 
 @dataclass(frozen=True)
-class EmbeddedFiles:
-    """The crops as named PPM files; "astronaut/0_1" is the crop in row 0 and column 1."""
+class MadeFiles:
+    """Pictures as named PPM files, made when they are read."""
 
     path: Path
-    size: int
-    names: tuple[str, ...]
+    makers: Mapping[str, Maker]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all pictures, sorted."""
+        return tuple(self.makers)
 
     def read(self, name: str) -> bytes:
-        """The crop as PPM, which is not compressed: its bytes do not depend on the zlib version."""
-        photograph, _, place = name.partition("/")
-        row, column = (int(number) for number in place.split("_"))
-        crop = _crops(_photograph(self.path, photograph))[row, column]
+        """The picture as PPM, which is not compressed: its bytes depend on no zlib."""
         stream = io.BytesIO()
-        if crop.size != (self.size, self.size):
-            crop = crop.resize((self.size, self.size), Image.Resampling.BICUBIC)
-        crop.save(stream, "PPM")
+        self.makers[name]().save(stream, "PPM")
         return stream.getvalue()
 
 
@@ -64,49 +74,34 @@ class EmbeddedSource(ImageSource):
 
 
 def embedded_images(size: int = SIDE) -> EmbeddedSource:
-    """20 crops of six photographs, size × size pixels, without labels.
+    """20 crops of six photographs, size × size pixels, without labels; "astronaut/0_1" is the crop
+    in row 0 and column 1.
 
     The crops are the squares of side 224 that fit into each photograph without overlap, as a grid
     in its middle; for other sizes they are resized (bicubic, antialiased).
     """
     if size < 1:
         raise UserError(f"Expected a size of at least 1 pixel, got {size}.")
-    path = data_folder()
-    records = tuple(
-        ImageRecord(f"{name}/{row}_{column}", group=name)
-        for name in PHOTOGRAPHS
-        for row, column in sorted(_crops(_photograph(path, name)))
-    )
-    files = EmbeddedFiles(path, size, tuple(record.image_id for record in records))
+    makers: dict[str, Maker] = {}
+    for name in PHOTOGRAPHS:
+        width, height = photograph(name).size
+        left, top = (width % SIDE) // 2, (height % SIDE) // 2
+        for row in range(height // SIDE):
+            for column in range(width // SIDE):
+                corner = (left + column * SIDE, top + row * SIDE)
+                makers[f"{name}/{row}_{column}"] = partial(_crop, name, corner, size)
+    files = MadeFiles(data_folder(), dict(sorted(makers.items())))
+    records = tuple(ImageRecord(name, group=name.partition("/")[0]) for name in files.names)
     return EmbeddedSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
 
 
-def _crops(photograph: Image.Image) -> dict[tuple[int, int], Image.Image]:
-    """The crops of a photograph by (row, column)."""
-    rows, columns = photograph.height // SIDE, photograph.width // SIDE
-    top, left = (photograph.height - rows * SIDE) // 2, (photograph.width - columns * SIDE) // 2
-    boxes = {
-        (row, column): (left + column * SIDE, top + row * SIDE)
-        for row in range(rows)
-        for column in range(columns)
-    }
-    return {place: photograph.crop((x, y, x + SIDE, y + SIDE)) for place, (x, y) in boxes.items()}
-
-
-@cache
-def _photograph(folder: Path, name: str) -> Image.Image:
-    return opened_picture(folder / PHOTOGRAPHS[name])
-
-
-def opened_picture(path: Path) -> Image.Image:
-    """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
-    try:
-        return decode_image(PHOTOGRAPH.bytes(path))
-    except (BadFile, ImageError) as error:
-        raise UserError(
-            f"Expected the photograph {path} of scikit-image, got: {error}. "
-            "Install scikit-image again, from its wheel."
-        ) from error
+def flat_pictures() -> ImageSource:
+    """The 24 pictures, SIDE × SIDE pixels, without labels; the group of a record is its source."""
+    files = MadeFiles(data_folder(), dict(sorted(_flat_makers().items())))
+    records = tuple(
+        ImageRecord(name, group=name.partition("/")[2].partition("_")[0]) for name in files.names
+    )
+    return ImageSource(Path(FLAT), records, "The flat pictures carry no labels.", files)
 
 
 def data_folder() -> Path:
@@ -120,74 +115,50 @@ def data_folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-# ------------------------------------------------------------------------------------------------
-# Pictures with flat regions, made from what comes with scikit-image: no download.
-#
-# Equal, black and white patches are where X-rays, drawings and product photographs differ from
-# ordinary photographs. There are 24 pictures of four kinds:
-#
-#     letterboxed   a wide or a tall part of a photograph between black or white bars
-#     drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
-#     half_blurred  a photograph with one half out of focus
-#     saturated     an overexposed photograph, or one with its shadows cut off at black
-
-FLAT = "flat"
-"""The word that opens these pictures in place of a path."""
-
-BAR = 48  # pixels of each bar of a letterboxed picture of side SIDE
-BLUR = 10.0  # standard deviation in pixels
-WHITE = (255, 255, 255)
-SHORT = {"wide": (SIDE, SIDE - 2 * BAR), "tall": (SIDE - 2 * BAR, SIDE)}
-DRAWINGS = {"horse": "horse.png", "logo": "logo.png", "phantom": "phantom.png"}
-
-Maker = Callable[[Path], Image.Image]
+def photograph(name: str) -> Image.Image:
+    """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
+    return _opened(data_folder() / {**PHOTOGRAPHS, **DRAWINGS}[name])
 
 
-@dataclass(frozen=True)
-class FlatFiles:
-    """The pictures as named PPM files, made when they are read."""
-
-    path: Path
-    names: tuple[str, ...]
-
-    def read(self, name: str) -> bytes:
-        """The picture as PPM, which is not compressed: its bytes depend on no zlib."""
-        stream = io.BytesIO()
-        makers()[name](self.path).save(stream, "PPM")
-        return stream.getvalue()
+@cache
+def _opened(path: Path) -> Image.Image:
+    try:
+        return decode_image(PHOTOGRAPH.bytes(path))
+    except (BadFile, ImageError) as error:
+        raise UserError(
+            f"Expected the photograph {path} of scikit-image, got: {error}. "
+            "Install scikit-image again, from its wheel."
+        ) from error
 
 
-def flat_pictures() -> ImageSource:
-    """The 24 pictures, SIDE × SIDE pixels, without labels; the group of a record is its source."""
-    records = tuple(
-        ImageRecord(name, group=name.partition("/")[2].partition("_")[0])
-        for name in sorted(makers())
-    )
-    files = FlatFiles(data_folder(), tuple(record.image_id for record in records))
-    return ImageSource(Path(FLAT), records, "The flat pictures carry no labels.", files)
+def _crop(name: str, corner: tuple[int, int], size: int) -> Image.Image:
+    left, top = corner
+    crop = photograph(name).crop((left, top, left + SIDE, top + SIDE))
+    return crop if size == SIDE else crop.resize((size, size), Image.Resampling.BICUBIC)
 
 
-def makers() -> dict[str, Maker]:
+# pictures with flat regions ----------------------------------------------------------------------
+
+
+def _flat_makers() -> dict[str, Maker]:
     """What makes each picture, by its name: "letterboxed/coffee_wide" and so on."""
-    found: dict[str, Maker] = {}
+    makers: dict[str, Maker] = {}
     for number, name in enumerate(PHOTOGRAPHS):
         shape = "tall" if number % 3 == 2 else "wide"
-        colour = WHITE if number == 4 else (0, 0, 0)
-        found[f"letterboxed/{name}_{shape}"] = partial(_letterboxed, name, shape, colour)
+        colour = WHITE if number == 4 else BLACK
+        makers[f"letterboxed/{name}_{shape}"] = partial(_letterboxed, name, shape, colour)
         side = ("left", "right", "top", "bottom")[number % 4]
-        found[f"half_blurred/{name}_{side}"] = partial(_half_blurred, name, side)
+        makers[f"half_blurred/{name}_{side}"] = partial(_half_blurred, name, side)
         exposure = "shadows" if number % 2 else "light"
-        found[f"saturated/{name}_{exposure}"] = partial(_saturated, name, exposure)
-    for name in DRAWINGS:
-        found[f"drawing/{name}"] = partial(_drawing, name)
-    for name, draw in (("chart", _chart), ("shapes", _shapes), ("circuit", _circuit)):
-        found[f"drawing/{name}"] = partial(_drawn, draw)
-    return found
+        makers[f"saturated/{name}_{exposure}"] = partial(_saturated, name, exposure)
+    makers |= {f"drawing/{name}": partial(_drawing, name) for name in DRAWINGS}
+    drawn = {"chart": _chart, "shapes": _shapes, "circuit": _circuit}
+    return makers | {f"drawing/{name}": partial(_drawn, draw) for name, draw in drawn.items()}
 
 
-def _photograph_part(folder: Path, name: str, shape: tuple[int, int]) -> Image.Image:
+def _part(name: str, shape: tuple[int, int]) -> Image.Image:
     """The largest central part of a photograph with this shape, resized to it."""
-    picture = opened_picture(folder / PHOTOGRAPHS[name])
+    picture = photograph(name)
     scale = min(picture.width / shape[0], picture.height / shape[1])
     width, height = scale * shape[0], scale * shape[1]
     left, top = (picture.width - width) / 2, (picture.height - height) / 2
@@ -195,18 +166,22 @@ def _photograph_part(folder: Path, name: str, shape: tuple[int, int]) -> Image.I
     return picture.resize(shape, Image.Resampling.BICUBIC, box=box)
 
 
-def _letterboxed(name: str, shape: str, colour: tuple[int, ...], folder: Path) -> Image.Image:
+def _centred(picture: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+    """The picture in the middle of a square of this colour."""
+    square = Image.new("RGB", (SIDE, SIDE), colour)
+    square.paste(picture, ((SIDE - picture.width) // 2, (SIDE - picture.height) // 2))
+    return square
+
+
+def _letterboxed(name: str, shape: str, colour: tuple[int, ...]) -> Image.Image:
     """A wide or tall part of a photograph between two bars."""
-    inner = _photograph_part(folder, name, SHORT[shape])
-    picture = Image.new("RGB", (SIDE, SIDE), colour)
-    picture.paste(inner, ((SIDE - inner.width) // 2, (SIDE - inner.height) // 2))
-    return picture
+    narrow = SIDE - 2 * BAR
+    return _centred(_part(name, (SIDE, narrow) if shape == "wide" else (narrow, SIDE)), colour)
 
 
-def _half_blurred(name: str, side: str, folder: Path) -> Image.Image:
+def _half_blurred(name: str, side: str) -> Image.Image:
     """A photograph with the half of this side out of focus."""
-    picture = _photograph_part(folder, name, (SIDE, SIDE))
-    half = SIDE // 2
+    picture, half = _part(name, (SIDE, SIDE)), SIDE // 2
     left, top = half * (side == "right"), half * (side == "bottom")
     right = half if side == "left" else SIDE
     bottom = half if side == "top" else SIDE
@@ -215,24 +190,21 @@ def _half_blurred(name: str, side: str, folder: Path) -> Image.Image:
     return picture
 
 
-def _saturated(name: str, exposure: str, folder: Path) -> Image.Image:
+def _saturated(name: str, exposure: str) -> Image.Image:
     """A photograph of 2.5 times its light, or without its darker half."""
-    picture = _photograph_part(folder, name, (SIDE, SIDE))
-    if exposure == "light":
-        return picture.point([min(255, value * 5 // 2) for value in range(256)] * 3)
-    return picture.point([max(0, 2 * value - 255) for value in range(256)] * 3)
+    bright, dark = (lambda value: min(255, value * 5 // 2)), (lambda value: max(0, 2 * value - 255))
+    change = bright if exposure == "light" else dark
+    return _part(name, (SIDE, SIDE)).point([change(value) for value in range(256)] * 3)
 
 
-def _drawing(name: str, folder: Path) -> Image.Image:
+def _drawing(name: str) -> Image.Image:
     """One of scikit-image's drawings on a white square; the phantom is black as X-rays are."""
-    drawn = opened_picture(folder / DRAWINGS[name])
+    drawn = photograph(name).copy()
     drawn.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
-    picture = Image.new("RGB", (SIDE, SIDE), (0, 0, 0) if name == "phantom" else WHITE)
-    picture.paste(drawn, ((SIDE - drawn.width) // 2, (SIDE - drawn.height) // 2))
-    return picture
+    return _centred(drawn, BLACK if name == "phantom" else WHITE)
 
 
-def _drawn(draw: Callable[[ImageDraw.ImageDraw, int], None], folder: Path) -> Image.Image:
+def _drawn(draw: Callable[[ImageDraw.ImageDraw, int], None]) -> Image.Image:
     """A drawing made here, four times as large and then reduced, so that its edges are smooth."""
     picture = Image.new("RGB", (4 * SIDE, 4 * SIDE), WHITE)
     draw(ImageDraw.Draw(picture), 4 * SIDE)
@@ -245,9 +217,8 @@ def _chart(draw: ImageDraw.ImageDraw, side: int) -> None:
     colours = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd")
     for number, height in enumerate((4, 7, 10, 6, 9)):
         left = (2 + 5 * number // 2) * unit + unit // 3
-        draw.rectangle(
-            (left, (14 - height) * unit, left + 3 * unit // 2, 14 * unit), colours[number]
-        )
+        box = (left, (14 - height) * unit, left + 3 * unit // 2, 14 * unit)
+        draw.rectangle(box, colours[number])
     draw.line((2 * unit, unit, 2 * unit, 14 * unit, 15 * unit, 14 * unit), "black", unit // 6)
 
 
@@ -263,10 +234,7 @@ def _circuit(draw: ImageDraw.ImageDraw, side: int) -> None:
     """Thin black lines, as in a plan or a diagram."""
     unit = side // 16
     for number in range(5):
-        at = (2 + 3 * number) * unit
-        draw.line(
-            (at, unit, at, (15 - number) * unit, side - unit, (15 - number) * unit), "black", 6
-        )
-        draw.ellipse(
-            (at - unit // 3, 4 * unit, at + unit // 3, 14 * unit // 3), "white", "black", 6
-        )
+        at, down = (2 + 3 * number) * unit, (15 - number) * unit
+        draw.line((at, unit, at, down, side - unit, down), "black", 6)
+        disc = (at - unit // 3, 4 * unit, at + unit // 3, 14 * unit // 3)
+        draw.ellipse(disc, "white", "black", 6)

@@ -6,7 +6,7 @@ for image, label, image_id in load_images("val", size=224, limit=10): ...
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,10 @@ from mjp_privacy.data.made import EMBEDDED, FLAT, embedded_images, flat_pictures
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MADE: Mapping[str, Callable[[], ImageSource]] = {EMBEDDED: embedded_images, FLAT: flat_pictures}
+"""The words that open pictures that come along."""
 
 
 class LoadedImage(NamedTuple):
@@ -36,17 +40,12 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
     `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
     The word "embedded" opens the photographs that come with scikit-image, and "flat" pictures with
     flat regions made from these; a folder of that name is opened by its absolute path. Nothing is
-    decoded here. Raises UserError if there are no
-    images, or labels for only some of them.
+    decoded here. Raises UserError if there are no images, or labels for only some of them.
     """
-    if str(path) == EMBEDDED:
+    if make := MADE.get(str(path)):
         if labels is not None:
-            raise UserError(f"The {EMBEDDED} images have no labels; expected no label file.")
-        return embedded_images()
-    if str(path) == FLAT:
-        if labels is not None:
-            raise UserError(f"The {FLAT} pictures have no labels; expected no label file.")
-        return flat_pictures()
+            raise UserError(f"The {path} pictures have no labels; expected no label file.")
+        return make()
     if not str(path).strip():
         raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
     files = open_files(from_home(path))
@@ -78,25 +77,19 @@ def load_images(
     preprocessing = Preprocessing(size)
     source = open_images(path, labels)
     records = spread_subset(source.records, limit, seed)
-    return _load(source, records, preprocessing, min_side, on_error)
 
+    def loaded() -> Iterator[LoadedImage]:
+        for record in records:
+            try:
+                picture = source.decode(record, min_side=min_side)
+            except ImageError as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+                continue
+            yield LoadedImage(preprocessing(picture), record.label, record.image_id)
 
-def _load(
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    preprocessing: Preprocessing,
-    min_side: int,
-    on_error: Callable[[ImageError], object] | None,
-) -> Iterator[LoadedImage]:
-    for record in records:
-        try:
-            picture = source.decode(record, min_side=min_side)
-        except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(error)
-            continue
-        yield LoadedImage(preprocessing(picture), record.label, record.image_id)
+    return loaded()  # so that mistakes in the arguments are said at once
 
 
 # ------------------------------------------------------------------------------------------------
@@ -106,7 +99,7 @@ def _load(
 def check_place(path: str | Path | None) -> None:
     """Raise the UserError of `open_images` where there is no folder or zip. No path, an empty one
     and the words `embedded` and `flat` pass: `open_images` deals with them."""
-    if path is not None and str(path).strip() and str(path) not in (EMBEDDED, FLAT):
+    if path is not None and str(path).strip() and str(path) not in MADE:
         place_of(from_home(path))
 
 

@@ -23,22 +23,24 @@ from mjp_privacy.core.errors import UserError, writing
 from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.read import FileKind
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.images import ImageRecord, ImageSource, spread_subset
 from mjp_privacy.data.opening import keep_apart
 
-_SHOWN = 10
-
+MOST_SHOWN = 10  # classes that a remark names
 COPY = FileKind("a copy that this command wrote", "Give another --out.", 1 << 40)
+
+Chosen = Sequence[tuple[ImageRecord, str]]
+"""Images, each with its SHA-256 or with the reason why it cannot be read; sorted by their ids."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """Which images were chosen, which could not be read, and which classes had too few."""
 
-    chosen: tuple[tuple[ImageRecord, str], ...]  # with their sha256
-    skipped: tuple[tuple[ImageRecord, str], ...]  # with the reason
+    chosen: Chosen
+    skipped: Chosen
     short: Mapping[int, int]  # readable images by class, of the classes that have too few
 
     @property
@@ -48,8 +50,10 @@ class Sample:
 
     def tables(self) -> dict[str, str]:
         """The text of each CSV by its file name."""
-        rows = [(record.image_id, record.label, sha256) for record, sha256 in self.chosen]
-        skipped = [(record.image_id, record.label, reason) for record, reason in self.skipped]
+        rows, skipped = (
+            [(record.image_id, record.label, fact) for record, fact in entries]
+            for entries in (self.chosen, self.skipped)
+        )
         return {
             "labels.csv": csv_text(("file", "label"), [row[:2] for row in rows]),
             "manifest.csv": csv_text(("file", "label", "sha256"), rows),
@@ -102,7 +106,14 @@ def choose(
     """
     if per_class < 1:
         raise UserError(f"Expected --per-class of at least 1, got {per_class}.")
-    classes = _by_class(source)
+    classes: dict[int, list[ImageRecord]] = defaultdict(list)
+    for record in source.records:
+        if record.label is None:
+            raise UserError(
+                f"A sample takes images of every class, but {shown(source.path)} has no classes: "
+                f"{source.labels_described} Give --labels with a CSV `file,label`."
+            )
+        classes[record.label].append(record)
     chosen: list[tuple[ImageRecord, str]] = []
     skipped: list[tuple[ImageRecord, str]] = []
     short = {}
@@ -126,19 +137,7 @@ def choose(
         )
     kept = set(spread_subset([record for record, _ in chosen], limit, seed))
     chosen = [entry for entry in chosen if entry[0] in kept]
-    return Sample(tuple(sorted(chosen, key=_id)), tuple(sorted(skipped, key=_id)), short)
-
-
-def _by_class(source: ImageSource) -> dict[int, list[ImageRecord]]:
-    classes: dict[int, list[ImageRecord]] = defaultdict(list)
-    for record in source.records:
-        if record.label is None:
-            raise UserError(
-                f"A sample takes images of every class, but {shown(source.path)} has no classes: "
-                f"{source.labels_described} Give --labels with a CSV `file,label`."
-            )
-        classes[record.label].append(record)
-    return classes
+    return Sample(sorted(chosen, key=_id), sorted(skipped, key=_id), short)
 
 
 def _place(record: ImageRecord, seed: int) -> tuple[int, str]:
@@ -168,46 +167,34 @@ def _occupied(out: Path) -> UserError:
 
 
 def _write(source: ImageSource, sample: Sample, out: Path) -> None:
-    """Fill a temporary folder beside `out`, then rename it."""
+    """Fill a temporary folder beside `out`, then rename it. Every copy is read again: a disk may
+    take two names for one."""
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     output_folder(temporary.parent)
     with writing(out):
         try:
             temporary.mkdir()
             with working_in(temporary):
-                _copy(source, sample, temporary)
-                _verify(sample, temporary)
+                for record, _ in sample.chosen:
+                    target = temporary / record.image_id
+                    check_folder(target)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(source.read_bytes(record))
+                for name, text in sample.tables().items():
+                    (temporary / name).write_text(text, encoding="utf-8", newline="")
+                for record, sha256 in sample.chosen:
+                    if COPY.sha256(temporary / record.image_id) != sha256:
+                        raise UserError(
+                            f"The copy of {shown(record.image_id)} is not the image that was "
+                            "chosen: it changed meanwhile, or the disk of the sample changed it or "
+                            "takes two of the names for one. Start again, with --out on another "
+                            "disk, or rename the image."
+                        )
             if out.is_dir():
                 out.rmdir()
             temporary.replace(out)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _copy(source: ImageSource, sample: Sample, folder: Path) -> None:
-    """Write images and tables into this folder."""
-    for record, sha256 in sample.chosen:
-        content = source.read_bytes(record)
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise UserError(f"{shown(record.image_id)} changed while it was copied. Start again.")
-        target = folder / record.image_id
-        check_folder(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    for name, text in sample.tables().items():
-        (folder / name).write_text(text, encoding="utf-8", newline="")
-
-
-def _verify(sample: Sample, folder: Path) -> None:
-    """Raise unless every copy can be read again as it was: a disk may take two names for one."""
-    for record, sha256 in sample.chosen:
-        path = folder / record.image_id
-        if COPY.sha256(path) != sha256:
-            raise UserError(
-                f"The copy of {shown(record.image_id)} is not the image: the disk of the sample "
-                "changed it, or takes two of the names for one. Give --out on another disk, or "
-                "rename the image."
-            )
 
 
 def _holds(out: Path, sample: Sample) -> bool:
@@ -227,17 +214,15 @@ def remarks(sample: Sample, per_class: int, altered: str) -> list[str]:
     lines = [altered] if altered else []
     if sample.skipped:
         first, reason = sample.skipped[0]
-        count = len(sample.skipped)
         lines.append(
-            f"Skipped {count} unreadable {'image' if count == 1 else 'images'}, listed in "
-            f"skipped.csv; the first is {shown(first.image_id)}: {reason}."
+            f"Skipped {counted(len(sample.skipped), 'unreadable image')}, listed in skipped.csv; "
+            f"the first is {shown(first.image_id)}: {reason}."
         )
     if sample.short:
-        named = [f"{label} ({count})" for label, count in list(sample.short.items())[:_SHOWN]]
-        more = f" and {len(sample.short) - _SHOWN} more" if len(sample.short) > _SHOWN else ""
+        named = first_of([f"{label} ({n})" for label, n in sample.short.items()], MOST_SHOWN)
         lines.append(
             f"Fewer than {per_class} readable images in {len(sample.short)} classes; class (images "
-            f"found): {', '.join(named)}{more}."
+            f"found): {named}."
         )
     return lines
 

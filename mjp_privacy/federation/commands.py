@@ -1,17 +1,27 @@
-"""The commands `mjp federate` and `mjp compare`."""
+"""The commands `mjp federate`, from images to a picture of leakage, and `mjp compare`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.experiment.engines.options import AUTO, EngineConfig
+from mjp_privacy.core.read import is_there
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
+
+if TYPE_CHECKING:
+    from mjp_privacy.federation.config import FederationConfig
 
 
 @dataclass(frozen=True)
@@ -64,35 +74,72 @@ class CompareArguments:
     """Folder for table.md, comparison.csv, tradeoff.png, rounds.png and rounds.csv."""
 
 
+_FLOWER = "mjp_privacy.federation.flower.run:run_flower"
+ENGINES: Mapping[str, Entry] = {
+    "inprocess": Entry("mjp_privacy.federation.rounds:federate", "this process, round by round"),
+    "flower": Entry(_FLOWER, "Flower's simulation, on Ray", {"engine": "flower"}),
+    "flower-deployment": Entry(
+        _FLOWER, "a Flower SuperLink with SuperNodes", {"engine": "flower-deployment"}
+    ),
+}
+
+
 def federate(argv: list[str], usage: Usage) -> int:
-    """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
+    """`mjp federate`: train a federation, attack its recorded uploads and draw the leakage; 0, or 3
+    if some image or cell failed."""
     arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.experiment.code import stale_choice
-    from mjp_privacy.experiment.config import check_attacks
-    from mjp_privacy.experiment.engines.options import engine_config
+    from mjp_privacy.experiment.config import Experiment
     from mjp_privacy.experiment.overrides import with_seconds
-    from mjp_privacy.federation.campaign import campaign
-    from mjp_privacy.federation.config import load_federation, what_moved, with_rounds
+    from mjp_privacy.experiment.run import attack_uploads
+    from mjp_privacy.federation.config import load_federation, with_rounds
+    from mjp_privacy.federation.rounds import ATTACK, UPLOADS
 
-    stale = stale_choice(arguments.fresh, arguments.keep)
-    by = engine_config(arguments.attack)  # a mistake in it is told before the training
-    whole = load_federation(arguments.config, arguments.row, seed=arguments.seed)
-    config = whole if arguments.rounds is None else with_rounds(whole, arguments.rounds)
-    if moved := what_moved(whole, config):
-        print(moved)
+    stale, by = stale_choice(arguments.fresh, arguments.keep), engine_config(arguments.attack)
+    config = load_federation(arguments.config, arguments.row, seed=arguments.seed)
+    if arguments.rounds is not None:
+        config = with_rounds(config, arguments.rounds)
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
-    check_attacks(config.attacks, str(arguments.config))
+    out, device = arguments.out, arguments.device
+    attacked = out / ATTACK
+    _check(arguments, config, attacked)
     use_threads(arguments.threads)
-    return campaign(
-        config,
-        arguments.data,
-        arguments.out,
-        arguments.val,
-        arguments.device,
-        arguments.engine,
-        stale,
-        by,
-    )
+    with working_in(out):  # from the first round to the picture
+        entry = ENGINES[arguments.engine]
+        trained = entry.load()
+        print(
+            trained(config, arguments.data, out, val=arguments.val, device=device, **entry.preset)
+        )
+        if not config.attacks or not config.record.rounds:
+            return DONE
+        experiment = Experiment(config.name, attacks=config.attacks, seed=config.seed)
+        summary = attack_uploads(
+            experiment, out / UPLOADS, attacked, device=device, stale=stale, engine=by
+        )
+        if summary.not_done:
+            print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
+            print("\n".join(f"  {line}" for line in summary.not_done), file=sys.stderr)
+            return SOME_FAILED
+        from mjp_privacy.federation.comparison import draw_rounds
+
+        print(draw_rounds([out], out))
+        print(f"Next: mjp report {attacked}")
+        return DONE if summary.exit_code == 0 else SOME_FAILED
+
+
+def _check(arguments: FederateArguments, config: FederationConfig, attacked: Path) -> None:
+    """Raise for what would stop the attacks after hours of training. They are no part of what is
+    trained: after a correction the same folder goes on."""
+    from mjp_privacy.experiment.config import check_attacks
+
+    keep_apart(arguments.out, {"--data": arguments.data, "--val": arguments.val})
+    check_attacks(config.attacks, str(arguments.config))
+    output_folder(arguments.out)
+    if is_there(attacked) and not attacked.is_dir():
+        raise UserError(
+            f"{shown(attacked)}: expected a folder for the attacks, or nothing; got a file. "
+            "Give another --out, or move it away."
+        )
 
 
 def compare(argv: list[str], usage: Usage) -> int:
@@ -100,9 +147,5 @@ def compare(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(CompareArguments, argv)
     from mjp_privacy.federation.comparison import compare as compare_runs
 
-    if not arguments.runs:
-        raise UserError(
-            "Expected the --out folders of one or more `mjp federate` runs, got none. Name them."
-        )
     print(compare_runs(arguments.runs, arguments.out))
     return DONE

@@ -34,6 +34,8 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
 
     runs: the --out folders of `mjp federate`.
     """
+    if not runs:
+        raise UserError("Expected the --out folders of one or more `mjp federate` runs, got none.")
     for run in runs:
         for name in (RESOLVED, METRICS):
             if not is_there(run / name):
@@ -41,30 +43,28 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     output_folder(out)
     table = comparison_table(runs)
     draw_rounds(runs, out)
-    lines = table.to_csv(index=False)  # pandas takes some paths for addresses
-    write_atomically(out / "comparison.csv", lambda place: place.write_text(lines, "utf-8"))
-    path = out / "table.md"
-    text = markdown(table)
-    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
+    _write(out / "comparison.csv", table.to_csv(index=False))
+    _write(out / "table.md", markdown(table))
     panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
     draw_tradeoff(panels, out / "tradeoff.png", floors=floors)
-    return path
+    return out / "table.md"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a text; pandas would take some paths for addresses."""
+    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
     """A row for each federation, probe and scope, at the last round that was recorded."""
     leakage = leakage_table(runs)
-    rows = []
-    for run in runs:
-        config = plain(stored_config(run))
-        of_run = leakage[leakage["run"] == str(run)]
-        if of_run.empty:
-            continue
-        last = of_run[of_run["round"] == of_run["round"].max()]
-        facts = {**_accuracy(run), "defence": defence_text(config)}
-        rows += [{**record, **facts} for record in last.to_dict("records")]
-    return pd.DataFrame(rows)
+    last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
+    facts = [
+        {"run": str(run), **_accuracy(run), "defence": defence_text(plain(stored_config(run)))}
+        for run in runs
+    ]
+    return last.merge(pd.DataFrame(facts), on="run")
 
 
 def _accuracy(run: Path) -> dict[str, Any]:
@@ -73,14 +73,9 @@ def _accuracy(run: Path) -> dict[str, Any]:
     if not lines:
         return {"top1": math.nan, "top1_low": math.nan, "top1_high": math.nan, "rounds": 0}
     top1, images = lines[-1].val_top1 or 0.0, lines[-1].val_images
-    low, high = wilson(top1 / 100, images)
-    return {
-        "top1": top1,
-        "top1_low": 100 * low,
-        "top1_high": 100 * high,
-        "test_images": images,
-        "rounds": lines[-1].round,
-    }
+    low, high = (100 * bound for bound in wilson(top1 / 100, images))
+    found = {"top1": top1, "top1_low": low, "top1_high": high}
+    return {**found, "test_images": images, "rounds": lines[-1].round}
 
 
 def defence_text(config: Mapping[str, Any]) -> str:
@@ -105,23 +100,20 @@ def markdown(table: pd.DataFrame) -> str:
     heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
     heads += ["unshuffled, 1 upload", "any"]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    keys = ["run", "label", "batch", "steps", "round"]
-    for _, scopes in table.groupby(keys, sort=False):
-        first = scopes.iloc[0]
-        cells = [str(first["label"]), str(first["defence"]), f"{first['batch']}"]
-        cells += [f"{first['steps']}", f"{first['round']}", _top1(first)]
-        cells += [f"{first.get('test_images', 0):.0f}"]
-        for scope in SCOPES:
-            row = scopes[scopes["scope"] == scope].iloc[0]
+    for _, group in table.groupby(["run", "label", "batch", "steps", "round"], sort=False):
+        scopes = group.set_index("scope")
+        first, both = scopes.iloc[0], [scopes.loc[scope] for scope in SCOPES]
+        cells = [first["label"], first["defence"], first["batch"], first["steps"], first["round"]]
+        ends = f"[{first['top1_low']:.1f}, {first['top1_high']:.1f}]"
+        cells.append(DASH if math.isnan(first["top1"]) else f"{first['top1']:.1f} {ends}")
+        cells.append(f"{first.get('test_images', 0):.0f}")
+        for row in both:
+            n, share = int(row["n"]), float(row["success"])
             cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
-            n = int(row["n"])
-            cells += [Share(round(row["success"] * n), n).text(), f"{row['from_100']} of {n}"]
-        cells += [f"{first['floor']:.1f}", f"{first['n']}"]
-        by_scope = scopes.set_index("scope")
-        cells += [f"{by_scope.loc[scope, 'unreached']}" for scope in SCOPES]
-        cells.append(f"{by_scope.loc[SCOPES[1], 'failed']}")
-        cells += [f"{by_scope.loc[scope, 'unshuffled']}" for scope in SCOPES]
-        lines.append(" | ".join(cells))
+            cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
+        cells += [f"{first['floor']:.1f}", first["n"], *(row["unreached"] for row in both)]
+        cells += [both[1]["failed"], *(row["unshuffled"] for row in both)]
+        lines.append(" | ".join(map(str, cells)))
     return "\n".join(f"| {line} |" for line in lines) + "\n\n" + NOTE
 
 
@@ -135,12 +127,6 @@ NOTE = (
     "uploads were attacked. top-1: accuracy of the final weights on unshuffled test images, Wilson "
     "interval over the images; one training run a line.\n"
 )
-
-
-def _top1(row: Any) -> str:
-    if math.isnan(row["top1"]):
-        return DASH
-    return f"{row['top1']:.1f} [{row['top1_low']:.1f}, {row['top1_high']:.1f}]"
 
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
@@ -166,27 +152,16 @@ def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
                 f"{run} holds no {ATTACK} folder: expected the --out of `mjp federate` with "
                 "attacks in its config."
             )
-        for (label, round, batch, steps), lines in _by_round(load_runs([attacked]).lines).items():
+        by_key: dict[tuple[Any, ...], list[Line]] = {}
+        for line in load_runs([attacked]).lines:
+            if "round" in line.cell.other:
+                key = tuple(line.cell.columns[name] for name in KEYS)
+                by_key.setdefault(key, []).append(line)
+        for (label, round, batch, steps), lines in by_key.items():
             shared = {"run": str(run), "label": label, "round": round, "batch": batch}
             for scope in SCOPES:
                 rows.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
     return pd.DataFrame(rows)
-
-
-def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
-    by_key: dict[tuple[Any, ...], list[Line]] = {}
-    for line in lines:
-        if "round" in line.cell.other:
-            key = tuple(line.cell.columns[name] for name in KEYS)
-            by_key.setdefault(key, []).append(line)
-            model, first = line.cell.model.label, by_key[key][0].cell.model.label
-            if model != first:
-                raise UserError(
-                    f"{line.store.root}: {model} and {first} are uploads of the same label, "
-                    "round, batch and steps. Expected one kind of client under a label; give each "
-                    "kind its own label."
-                )
-    return by_key
 
 
 def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
@@ -248,8 +223,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     recovered images, over the rounds.
     """
     table = leakage_table(runs)
-    text = table.to_csv(index=False)  # pandas takes some paths for addresses
-    write_atomically(out / "rounds.csv", lambda path: path.write_text(text, "utf-8"))
+    _write(out / "rounds.csv", table.to_csv(index=False))
     accuracies = {
         run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
         for run in runs

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName, check_client
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import (
     Label,
@@ -26,14 +25,7 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.experiment.config import AttackConfig
-from mjp_privacy.training.config import (
-    Architecture,
-    Initial,
-    Recipe,
-    Storage,
-    TrainingConfig,
-)
-from mjp_privacy.training.config_files import row_of
+from mjp_privacy.training.config import Architecture, Initial, Storage, opened, row_of
 
 Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 """Of rounds, clients, images."""
@@ -81,10 +73,6 @@ class Probe:
     partners: Literal["fixed", "fresh"] = "fixed"
     """fixed: its batches are the same in every round; fresh: they are cut anew from all recorded
     images, which it shuffles before every round but the first."""
-
-    def images_of(self, step: int) -> slice:
-        """The places of a client's images among those of all clients of a round."""
-        return slice(step * self.batch, (step + 1) * self.batch)
 
 
 @schema
@@ -137,13 +125,6 @@ class FederationConfig:
         """What tables call this federation's client."""
         return self.label or self.name
 
-    def training(self) -> TrainingConfig:
-        """The same network and images as the trainer describes them."""
-        batch = Recipe(batch=self.client.batch)
-        return TrainingConfig(
-            self.name, model=self.model, recipe=batch, data=self.data, initial=self.initial
-        )
-
     @property
     def setting(self) -> Literal["a", "c"]:
         """The paper's setting: c where clients shuffle, a where they do not."""
@@ -164,61 +145,57 @@ def plain(config: FederationConfig) -> dict[str, Any]:
 
 
 def load_federation(
-    path: str | Path | Mapping[str, Any],
-    row: str | None = None,
-    *,
-    rounds: int | None = None,
-    **changes: Any,
+    path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
 ) -> FederationConfig:
     """A checked config: a file or mapping, with one of its `rows` laid over its base.
 
-    rounds: another number of them; what is recorded is taken along (`other_rounds`), as in
-    `load_federation("configs/federated/cifar10.yaml", "mjp", rounds=10)`
-    changes: new values of other single fields; None changes nothing
+    changes: new values of single fields; None changes nothing
     """
-    content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
-    where = "the config" if isinstance(path, Mapping) else str(path)
+    content, where = opened(path)
     content = row_of(content, row, where)
-    content.update({key: value for key, value in changes.items() if value is not None})
+    content |= {key: value for key, value in changes.items() if value is not None}
     config = parse(FederationConfig, content, where)
     _check(config, where)
-    return config if rounds is None else with_rounds(config, rounds)
+    return config
 
 
 def _check(config: FederationConfig, where: str) -> None:
     """Refuse values that do not fit together."""
-    check_client(config.client, None, f"{where}, client")
-    clients = config.clients
-    if clients.per_round > clients.number:
-        raise UserError(
-            f"{where}, clients.per_round: expected at most clients.number ({clients.number}), got "
-            f"{clients.per_round}."
-        )
-    if config.gamma and not config.model.unknown_embedding and not config.initial:
-        raise UserError(
-            f"{where}: gamma {config.gamma} shuffles patches, but the model has no unknown "
-            "embedding to take the place of their position embeddings. Set "
-            "model.unknown_embedding: true, or gamma: 0."
-        )
-    if config.client.server_lr:
-        raise UserError(
-            f"{where}, client.server_lr: expected 0, got {config.client.server_lr}: in a "
-            "federation, the server's learning rate is server.lr. Set that."
-        )
-    if config.client.augment == "mixup":
-        raise UserError(
-            f"{where}, client.augment: expected none, flip or crop, got mixup, which would mix "
-            "images of different clients."
-        )
-    longest = longest_probe(config)
-    if late := [r for r in config.record.rounds if r + longest > config.rounds]:
-        raise UserError(
-            f"{where}, record.rounds: a probe's uploads take {longest} of {config.rounds} "
-            f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
-        )
+    client, clients, longest = config.client, config.clients, longest_probe(config)
+    check_client(client, None, f"{where}, client")
+    late = [start for start in config.record.rounds if start + longest > config.rounds]
+    for wrong, field, expected in (
+        (
+            clients.per_round > clients.number,
+            "clients.per_round",
+            f"at most clients.number ({clients.number}), got {clients.per_round}",
+        ),
+        (
+            config.gamma and not config.model.unknown_embedding and not config.initial,
+            "gamma",
+            "0 for a model without an unknown embedding, which takes the place of the position "
+            "embeddings of shuffled patches; or set model.unknown_embedding: true",
+        ),
+        (client.server_lr, "client.server_lr", "0: in a federation that is server.lr"),
+        (
+            client.augment == "mixup",
+            "client.augment",
+            "none, flip or crop; mixup would mix images of different clients",
+        ),
+        (
+            late,
+            "record.rounds",
+            f"rounds in which a probe can begin, whose uploads take {longest} of {config.rounds} "
+            f"rounds; got {late[:1]}",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"{where}, {field}: expected {expected}.")
     for place, probe in enumerate(config.record.probes):
-        client, at = probe_client(config.client, probe), f"{where}, record.probes.{place}"
-        check_client(client, config.record.images, at, f"{where}, record.images")
+        at = f"{where}, record.probes.{place}"
+        check_client(
+            probe_client(client, probe), config.record.images, at, f"{where}, record.images"
+        )
 
 
 def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
@@ -247,22 +224,6 @@ def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
         record=replace(config.record, rounds=tuple(dict.fromkeys(starts))),
         evaluate_every=max(round(config.evaluate_every * share), 1),
     )
-
-
-def what_moved(before: FederationConfig, after: FederationConfig) -> str:
-    """One line on what `with_rounds` changed; empty if nothing but the number of rounds did.
-
-    "records rounds 0, 2, 4 instead of 0, 60, 110; evaluation every 2 instead of 20: --rounds 10 of
-    120"
-    """
-    old, new = (", ".join(map(str, config.record.rounds)) for config in (before, after))
-    values = (
-        (f"records round{'s' if len(after.record.rounds) > 1 else ''}", old, new),
-        ("warm-up", before.server.warmup, after.server.warmup),
-        ("evaluation every", before.evaluate_every, after.evaluate_every),
-    )
-    moved = [f"{name} {now} instead of {was}" for name, was, now in values if now != was]
-    return f"{'; '.join(moved)}: --rounds {after.rounds} of {before.rounds}" if moved else ""
 
 
 def longest_probe(config: FederationConfig) -> int:

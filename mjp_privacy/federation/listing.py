@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated
 
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage, print_json
 from mjp_privacy.core.configs import stock_configs
-from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.registry import Entry, unknown_name
 
 
 @dataclass(frozen=True)
@@ -42,33 +43,17 @@ def list_names(argv: list[str], usage: Usage) -> int:
     return DONE
 
 
-def _attacks() -> Mapping[str, str]:
-    from attacks import ATTACKS, CONTROLS
-
-    return {name: book[name].summary for book in (ATTACKS, CONTROLS) for name in book}
-
-
-def _models() -> Mapping[str, str]:
-    from mjp_privacy.models.zoo import NAMED_MODELS
-
-    others = {
-        "vit_tiny_patch16_224, ...": "timm's ViTs by their names; `.TAG` names weights",
-        "vit_small_patch14_dinov2, ...": "timm's other ViTs: DINOv2, DINOv3, DeiT-III, SigLIP, ...",
-        "--weights hf-hub:ORG/MODEL": "of the hub, or a folder with timm's config.json",
-    }
-    return {name: NAMED_MODELS[name].summary for name in NAMED_MODELS} | others
+def _summaries(*places: str) -> dict[str, str]:
+    """The names of registries, each with its entry's line."""
+    books = [Entry(place).load() for place in places]
+    return {name: book[name].summary for book in books for name in book}
 
 
 def _defenses() -> Mapping[str, str]:
     from mjp_privacy.client.defenses.registry import DEFENSES, defense_class
 
-    return {name: _first_line(defense_class(name)) for name in DEFENSES}
-
-
-def _metrics() -> Mapping[str, str]:
-    from mjp_privacy.metrics import METRICS
-
-    return {name: METRICS[name].summary for name in METRICS}
+    docs = {name: defense_class(name).__doc__ or "" for name in DEFENSES}
+    return {name: doc.strip().splitlines()[0].rstrip(".") for name, doc in docs.items()}
 
 
 def _settings() -> Mapping[str, str]:
@@ -84,7 +69,7 @@ def _settings() -> Mapping[str, str]:
 
 def _engines() -> Mapping[str, str]:
     from mjp_privacy.experiment.engines.options import SUMMARIES
-    from mjp_privacy.federation.campaign import ENGINES
+    from mjp_privacy.federation.commands import ENGINES
 
     attacking = {name: f"mjp attack --engine: {line}" for name, line in SUMMARIES.items()}
     training = {name: f"mjp federate --engine: {ENGINES[name].summary}" for name in ENGINES}
@@ -92,31 +77,26 @@ def _engines() -> Mapping[str, str]:
 
 
 def _configs() -> Mapping[str, str]:
-    """The stock configs, each with the first sentence of its comment."""
-    return {
-        name: _header(file.read_text(encoding="utf-8")) for name, file in stock_configs().items()
-    }
+    """The stock configs, each with the first sentence of the comment that it opens with."""
+    texts = {name: file.read_text(encoding="utf-8") for name, file in stock_configs().items()}
+    return {name: _header(text) for name, text in texts.items()}
 
 
 def _header(text: str) -> str:
-    """The first sentence of the comment that a file opens with."""
-    comment = []
-    for line in text.splitlines():
-        if not line.startswith("#") or line == "#":
-            break
-        comment.append(line.lstrip("# "))
-    return " ".join(comment).split(". ")[0].rstrip(".:")
+    lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
+    return " ".join(line.lstrip("# ") for line in lines).split(". ")[0].rstrip(".:")
 
 
-def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0].rstrip(".")
-
-
+MORE_MODELS = {
+    "vit_tiny_patch16_224, ...": "timm's ViTs by their names; `.TAG` names weights",
+    "vit_small_patch14_dinov2, ...": "timm's other ViTs: DINOv2, DINOv3, DeiT-III, SigLIP, ...",
+    "--weights hf-hub:ORG/MODEL": "of the hub, or a folder with timm's config.json",
+}
 NAMES: Mapping[str, Callable[[], Mapping[str, str]]] = {
-    "models": _models,
-    "attacks": _attacks,
+    "models": lambda: _summaries("mjp_privacy.models.zoo:NAMED_MODELS") | MORE_MODELS,
+    "attacks": lambda: _summaries("attacks:ATTACKS", "attacks:CONTROLS"),
     "defenses": _defenses,
-    "metrics": _metrics,
+    "metrics": lambda: _summaries("mjp_privacy.metrics:METRICS"),
     "settings": _settings,
     "engines": _engines,
     "configs": _configs,

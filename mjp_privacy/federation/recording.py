@@ -7,7 +7,7 @@ never averages these uploads, so training is the same with and without recording
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,10 +64,27 @@ class Recorder:
         self, weights: Mapping[str, Tensor], round: int, only: Collection[str] | None = None
     ) -> None:
         """Write the probes' uploads of a round, or those with these names."""
+        config, task = self.task.config, self.task
         for probe, start, names in self.due(round):
             wanted = names if only is None else [name for name in names if name in only]
-            if wanted:
-                self._record(probe, start, names, weights, round, wanted)
+            if not wanted:
+                continue
+            client = probe_client(config.client, probe)
+            feeding = task.feeding(client)
+            order = feeding.order(task.ids(self.places), round - start)
+            places = [self.places[index] for index in order.tolist()]
+            inputs, model = task.steps(places, client, round), task.with_weights(weights)
+            kept = kept_names(config, model)
+            update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
+            partial = len(kept) < len(_sent_names(config, model))
+            header = header_of(config, client, model, self.folder, partial)
+            plain = feeding.photographs(task.pixels(places), task.ids(places), round)
+            for step, name in enumerate(names):
+                if name in wanted:
+                    own = replace(header, series=name.partition("_at")[0])
+                    images = slice(step * probe.batch, (step + 1) * probe.batch)
+                    sent, fed = update.part(slice(step, step + 1)), inputs[0].part(images)
+                    write_upload(self.folder, name, own, sent, fed, plain[images])
 
     def damaged(self, until: int) -> dict[int, list[str]]:
         """The uploads of rounds before this one that are not there as they were recorded, by
@@ -102,34 +119,6 @@ class Recorder:
             return upload.truth_file() is None
         except UserError:
             return True
-
-    def _record(
-        self,
-        probe: Probe,
-        start: int,
-        names: Sequence[str],
-        weights: Mapping[str, Tensor],
-        round: int,
-        wanted: Collection[str],
-    ) -> None:
-        """Make the probe's uploads of a round, and write those that are wanted."""
-        config, task = self.task.config, self.task
-        client = probe_client(config.client, probe)
-        feeding = task.feeding(client)
-        order = feeding.order(task.ids(self.places), round - start)
-        places = [self.places[index] for index in order.tolist()]
-        inputs, model = task.steps(places, client, round), task.with_weights(weights)
-        kept = kept_names(config, model)
-        update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
-        partial = len(kept) < len(_sent_names(config, model))
-        header = header_of(config, client, model, self.folder, partial)
-        plain = feeding.photographs(task.pixels(places), task.ids(places), round)
-        for step, name in enumerate(names):
-            if name in wanted:
-                own = replace(header, series=name.partition("_at")[0])
-                sent, images = update.part(slice(step, step + 1)), probe.images_of(step)
-                fed = inputs[0].part(images)
-                write_upload(self.folder, name, own, sent, fed, plain[images])
 
 
 def header_of(

@@ -3,7 +3,7 @@
 OUT/federation.json     the resolved config
 OUT/metrics.jsonl       a line for each evaluation: round, top-1, how far the weights moved
 OUT/uploads/            what a curious server wrote down (`uploads/record.py`)
-OUT/attack/             the attacks on these uploads (`campaign.py`)
+OUT/attack/             the attacks on these uploads (`mjp federate`)
 OUT/checkpoint.pt       where the same command goes on after a stop
 OUT/model.safetensors   the final model
 """
@@ -14,11 +14,11 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable, Set
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.core.errors import UserError
@@ -27,16 +27,16 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines, typed
 from mjp_privacy.core.schema import NotNegative, Whole, schema
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.task import ServerState, Task, Weights
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.training.journal import METRICS, Journal
+from mjp_privacy.training.journal import METRICS, Journal, Percent
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
+    LENIENT,
     MODEL,
-    STATE,
+    Checkpoint,
     check_config,
     check_weights,
     export_fault,
@@ -49,8 +49,6 @@ from mjp_privacy.uploads.record import save_weights
 # what its folder holds ----------------------------------------------------------------------------
 
 UPLOADS, ATTACK, RESOLVED = "uploads", "attack", "federation.json"
-AFTER_TRAINING = ("attacks",)
-"""Fields of a config that decide nothing of the training."""
 CONFIG = FileKind(
     "the config that `mjp federate` wrote", "Give another --out, or delete this folder.", 1 << 20
 )
@@ -58,7 +56,6 @@ LINES = FileKind(
     "a line for each evaluation, as `mjp federate` writes them",
     "Delete the line that is wrong; the others still hold.",
 )
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 
 
 @schema
@@ -73,22 +70,11 @@ class Evaluation:
     timing: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class StoredServer:
-    """The server's optimiser in a checkpoint."""
-
-    step: Whole
-    first: dict[str, Any]
-    second: dict[str, Any]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class StoredState:
+@dataclass(frozen=True, config=LENIENT, kw_only=True)
+class FederationCheckpoint(Checkpoint):
     """A checkpoint of a federation: its round, its weights, the server's optimiser."""
 
-    step: Whole
-    model: dict[str, Any]
-    optimizer: StoredServer
+    optimizer: ServerState
     seconds: NotNegative
 
 
@@ -98,8 +84,8 @@ def stored_config(folder: Path) -> FederationConfig:
 
 
 def training_part(config: FederationConfig) -> dict[str, Any]:
-    """The config without what decides nothing of the training."""
-    return {name: value for name, value in plain(config).items() if name not in AFTER_TRAINING}
+    """The config without its attacks, which decide nothing of the training."""
+    return plain(replace(config, attacks=()))
 
 
 def evaluations(folder: Path) -> list[Evaluation]:
@@ -179,9 +165,9 @@ class Federation:
         self._started = time.monotonic()
         self.recorder.record(self.weights, self.round)
 
-    def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
-        """The server's step on a round's uploads, each with its number of images; then evaluate,
-        save and report where it is time to."""
+    def advance(self, uploads: Iterable[ClientUpdate]) -> None:
+        """The server's step on a round's uploads; then evaluate, save and report where it is time
+        to."""
         before = self.weights
         self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
         self.round += 1
@@ -245,9 +231,8 @@ class Federation:
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must agree with for the run to go on from it."""
-        task, initial = self.task, self.config.initial
-        file = Path(initial.checkpoint) if initial else None
-        return identity_of(training_part(self.config), task.train, task.test, file)
+        part, initial = training_part(self.config), self.config.initial
+        return identity_of(part, self.task.train, self.task.test, initial)
 
     def save(self) -> None:
         """Write a checkpoint that the same command goes on from."""
@@ -262,16 +247,12 @@ class Federation:
 
     def _resume(self) -> None:
         evaluations(self.out)  # a damaged line is told before anything is computed
-        state = load_checkpoint(self.out, self._identity(), without=AFTER_TRAINING)
-        if state is not None:
-            path, device = self.out / CHECKPOINT, self.task.device
-            stored = typed(state, path, STATE, StoredState)
-            if stored.step > self.config.rounds:
-                got = f"round {stored.step} of {self.config.rounds} rounds"
-                raise STATE.refusal(path, got, "step")
+        identity, rounds = self._identity(), self.config.rounds
+        stored = load_checkpoint(self.out, identity, FederationCheckpoint, rounds)
+        if stored is not None:
+            path, server, device = self.out / CHECKPOINT, stored.optimizer, self.task.device
             like = {name: weight.cpu() for name, weight in self.weights.items()}
             check_weights(stored.model, like, path, "model")
-            server = stored.optimizer
             for moments in (server.first, server.second):  # of what clients send, maybe a part
                 known = {name: like[name] for name in like if name in moments}
                 check_weights(moments, known, path, "optimizer")
@@ -333,8 +314,7 @@ def federate(
 
     `federate(load_federation("configs/federated/quick.yaml"), "cifar10-train.zip", "out")`.
     """
-    task = Task.from_config(config, data, val, pick_device(device))
-    keep_apart(out, {"--data": data, "--val": val})
+    task = Task(config, data, val, pick_device(device))
     folder = output_folder(Path(out))
     with lock(folder):
         return Federation(task, folder).run()

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -31,42 +32,46 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.batches import Examples, decode_all, find_examples
-from mjp_privacy.training.config import Architecture
+from mjp_privacy.training.config import Recipe, TrainingConfig
 
 TEST_BATCH = 250
 IMAGES_TOGETHER = 32  # images differentiated at once; bounds the memory
 
+Weights = dict[str, Tensor]
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Adam's moments; empty before the first step and with plain SGD."""
+
+    step: int = 0
+    first: Mapping[str, Tensor] = field(default_factory=dict)
+    second: Mapping[str, Tensor] = field(default_factory=dict)
+
 
 class Task:
-    """One federation's images, clients and network; `parts` are each client's places in `train`."""
+    """One federation's images, clients and network; `parts` are each client's places in `train`.
+
+    data, val: training images, and test images, as in `federation_images`
+    """
 
     def __init__(
         self,
         config: FederationConfig,
-        train: Examples,
-        test: Examples | None,
-        device: torch.device,
+        data: str | Path,
+        val: str | Path | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
-        self.config, self.device = config, device
+        self.config, self.device = config, torch.device(device)
+        train, test = federation_images(config, data, val)
         self.train = train.drawn(config.train_images, config.seed)
         self.test = None if test is None else test.drawn(config.test_images, config.seed)
-        self.model = _initial_model(config).to(device)
+        self.model = _initial_model(config).to(self.device)
         side = config.model.img_size
         self.images = decode_all(self.train, side)
         self.test_images = None if self.test is None else decode_all(self.test, side, "test")
         self.parts = self._split()
-
-    @classmethod
-    def from_config(
-        cls,
-        config: FederationConfig,
-        data: str | Path,
-        val: str | Path | None = None,
-        device: str | torch.device = "cpu",
-    ) -> Task:
-        """With the images at `data`, in any layout that the trainer takes, or `embedded`; `val`:
-        test images."""
-        return cls(config, *federation_images(config, data, val), torch.device(device))
 
     def _split(self) -> list[list[int]]:
         clients, labels, seed = self.config.clients, self.train.labels, self.config.seed
@@ -98,18 +103,33 @@ class Task:
         self,
         weights: Mapping[str, Tensor],
         state: ServerState,
-        uploads: Iterable[tuple[ClientUpdate, int]],
+        uploads: Iterable[ClientUpdate],
         round: int,
     ) -> tuple[Weights, ServerState]:
-        """The weights and the optimiser's state after the server's step on a round's uploads."""
-        return server_step(
-            self.config.server, weights, state, uploads, round=round, rounds=self.config.rounds
-        )
+        """The weights and the optimiser's state after the server's step on a round's uploads.
+
+        Nothing is changed in place; weights that no client uploaded are passed on as they are.
+        """
+        server, step = self.config.server, state.step + 1
+        rate, adam = learning_rate(server, round, self.config.rounds), server.optimizer == "adam"
+        moved, first, second = dict(weights), dict(state.first), dict(state.second)
+        for name, gradient in mean_gradient(uploads).items():
+            moment = gradient
+            if adam:
+                zero = torch.zeros_like(gradient)
+                first[name] = BETAS[0] * first.get(name, zero) + (1 - BETAS[0]) * gradient
+                second[name] = (
+                    BETAS[1] * second.get(name, zero) + (1 - BETAS[1]) * gradient.square()
+                )
+                moment = first[name] / (1 - BETAS[0] ** step)
+                moment = moment / ((second[name] / (1 - BETAS[1] ** step)).sqrt() + EPSILON)
+            moved[name] = weights[name] - rate * (moment + server.weight_decay * weights[name])
+        return moved, ServerState(step, first, second) if adam else state
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> float:
         """Top-1 in percent on the test images, unshuffled."""
-        if self.test is None or self.test_images is None:
-            raise UserError("--val: expected test images to evaluate on, got none.")
+        assert self.test is not None
+        assert self.test_images is not None
         model = self.with_weights(weights)
         labels = torch.tensor(self.test.labels)
         right = 0
@@ -120,10 +140,8 @@ class Task:
 
     # clients ----------------------------------------------------------------------------------
 
-    def round_uploads(
-        self, weights: Mapping[str, Tensor], round: int
-    ) -> Iterator[tuple[ClientUpdate, int]]:
-        """What the server averages in a round: uploads, each with its number of images.
+    def round_uploads(self, weights: Mapping[str, Tensor], round: int) -> Iterator[ClientUpdate]:
+        """What the server averages in a round.
 
         Where clients send their gradients unaltered, it is a single upload with their mean, which
         takes a third of the time; otherwise every client's own.
@@ -131,13 +149,13 @@ class Task:
         clients = self.participants(round)
         client = self.config.client
         if client.defenses or client.position_noise or client.upload != "gradient":
-            for update in self.client_updates(weights, clients, round):
-                yield update, client.batch
+            yield from self.client_updates(weights, clients, round)
             return
         places = [place for number in clients for place in self.drawn(number, round)]
         trainer = FedSGDClient(self.with_weights(weights), client)
         mean = trainer.mean_gradient(self.inputs(places, client, round))
-        yield ClientUpdate({name: g.unsqueeze(0) for name, g in mean.items()}), len(places)
+        grads = {name: gradient.unsqueeze(0) for name, gradient in mean.items()}
+        yield ClientUpdate(grads, batch=len(places))
 
     def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
         """The whole upload of one client in one round; its leading axis is 1."""
@@ -200,43 +218,31 @@ class Task:
     def with_weights(self, weights: Mapping[str, Tensor]) -> LoadedModel:
         """A new network that holds a copy of these weights."""
         model = copy.deepcopy(self.model)
-        parameters = dict(model.named_parameters())
-        if absent := [name for name in parameters if name not in weights]:
-            raise UserError(
-                f"The weights lack {', '.join(absent[:3])}: expected every parameter of the "
-                "federation's model."
-            )
         with torch.no_grad():
-            for name, parameter in parameters.items():
+            for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         return model
 
 
 def _initial_model(config: FederationConfig) -> LoadedModel:
-    """The network before round 0, with the fixed positions and the adapters that clients have."""
-    drawn: dict[str, Any] = (
-        {} if config.initial else {"seed": config.seed, "resize": config.model.img_size}
-    )
-    model, adapters = load_model(**network(config), **drawn), config.client.adapters
-    if config.client.positions == "sinusoidal":
-        model = with_sinusoidal_positions(model)
-    return model if adapters is None else with_adapters(model, adapters, config.seed)
-
-
-def network(config: FederationConfig) -> dict[str, Any]:
-    """The federation's network before round 0, as options of `load_model` and `outline_model`:
-    random, or that of `initial` with E_unk at the mean position."""
-    shape, initial = config.model, config.initial
-    left_out = ("drop_path", "position_embedding")
-    names = (name for name in Architecture.__dataclass_fields__ if name not in left_out)
-    fields: dict[str, Any] = {name: getattr(shape, name) for name in names}
+    """The network before round 0: random, or that of `initial` with E_unk at the mean position;
+    with the fixed positions and the adapters that clients have."""
+    shape, initial, adapters = config.model, config.initial, config.client.adapters
+    fields: dict[str, Any] = {field.name: getattr(shape, field.name) for field in fields_of(shape)}
+    del fields["drop_path"], fields["position_embedding"]
     if shape.position_embedding == "none":
         fields["position_embedding"] = "strict"
     if initial is None:
-        return {"name": None, "checkpoint": RANDOM, **fields}
-    fields |= {"dal": None, "unknown_embedding": shape.unknown_embedding or None}
-    own = {"name": initial.model, "checkpoint": initial.checkpoint}
-    return {**own, "unknown_init": "mean_position", **fields}
+        start = {"name": None, "checkpoint": RANDOM}
+        fields |= {**start, "seed": config.seed, "resize": shape.img_size}
+    else:
+        start = {"name": initial.model, "checkpoint": initial.checkpoint}
+        unknown = {"unknown_embedding": shape.unknown_embedding or None}
+        fields |= {**start, **unknown, "dal": None, "unknown_init": "mean_position"}
+    model = load_model(**fields)
+    if config.client.positions == "sinusoidal":
+        model = with_sinusoidal_positions(model)
+    return model if adapters is None else with_adapters(model, adapters, config.seed)
 
 
 def federation_images(
@@ -244,34 +250,35 @@ def federation_images(
 ) -> tuple[Examples, Examples | None]:
     """Labelled training images, and test images if there are any.
 
-    data: any layout that the trainer takes, or `embedded`; val: the same, None: no test images
+    data: any layout that the trainer takes, or `embedded`: crops of the photographs that every
+    installation has, each of which is a class; val: the same, None: no test images
     """
     if str(data) != EMBEDDED:
-        return find_examples(config.training(), Path(data), Path(val) if val else None)
+        alike = TrainingConfig(
+            config.name,
+            model=config.model,
+            recipe=Recipe(batch=config.client.batch),
+            data=config.data,
+        )
+        return find_examples(alike, Path(data), Path(val) if val else None)
     if val and str(val) != EMBEDDED:
         raise UserError(
             f"--val: expected none or {EMBEDDED} beside --data {EMBEDDED}, whose classes are its "
             f"photographs, got {val}. Leave --val out, or give both as class folders."
         )
-    train = labelled_photographs(config.model.num_classes)
-    return train, train if val else None
-
-
-def labelled_photographs(classes: int) -> Examples:
-    """20 crops of the six photographs that every installation has; a crop's class is its
-    photograph. classes: how many the model tells apart."""
     source = embedded_images()
     names = sorted({str(record.group) for record in source.records})
-    if classes < len(names):
+    if config.model.num_classes < len(names):
         raise UserError(
             f"--data {EMBEDDED} holds {len(names)} photographs, each a class: expected "
-            f"model.num_classes of {len(names)} or more, got {classes}. Set it in the config."
+            f"model.num_classes of {len(names)} or more, got {config.model.num_classes}."
         )
     records = (
         replace(record, label=names.index(str(record.group)), label_source="folder")
         for record in source.records
     )
-    return Examples(source, tuple(records))
+    train = Examples(source, tuple(records))
+    return train, train if val else None
 
 
 def data_path(path: str | Path) -> str:
@@ -287,7 +294,7 @@ def iid(labels: Sequence[int], clients: int, *, seed: int) -> list[list[int]]:
 
     Clients differ by at most one image; labels play no part.
     """
-    order = _generator("iid", seed).permutation(len(labels))
+    order = np.random.default_rng(derive_seed("partition", "iid", seed)).permutation(len(labels))
     return [sorted(order[client::clients].tolist()) for client in range(clients)]
 
 
@@ -299,7 +306,7 @@ def dirichlet(
     Every class is dealt out by shares from Dirichlet(alpha, ..., alpha): a small alpha gives each
     client few classes. Drawn again until every client has `least` images.
     """
-    generator = _generator("dirichlet", seed)
+    generator = np.random.default_rng(derive_seed("partition", "dirichlet", seed))
     kinds = np.asarray(labels)
     for _ in range(MOST_DRAWS):
         parts: list[list[int]] = [[] for _ in range(clients)]
@@ -318,30 +325,11 @@ def dirichlet(
     )
 
 
-def _generator(kind: str, seed: int) -> np.random.Generator:
-    return np.random.default_rng(derive_seed("partition", kind, seed))
-
-
-Weights = dict[str, Tensor]
-BETAS, EPSILON = (0.9, 0.999), 1e-8
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """Adam's moments; empty before the first step and with plain SGD."""
-
-    step: int = 0
-    first: Mapping[str, Tensor] = field(default_factory=dict)
-    second: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
-    """The mean of the uploads by parameter name, weighted by images.
-
-    uploads: each with its number of images; only one is in memory at a time.
-    """
+def mean_gradient(uploads: Iterable[ClientUpdate]) -> Weights:
+    """The mean of the uploads by parameter name, weighted by the images of their steps; only one
+    upload is in memory at a time."""
     total, mean, first = 0, dict[str, Tensor](), None
-    for update, images in uploads:
+    for update in uploads:
         kind = (update.kind, tuple(sorted(update.grads)))
         first = first or kind
         if kind != first:
@@ -349,11 +337,11 @@ def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
                 "The clients of a round sent uploads of different kinds or parameters. Expected "
                 "the same kind (gradient or weight_difference) and the same names from each."
             )
-        weight = images if update.kind == "gradient" else -images
+        weight = update.batch if update.kind == "gradient" else -update.batch
         for name, gradient in update.grads.items():
             part = gradient[0] * weight
             mean[name] = mean[name].add_(part) if name in mean else part
-        total += images
+        total += update.batch
     if not total:
         raise UserError("No client sent an upload in this round: expected at least one.")
     return {name: tensor.div_(total) for name, tensor in mean.items()}
@@ -366,32 +354,3 @@ def learning_rate(server: Server, round: int, rounds: int) -> float:
     if server.schedule == "constant":
         return server.lr
     return server.lr * (1 + math.cos(math.pi * round / rounds)) / 2
-
-
-def server_step(
-    server: Server,
-    weights: Mapping[str, Tensor],
-    state: ServerState,
-    uploads: Iterable[tuple[ClientUpdate, int]],
-    *,
-    round: int,
-    rounds: int,
-) -> tuple[Weights, ServerState]:
-    """The weights and the optimiser's state after a round.
-
-    Nothing is changed in place; weights that no client uploaded are passed on as they are.
-    """
-    mean = mean_gradient(uploads)
-    rate = learning_rate(server, round, rounds)
-    adam, moved = server.optimizer == "adam", dict(weights)
-    first, second = dict(state.first), dict(state.second)
-    for name, gradient in mean.items():
-        step = gradient
-        if adam:
-            zero = torch.zeros_like(gradient)
-            first[name] = BETAS[0] * first.get(name, zero) + (1 - BETAS[0]) * gradient
-            second[name] = BETAS[1] * second.get(name, zero) + (1 - BETAS[1]) * gradient.square()
-            step = first[name] / (1 - BETAS[0] ** (state.step + 1))
-            step = step / ((second[name] / (1 - BETAS[1] ** (state.step + 1))).sqrt() + EPSILON)
-        moved[name] = weights[name] - rate * (step + server.weight_decay * weights[name])
-    return moved, ServerState(state.step + 1, first, second) if adam else state

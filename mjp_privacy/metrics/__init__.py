@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
-    from mjp_privacy.metrics.lpips import backbone as lpips_backbone
+    from mjp_privacy.metrics.lpips import lpips_backbone as lpips_backbone
     from mjp_privacy.metrics.scores import METRICS as METRICS
     from mjp_privacy.metrics.scores import References as References
     from mjp_privacy.metrics.scores import prepare as prepare
     from mjp_privacy.metrics.scores import score as score
 
-__all__ = ["METRICS", "References", "lpips_backbone", "prepare", "score"]
+SCORES = ("METRICS", "References", "prepare", "score")
 
 __getattr__ = imported_on_use(
     __name__,
     {
-        "METRICS": "mjp_privacy.metrics.scores",
-        "References": "mjp_privacy.metrics.scores",
-        "lpips_backbone": "mjp_privacy.metrics.scores",
-        "prepare": "mjp_privacy.metrics.scores",
-        "score": "mjp_privacy.metrics.scores",
+        **dict.fromkeys(SCORES, "mjp_privacy.metrics.scores"),
+        "lpips_backbone": "mjp_privacy.metrics.lpips",
     },
 )

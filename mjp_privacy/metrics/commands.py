@@ -42,52 +42,36 @@ def score(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(ScoreArguments, argv)
     import torch
 
-    from mjp_privacy.metrics.folders import (
-        failures,
-        means,
-        pair_folders,
-        score_pairs,
-        table,
-        write_csv,
-    )
-    from mjp_privacy.metrics.scores import METRICS, lpips_backbone
+    from mjp_privacy.metrics import folders
+    from mjp_privacy.metrics.lpips import lpips_backbone
+    from mjp_privacy.metrics.scores import METRICS
 
     out, device = arguments.out, arguments.device
+    reference, reconstruction = arguments.reference, arguments.reconstruction
     if out.is_dir():
         raise UserError(
             f"Expected a file for --out, got the folder {shown(out)}. Give {shown(out)}/scores.csv."
         )
-    keep_apart(
-        out, {"--reference": arguments.reference, "--reconstruction": arguments.reconstruction}
-    )
+    keep_apart(out, {"--reference": reference, "--reconstruction": reconstruction})
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    pairs, missing = pair_folders(
-        arguments.reconstruction, arguments.reference, allow_missing=arguments.allow_missing
+    pairs, missing = folders.pair_folders(
+        reconstruction, reference, allow_missing=arguments.allow_missing
     )
     output_file(out)
-    rows = score_pairs(pairs, arguments.metrics or list(METRICS), place)
-    write_atomically(out, lambda temporary: write_csv(temporary, rows))
-    failed, found = failures(rows), means(rows)
+    rows = folders.score_pairs(pairs, arguments.metrics or list(METRICS), place)
+    write_atomically(out, lambda temporary: folders.write_csv(temporary, rows))
+    failed, found = folders.failures(rows), folders.means(rows)
     if arguments.json:
-        print_json(
-            "score",
-            {
-                "means": found,
-                "rows": len(rows),
-                "file": out,
-                "without_partner": missing,
-                "lpips_backbone": lpips_backbone(),
-                "remark": pairs[0].altered.remark or None,
-                "failed": failed,
-            },
-        )
-        return report_failed(failed, "images not scored; rows say why")
-    print(table(found))
-    if any(row.metric == "lpips" for row in rows):
-        print(f"LPIPS backbone: {lpips_backbone()}.")
-    if pairs[0].altered.remark:
-        print(pairs[0].altered.remark)
-    if arguments.allow_missing:
-        print(f"Images without a partner, not scored: {missing}.")
-    print(f"{len(rows)} rows in {shown(out)}")
+        content = {"means": found, "rows": len(rows), "file": out, "without_partner": missing}
+        content |= {"lpips_backbone": lpips_backbone(), "failed": failed}
+        print_json("score", {**content, "remark": pairs[0].altered.remark or None})
+    else:
+        print(folders.table(found))
+        if (rows["metric"] == "lpips").any():
+            print(f"LPIPS backbone: {lpips_backbone()}.")
+        if pairs[0].altered.remark:
+            print(pairs[0].altered.remark)
+        if arguments.allow_missing:
+            print(f"Images without a partner, not scored: {missing}.")
+        print(f"{len(rows)} rows in {shown(out)}")
     return report_failed(failed, "images not scored; rows say why")

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mjp_privacy.metrics.resampling import far_larger, flipped_sums_with_few_drawn
-from mjp_privacy.metrics.statistics import PSNR_CAP, SEED, Floats, bootstrap_interval
+from mjp_privacy.metrics.statistics import (
+    PSNR_CAP,
+    SEED,
+    Floats,
+    bootstrap_interval,
+    group_sums,
+)
 
 FLIPS = 10_000
 MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn
@@ -58,8 +64,14 @@ def paired_test(
 
         paired_test([30.0, inf, 25.0], [20.0, inf, 24.0]).mean  # 3.67
     """
-    of_images = _differences(first, second, groups, cap)
-    differences = _of_photographs(of_images, groups)
+    a, b = (np.minimum(np.asarray(side, dtype=np.float64), cap) for side in (first, second))
+    if not len(a) == len(b) == len(a if groups is None else groups):
+        raise ValueError("first, second and groups must have one entry per image")
+    of_images: Floats = a - b
+    if not np.isfinite(of_images).all():
+        raise ValueError("scores must be finite after the cap: leave out images without a score")
+    sums, sizes = group_sums(of_images, groups)
+    differences = sums / sizes
     n = len(differences)
     if not n:
         nan = math.nan
@@ -80,28 +92,6 @@ def paired_test(
         p_flips=p_flips,
         smallest_p_flips=smallest,
     )
-
-
-def _differences(
-    first: Sequence[float] | Floats,
-    second: Sequence[float] | Floats,
-    groups: Sequence[str] | None,
-    cap: float,
-) -> Floats:
-    a, b = (np.minimum(np.asarray(side, dtype=np.float64), cap) for side in (first, second))
-    if not len(a) == len(b) == len(a if groups is None else groups):
-        raise ValueError("first, second and groups must have one entry per image")
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("scores must be finite after the cap: leave out images without a score")
-    return np.asarray(a - b)
-
-
-def _of_photographs(differences: Floats, groups: Sequence[str] | None) -> Floats:
-    """The mean difference of each photograph's images."""
-    if groups is None:
-        return differences
-    _, of_image = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    return np.asarray(np.bincount(of_image, differences) / np.bincount(of_image))
 
 
 def signed_ranks(differences: Floats) -> Floats:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 from rich.console import Console
@@ -17,15 +16,15 @@ from rich.progress import track
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import formula_free, shown
+from mjp_privacy.core.text import first_of, formula_free, shown
 from mjp_privacy.data.decoding import Altered, ImageError, decoded
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import arrow
 from mjp_privacy.metrics.scores import METRICS, Key, chosen_keys
 from mjp_privacy.metrics.scores import score as scores_of
-from mjp_privacy.metrics.statistics import PSNR_CAP, bootstrap_interval
+from mjp_privacy.metrics.statistics import PSNR_CAP, Floats, bootstrap_interval
 
-SHOWN = 20  # most lines of a list in an error message
+SHOWN = 10  # most names of a list in an error message
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,18 @@ class Pair:
         UserError where one cannot be read, or where they differ in size.
         """
         pictures = self._decoded(self.reconstructions), self._decoded(self.references)
-        (width, height), (wanted_width, wanted_height) = (picture.size for picture in pictures)
-        if (width, height) != (wanted_width, wanted_height):
-            raise UserError(
-                f"{shown(self.reconstructions.path / self.name)}: expected "
-                f"{wanted_height}×{wanted_width} pixels as in "
-                f"{shown(self.references.path / self.name)}, got {height}×{width}"
+        got, wanted = (f"{picture.height}×{picture.width}" for picture in pictures)
+        if got != wanted:
+            raise ImageError(
+                f"expected {wanted} pixels as in {shown(self.references.path / self.name)}, got "
+                f"{got}",
+                shown(self.reconstructions.path / self.name),
             )
-        return _pixels(pictures[0]), _pixels(pictures[1])
+        left, right = (
+            torch.from_numpy(np.asarray(picture).transpose(2, 0, 1)[None] / 255)
+            for picture in pictures
+        )
+        return left, right
 
     def _decoded(self, files: Files) -> Image.Image:
         where = shown(files.path / self.name)
@@ -77,8 +80,8 @@ def pair_folders(
     if missing and not allow_missing:
         raise UserError(
             "Expected every image in both folders under the same name, extension included. "
-            f"Missing:{_listing(missing)}\nSupply or rename them, or add --allow-missing to score "
-            "the rest."
+            f"Missing: {first_of([*map(shown, missing)], SHOWN)}. Supply or rename them, or add "
+            "--allow-missing to score the rest."
         )
     altered = Altered()
     pairs = [Pair(name, *folders, altered) for name in sorted(left & right)]
@@ -90,91 +93,56 @@ def pair_folders(
     return pairs, len(missing)
 
 
-def _pixels(picture: Image.Image) -> Tensor:
-    return torch.from_numpy(np.asarray(picture).transpose(2, 0, 1)[None] / 255)
-
-
-def _listing(lines: Sequence[str]) -> str:
-    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n  ".join(["", *map(shown, lines[:SHOWN]), *more])
-
-
 # ------------------------------------------------------------------------------------------------
 # Scores of pairs of image files: the rows of `mjp score`, their CSV and the table of means.
 
 OK, FAILED = "ok", "failed"
+COLUMNS = ("image", "metric", "variant", "value", "status", "reason")
 
 
-class Row(NamedTuple):
-    """One line of the CSV; of a pair that cannot be scored the value is empty."""
-
-    image: str
-    metric: str
-    variant: str
-    value: float
-    status: str = OK
-    reason: str = ""
-
-
-def score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> list[Row]:
+def score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> pd.DataFrame:
     """A row for every pair and metric, also for those that cannot be scored, with the reason.
 
     UserError if none can be.
     """
     keys = chosen_keys(metrics)
-    rows: list[Row] = []
     console = Console(stderr=True)
-    for pair in track(pairs, "Scoring", console=console, disable=not console.is_terminal):
-        rows += _rows(pair, keys, device)
-    if all(row.status == FAILED for row in rows):
+    followed = track(pairs, "Scoring", console=console, disable=not console.is_terminal)
+    rows = pd.DataFrame(
+        [(pair.name, *row) for pair in followed for row in _scored(pair, keys, device)],
+        columns=list(COLUMNS),
+    )
+    if (rows["status"] == FAILED).all():
         raise UserError(
-            f"None of the {len(pairs)} pairs can be scored; the first is {shown(rows[0].image)}: "
-            f"{rows[0].reason}. Expected pairs of readable images of the same size."
+            f"None of the {len(pairs)} pairs can be scored; the first is "
+            f"{shown(rows['image'][0])}: {rows['reason'][0]}. Expected pairs of readable images of "
+            "the same size."
         )
     return rows
 
 
-def _rows(pair: Pair, keys: Sequence[Key], device: str) -> list[Row]:
+def _scored(pair: Pair, keys: Sequence[Key], device: str) -> list[tuple[str, str, float, str, str]]:
+    """What stands behind the pair's name in its rows."""
     try:
-        images = pair.read()
+        scores = scores_of(*pair.read(), metrics=keys, device=device)
+        return [(*key, float(scores[key][0]), OK, "") for key in keys]
     except (UserError, MemoryError) as error:
-        return [_failed(pair, key, error) for key in keys]
-    names = ["/".join(key) for key in keys]
-    try:
-        scores = scores_of(*images, metrics=names, device=device)
-        return [Row(pair.name, *key, float(scores[key][0])) for key in keys]
-    except (UserError, MemoryError):  # of one metric: pictures too small for it
-        return [_row(pair, images, key, device) for key in keys]
+        if len(keys) > 1 and not isinstance(error, ImageError):  # pictures too small for a metric
+            return [row for key in keys for row in _scored(pair, [key], device)]
+        reason = str(error) or "needs more memory than there is"
+        return [(*key, math.nan, FAILED, reason) for key in keys]
 
 
-def _row(pair: Pair, images: tuple[Tensor, Tensor], key: Key, device: str) -> Row:
-    try:
-        scores = scores_of(*images, metrics=[key], device=device)
-    except (UserError, MemoryError) as error:
-        return _failed(pair, key, error)
-    return Row(pair.name, *key, float(scores[key][0]))
-
-
-def _failed(pair: Pair, key: Key, error: Exception) -> Row:
-    reason = str(error) or "needs more memory than there is"
-    return Row(pair.name, *key, math.nan, FAILED, reason)
-
-
-def failures(rows: Sequence[Row]) -> dict[str, str]:
+def failures(rows: pd.DataFrame) -> dict[str, str]:
     """The reason by image, of images without one score or more."""
-    return {row.image: row.reason for row in reversed(rows) if row.status == FAILED}
+    failed = rows[rows["status"] == FAILED].drop_duplicates("image")
+    return dict(zip(failed["image"], failed["reason"], strict=True))
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
+def write_csv(path: Path, rows: pd.DataFrame) -> None:
     """Write the rows, values at full precision; no text a formula."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        for row in rows:
-            value = row.value if row.status == OK else ""
-            writer.writerow(
-                [formula_free(row.image), *row[1:3], value, row.status, formula_free(row.reason)]
-            )
+    texts = {name: rows[name].map(formula_free) for name in ("image", "reason")}
+    rows.assign(**texts).to_csv(path, index=False, lineterminator="\n")
 
 
 @dataclass(frozen=True)
@@ -191,17 +159,17 @@ class Mean:
     better_for_privacy: str  # higher or lower
 
 
-def means(rows: Sequence[Row]) -> list[Mean]:
+def means(rows: pd.DataFrame) -> list[Mean]:
     """Mean, interval and number of images for each metric."""
-    scored = [row for row in rows if row.status == OK]
-    found = []
-    for key in dict.fromkeys((row.metric, row.variant) for row in scored):
-        values = np.array([row.value for row in scored if (row.metric, row.variant) == key])
-        exact = int(np.isinf(values).sum()) if key[0] == "psnr" else None
-        values = values if exact is None else np.minimum(values, PSNR_CAP)
+    scored, found = rows[rows["status"] == OK], []
+    for (metric, variant), own in scored.groupby(["metric", "variant"], sort=False)["value"]:
+        values: Floats = own.to_numpy(np.float64)
+        exact = int(np.isinf(values).sum()) if metric == "psnr" else None
+        values = np.minimum(values, math.inf if exact is None else PSNR_CAP)
         low, high = bootstrap_interval(values)
-        better = "lower" if METRICS["/".join(key)].higher_is_better else "higher"
-        found.append(Mean(*key, float(values.mean()), low, high, len(values), exact, better))
+        better = "lower" if METRICS[f"{metric}/{variant}"].higher_is_better else "higher"
+        mean = float(values.mean())
+        found.append(Mean(metric, variant, mean, low, high, len(values), exact, better))
     return found
 
 

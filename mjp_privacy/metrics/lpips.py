@@ -71,7 +71,7 @@ def alexnet_layers(images: Tensor) -> list[Tensor]:
     return layers
 
 
-def backbone() -> str:
+def lpips_backbone() -> str:
     """Which AlexNet weights are used on this machine, in words."""
     return _backbone()[0]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Registry, unknown_name
 from mjp_privacy.metrics.lpips import Lpips
-from mjp_privacy.metrics.lpips import backbone as lpips_backbone
 from mjp_privacy.metrics.pictures import (
     Measure,
     Metric,
@@ -165,8 +164,6 @@ def _other(variant: Variant) -> Variant:
     return "standard" if variant == "paper" else "paper"
 
 
-__all__ = ["METRICS", "References", "lpips_backbone", "prepare", "score"]
-
 Images = Tensor | npt.NDArray[Any]
 Names = Iterable[str | tuple[str, str]]
 Scores = dict[Key, npt.NDArray[np.float64]]
@@ -181,53 +178,34 @@ SLACK = 1e-6  # how far rounding may carry a pixel out of [0, 1]
 def _register(
     name: str,
     summary: str,
+    measures: Mapping[Variant, Measure],
     *,
     higher_is_better: bool,
-    paper: Measure,
-    standard: Measure,
     finish: Callable[[Tensor], Tensor] = unchanged,
 ) -> None:
-    paper_metric = Metric(name, "paper", higher_is_better, paper, summary, finish)
-    METRICS.register(f"{name}/paper", paper_metric)
-    metric = Metric(name, "standard", higher_is_better, standard, summary, finish)
-    METRICS.register(f"{name}/standard", metric)
+    for variant, measure in measures.items():
+        metric = Metric(name, variant, higher_is_better, measure, summary, finish)
+        METRICS.register(f"{name}/{variant}", metric)
 
 
-_register(
-    "mse",
-    "mean squared error of pixels",
-    higher_is_better=True,
-    paper=SquaredError(),
-    standard=SquaredError(),
-)
-_register(
-    "fft2d",
-    "distance of 2-D spectra, a cosine with (standard) or without (paper) conjugation",
-    higher_is_better=True,
-    paper=SpectralCosine(conjugate=False),
-    standard=SpectralCosine(conjugate=True),
-)
-_register(
-    "psnr",
-    "peak signal-to-noise ratio, dB",
-    higher_is_better=False,
-    paper=SquaredError(),
-    standard=SquaredError(),
-    finish=decibels,
-)
+SAME: Mapping[Variant, Measure] = {"paper": SquaredError(), "standard": SquaredError()}
+PADDED, INSIDE = (StructuralSimilarity(zero_padded=padded) for padded in (True, False))
+PLAIN, CONJUGATE = (SpectralCosine(conjugate=conjugate) for conjugate in (False, True))
+FFT2D = "distance of 2-D spectra, a cosine with (standard) or without (paper) conjugation"
+_register("mse", "mean squared error of pixels", SAME, higher_is_better=True)
+_register("fft2d", FFT2D, {"paper": PLAIN, "standard": CONJUGATE}, higher_is_better=True)
+_register("psnr", "peak signal-to-noise ratio, dB", SAME, higher_is_better=False, finish=decibels)
 _register(
     "ssim",
     "structural similarity, Gaussian window",
+    {"paper": PADDED, "standard": INSIDE},
     higher_is_better=False,
-    paper=StructuralSimilarity(zero_padded=True),
-    standard=StructuralSimilarity(zero_padded=False),
 )
 _register(
     "lpips",
     "perceptual distance, AlexNet features",
+    {"paper": Lpips(), "standard": Lpips()},
     higher_is_better=True,
-    paper=Lpips(),
-    standard=Lpips(),
 )
 
 
@@ -254,19 +232,30 @@ def score(
         score(first, known), score(second, known)
     """
     left = _images("reconstructions", reconstructions)
-    if isinstance(references, References):
+    known, place = references, left.device if device is None else _device(device)
+    if isinstance(known, References):
         if metrics is not None or device is not None:
             raise UserError(
                 "Expected no metrics or device beside prepared references, which have both. Give "
                 "them to `prepare`."
             )
-        _check_shapes(left, references.images)
-        return _scores(left, references.at)
-    chosen = _choose(metrics)
-    right = _images("references", references)
-    _check_shapes(left, right)
-    place = left.device if device is None else _device(device)
-    return _scores(left, lambda block: References.of(right[block].to(place), chosen))
+        right = known.images
+    else:
+        chosen, right = _choose(metrics), _images("references", known)
+    if left.shape != right.shape:
+        raise UserError(
+            "Expected as many references as reconstructions, in the same order and of the same "
+            f"size; got reconstructions {tuple(left.shape)} and references {tuple(right.shape)}."
+        )
+    parts = []
+    for start in range(0, len(left), BLOCK):
+        block = slice(start, start + BLOCK)
+        if isinstance(known, References):
+            of_block = known.at(block)
+        else:
+            of_block = References.of(right[block].to(place), chosen)
+        parts.append(of_block.score(left[block]))
+    return {key: torch.cat([part[key] for part in parts]).cpu().numpy() for key in parts[0]}
 
 
 def prepare(
@@ -287,43 +276,20 @@ def chosen_keys(metrics: Names | None) -> list[Key]:
     return list(_choose(metrics))
 
 
-def _scores(left: Tensor, known: Callable[[slice], References]) -> Scores:
-    parts = []
-    for start in range(0, len(left), BLOCK):
-        block = slice(start, start + BLOCK)
-        parts.append(known(block).score(left[block]))
-    return {key: torch.cat([part[key] for part in parts]).cpu().numpy() for key in parts[0]}
-
-
-def _check_shapes(left: Tensor, right: Tensor) -> None:
-    if left.shape != right.shape:
-        raise UserError(
-            "Expected as many references as reconstructions, in the same order and of the same "
-            f"size; got reconstructions {tuple(left.shape)} and references {tuple(right.shape)}."
-        )
-
-
 def _choose(metrics: Names | None) -> dict[Key, Metric]:
-    if metrics is None:
-        names = list(METRICS)
-    else:
-        requested = [metrics] if isinstance(metrics, str) else list(metrics)
-        names = [name for entry in requested for name in _expand(entry)]
-    if not names:
+    """The metrics of these names; both variants of a bare "psnr"."""
+    asked = [metrics] if isinstance(metrics, str) else list(METRICS if metrics is None else metrics)
+    if not asked:
         raise UserError(f"Expected at least one metric, got none. Available: {', '.join(METRICS)}.")
-    return {(METRICS[name].name, METRICS[name].variant): METRICS[name] for name in names}
-
-
-def _expand(entry: str | tuple[str, str]) -> list[str]:
-    """The registered names that an entry stands for: both variants of a bare "psnr"."""
-    name = entry if isinstance(entry, str) else "/".join(entry)
-    if "/" in name:
-        return [name]
-    both = [key for key in METRICS if METRICS[key].name == name]
-    if not both:
-        names = list(dict.fromkeys(METRICS[key].name for key in METRICS))
-        raise unknown_name("metric", name, names)
-    return both
+    chosen: dict[Key, Metric] = {}
+    for entry in asked:
+        name = entry if isinstance(entry, str) else "/".join(entry)
+        found = [METRICS[name]] if "/" in name else [m for m in METRICS.values() if m.name == name]
+        if not found:
+            names = list(dict.fromkeys(metric.name for metric in METRICS.values()))
+            raise unknown_name("metric", name, names)
+        chosen |= {(metric.name, metric.variant): metric for metric in found}
+    return chosen
 
 
 def _images(role: str, images: Images) -> Tensor:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.resampling import (
     Draws,
     draws,
@@ -24,6 +25,25 @@ from mjp_privacy.metrics.resampling import (
 # A share is a count of a number: it is printed with both, and only all of them are 100 %.
 
 DASH = "–"
+
+Words = Sequence[str] | pd.Categorical
+"""A status or a photograph for each image; as a Categorical it is a number for each."""
+
+
+def categorical(words: Words) -> pd.Categorical:
+    """The words with a number for each, that of its place among the sorted ones."""
+    listed: Any = words
+    return pd.Categorical(listed)
+
+
+def are(words: pd.Categorical, word: str) -> NDArray[np.bool_]:
+    """Which entries are this word."""
+    return np.asarray(words == word)
+
+
+def different(words: pd.Categorical) -> list[str]:
+    """The words that occur, each once."""
+    return [str(words.categories[code]) for code in np.unique(words.codes)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class Share:
         return f"{self.count} of {self.of} ({self.percent_text()}, {_digits(low)}–{_digits(high)})"
 
 
-def independent_trials(groups: Sequence[str] | Coded) -> float:
+def independent_trials(groups: Words) -> float:
     """As how many independent images these count, given the photograph that each was cut from.
 
     It is Kish's effective number (Σ size)² / Σ size², which takes crops of one photograph as if all
@@ -76,7 +96,7 @@ def independent_trials(groups: Sequence[str] | Coded) -> float:
 
         independent_trials(["cat", "cat", "dog", "dog"])  # 2.0
     """
-    sizes = np.array(list(Coded.of(groups).counts().values()), dtype=np.float64)
+    sizes = np.bincount(categorical(groups).codes).astype(np.float64)
     return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
 
 
@@ -151,9 +171,9 @@ class Summary:
 
 def summarise(
     values: Sequence[float] | Floats,
-    statuses: Sequence[str] | Coded,
+    statuses: Words,
     *,
-    groups: Sequence[str] | Coded | None = None,
+    groups: Words | None = None,
     cap: float = math.inf,
     interval: bool = True,
 ) -> Summary:
@@ -166,42 +186,44 @@ def summarise(
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
-    array = np.asarray(values, dtype=np.float64)
-    if not len(array) == len(statuses) == len(array if groups is None else groups):
-        raise ValueError("values, statuses and groups must have one entry per image")
-    scored, counts = _scored(array, Coded.of(statuses))
+    array, states, photographs = _checked(values, statuses, groups)
+    ok = are(states, "ok")
+    scored = ok & ~np.isnan(array)
+    counts = Counts(
+        ok=int(scored.sum()),
+        failed=int(are(states, "failed").sum() + ok.sum() - scored.sum()),
+        unsupported=int(are(states, "unsupported").sum()),
+        unscored=int(are(states, "unscored").sum()),
+    )
+    if counts.total != len(array):
+        unknown = sorted({*different(states)} - vars(counts).keys())
+        raise UserError(
+            f"Expected row statuses ok, failed, unsupported or unscored, got {unknown[0]!r}. "
+            "The rows were written by another version: run the attack again."
+        )
     kept = array[scored]
     if not len(kept):
         return Summary(math.nan, math.nan, math.nan, math.nan, 0, counts)
     capped = np.minimum(kept, cap)
-    kept_groups = None if groups is None else Coded.of(groups)[scored]
+    kept_groups = None if photographs is None else photographs[scored]
     low, high = bootstrap_interval(capped, kept_groups) if interval else (math.nan, math.nan)
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
     return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
 
 
-def _scored(values: Floats, statuses: Coded) -> tuple[NDArray[np.bool_], Counts]:
-    tally = statuses.counts()
-    unknown = sorted(set(tally) - {"ok", "failed", "unsupported", "unscored"})
-    if unknown:
-        raise UserError(
-            f"Expected row statuses ok, failed, unsupported or unscored, got {unknown[0]!r}. "
-            "The rows were written by another version: run the attack again."
-        )
-    ok = statuses.equal("ok")
-    scored = ok & ~np.isnan(values)
-    return scored, Counts(
-        ok=int(scored.sum()),
-        failed=tally.get("failed", 0) + int((ok & np.isnan(values)).sum()),
-        unsupported=tally.get("unsupported", 0),
-        unscored=tally.get("unscored", 0),
-    )
+def _checked(
+    values: Sequence[float] | Floats, statuses: Words, groups: Words | None
+) -> tuple[Floats, pd.Categorical, pd.Categorical | None]:
+    array = np.asarray(values, dtype=np.float64)
+    if not len(array) == len(statuses) == len(array if groups is None else groups):
+        raise ValueError("values, statuses and groups must have one entry per image")
+    return array, categorical(statuses), None if groups is None else categorical(groups)
 
 
 def bootstrap_interval(
     values: Floats,
-    groups: Sequence[str] | Coded | None = None,
+    groups: Words | None = None,
     *,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
@@ -213,7 +235,7 @@ def bootstrap_interval(
     `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
     groups only those are drawn that are far larger than the rest: see `many_groups`.
     """
-    sums, sizes = _group_sums(values, groups)
+    sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     tail = (1 - level) / 2
@@ -231,7 +253,7 @@ def bootstrap_interval(
 
 def median_interval(
     values: Floats,
-    groups: Sequence[str] | Coded | None = None,
+    groups: Words | None = None,
     *,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
@@ -239,11 +261,10 @@ def median_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
     `bootstrap_interval`; (nan, nan) for fewer than two groups."""
-    of_value: NDArray[np.int32] = np.arange(len(values), dtype=np.int32)
-    count = len(values)
+    of_value: NDArray[np.integer] = np.arange(len(values))
     if groups is not None:
-        photographs = Coded.of(groups).present()
-        count, of_value = len(photographs.words), photographs.codes
+        of_value = categorical(groups).remove_unused_categories().codes
+    count = int(of_value.max(initial=-1)) + 1
     if count < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     order = np.argsort(values)
@@ -304,13 +325,14 @@ def _weighted_medians(ascending: Floats, times: Draws) -> Floats:
     return medians
 
 
-def _group_sums(values: Floats, groups: Sequence[str] | Coded | None) -> tuple[Floats, Floats]:
+def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
+    """The sum and the number of each group's values; without groups each value is one."""
     if groups is None:
         return values, np.ones(len(values))
-    names = Coded.of(groups).present()
-    sums = np.bincount(names.codes, values, len(names.words))
-    sizes = np.bincount(names.codes, minlength=len(names.words))
-    return sums.astype(np.float64), sizes.astype(np.float64)
+    codes = categorical(groups).codes
+    sizes = np.bincount(codes).astype(np.float64)
+    sums = np.bincount(codes, values).astype(np.float64)
+    return sums[sizes > 0], sizes[sizes > 0]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -333,10 +355,10 @@ class SuccessCurve:
 
 def success_curve(
     values: Sequence[float] | Floats,
-    statuses: Sequence[str] | Coded,
+    statuses: Words,
     thresholds: Sequence[float] | Floats = DECIBELS,
     *,
-    groups: Sequence[str] | Coded | None = None,
+    groups: Words | None = None,
     higher: bool = True,
 ) -> SuccessCurve:
     """The success curve of one metric over one line's images.
@@ -348,25 +370,18 @@ def success_curve(
 
         success_curve([12.0, inf, nan], ["ok", "ok", "failed"], [10, 20]).share  # [66.7, 33.3]
     """
-    array, limits = np.asarray(values, dtype=np.float64), np.asarray(thresholds, dtype=np.float64)
-    if not len(array) == len(statuses) == len(array if groups is None else groups):
-        raise ValueError("values, statuses and groups must have one entry per image")
-    states = Coded.of(statuses)
-    tried = ~states.equal("unscored")
-    scores = np.where(states.equal("ok"), array, np.nan)[tried]
+    array, states, names = _checked(values, statuses, groups)
+    limits = np.asarray(thresholds, dtype=np.float64)
+    tried = ~are(states, "unscored")
+    scores = np.where(are(states, "ok"), array, np.nan)[tried]
     photographs, trials = None, float(len(scores))
-    if groups is not None:
-        names = Coded.of(groups)[tried]
-        photographs, trials = len(names.counts()), independent_trials(names)
-    count = _counted(scores, limits, higher)
+    if names is not None:
+        photographs, trials = len(different(names[tried])), independent_trials(names[tried])
+    ascending = np.sort(scores[~np.isnan(scores)])  # a NaN reaches no limit
+    if higher:
+        count = len(ascending) - np.searchsorted(ascending, limits, "left")
+    else:
+        count = np.searchsorted(ascending, limits, "right")
     share = count / len(scores) if len(scores) else np.full(len(limits), np.nan)
     low, high = np.array([wilson(part, trials) for part in share.tolist()]).reshape(-1, 2).T
     return SuccessCurve(limits, 100 * share, 100 * low, 100 * high, len(scores), photographs)
-
-
-def _counted(scores: Floats, limits: Floats, higher: bool) -> NDArray[np.int64]:
-    """How many scores reach each limit; a NaN reaches none."""
-    ascending = np.sort(scores[~np.isnan(scores)])
-    if higher:
-        return np.asarray(len(ascending) - np.searchsorted(ascending, limits, "left"))
-    return np.asarray(np.searchsorted(ascending, limits, "right"))

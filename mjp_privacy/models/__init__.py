@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from mjp_privacy.models.loading import load_model as load_model
     from mjp_privacy.models.mjp_vit import MJPVisionTransformer as MJPVisionTransformer
 
-__all__ = ["LoadedModel", "MJPVisionTransformer", "ModelCard", "load_model"]
+LOADING = ("LoadedModel", "ModelCard", "load_model")
 
 __getattr__ = imported_on_use(
     __name__,
     {
-        "LoadedModel": "mjp_privacy.models.loading",
+        **dict.fromkeys(LOADING, "mjp_privacy.models.loading"),
         "MJPVisionTransformer": "mjp_privacy.models.mjp_vit",
-        "ModelCard": "mjp_privacy.models.loading",
-        "load_model": "mjp_privacy.models.loading",
     },
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, AliasPath, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -32,18 +32,21 @@ BESIDE = FileKind(
     "Copy or download it again, or remove it and give the facts yourself.",
     4 << 20,
 )
-T = TypeVar("T")
-CONFIG, IMAGES, OPEN_CLIP = "config.json", "preprocessor_config.json", "open_clip_config.json"
+CONFIG = "config.json"
+_TRANSFORMERS = (CONFIG, "preprocessor_config.json")
+FILES: dict[str, tuple[str, ...]] = {"timm": (CONFIG,), "open_clip": ("open_clip_config.json",)}
+FILES |= dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), _TRANSFORMERS)
+"""The files of each layout's library."""
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 HEAD_WIDTH = 64  # open_clip's, where its config states none
-OF_STRANGERS = ConfigDict(extra="ignore", allow_inf_nan=False)
+PICTURES = ("mean", "std", "img_size", "resize", "interpolation")
 Word = Annotated[str, Field(strict=True, max_length=200)]
 
 
-def _at(*places: str | tuple[str | int, ...]) -> Any:
-    """A field that stands at the first of these places that the file has."""
-    paths = [AliasPath(*([place] if isinstance(place, str) else place)) for place in places]
-    return Field(validation_alias=AliasChoices(*paths))
+def _at(*places: str) -> Any:
+    """A field that stands at the first of these places that the file has: `vision_config.x`."""
+    paths: Any = ([int(x) if x.isdigit() else x for x in place.split(".")] for place in places)
+    return Field(validation_alias=AliasChoices(*(AliasPath(*path) for path in paths)))
 
 
 def _side(size: Any) -> Any:
@@ -57,59 +60,37 @@ def _own_activation(name: Any) -> Any:
     return {"gelu_python": "gelu", **dict.fromkeys(tanh, "gelu_tanh")}.get(str(name), name)
 
 
-@dataclass(frozen=True, config=OF_STRANGERS)
-class Timm:
-    """config.json of timm's hub."""
+_EPS = ("vision_config.layer_norm_eps", "layer_norm_eps")
+_ACT = ("vision_config.hidden_act", "hidden_act")
+_WIDTH = ("vision_config.hidden_size", "hidden_size", "model_cfg.vision_cfg.width")
+_SIDES = ("pretrained_cfg.input_size.2", "input_size.2")
+_FILTER = ("pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation")
+_STD = ("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class Stated:
+    """What one of these files may state, in the words of the three libraries."""
 
     architecture: Word | None = None
-    pool: Annotated[Word | None, _at(("model_args", "global_pool"))] = None
-    mean: Annotated[Mean, _at(("pretrained_cfg", "mean"), "mean")] = None
-    std: Annotated[Std, _at(("pretrained_cfg", "std"), "std")] = None
-    side: Annotated[Side | None, _at(("pretrained_cfg", "input_size", 2), ("input_size", 2))] = None
-    crop: Annotated[Positive | None, _at(("pretrained_cfg", "crop_pct"), "crop_pct")] = None
-    interpolation: Annotated[
-        Interpolation | None, _at(("pretrained_cfg", "interpolation"), "interpolation")
-    ] = None
-
-
-@dataclass(frozen=True, config=OF_STRANGERS)
-class Transformers:
-    """config.json of transformers, which holds a vision model or is one."""
-
+    pool: Annotated[Word | None, _at("model_args.global_pool")] = None
     heads: Annotated[
-        Width | None, _at(("vision_config", "num_attention_heads"), "num_attention_heads")
+        Width | None, _at("vision_config.num_attention_heads", "num_attention_heads")
     ] = None
-    width: Annotated[Width | None, _at(("vision_config", "hidden_size"), "hidden_size")] = None
-    eps: Annotated[Epsilon | None, _at(("vision_config", "layer_norm_eps"), "layer_norm_eps")] = (
-        None
-    )
-    activation: Annotated[
-        Activation | None,
-        BeforeValidator(_own_activation),
-        _at(("vision_config", "hidden_act"), "hidden_act"),
+    width: Annotated[Width | None, _at(*_WIDTH)] = None
+    head_width: Annotated[Width | None, _at("model_cfg.vision_cfg.head_width")] = None
+    eps: Annotated[Epsilon | None, _at(*_EPS)] = None
+    activation: Annotated[Activation | None, BeforeValidator(_own_activation), _at(*_ACT)] = None
+    quick_gelu: Annotated[Switch | None, _at("model_cfg.quick_gelu")] = None
+    mean: Annotated[
+        Mean, _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
     ] = None
-
-
-@dataclass(frozen=True, config=OF_STRANGERS)
-class Pictures:
-    """preprocessor_config.json of transformers."""
-
+    std: Annotated[Std, _at(*_STD)] = None
+    side: Annotated[Side | None, _at(*_SIDES)] = None
+    crop: Annotated[Positive | None, _at("pretrained_cfg.crop_pct", "crop_pct")] = None
     size: Annotated[Side | None, BeforeValidator(_side)] = None
-    mean: Annotated[Mean, _at("image_mean")] = None
-    std: Annotated[Std, _at("image_std")] = None
+    interpolation: Annotated[Interpolation | None, _at(*_FILTER)] = None
     resample: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
-
-
-@dataclass(frozen=True, config=OF_STRANGERS)
-class OpenClip:
-    """open_clip_config.json."""
-
-    width: Annotated[Width | None, _at(("model_cfg", "vision_cfg", "width"))] = None
-    head_width: Annotated[Width | None, _at(("model_cfg", "vision_cfg", "head_width"))] = None
-    quick_gelu: Annotated[Switch | None, _at(("model_cfg", "quick_gelu"))] = None
-    mean: Annotated[Mean, _at(("preprocess_cfg", "mean"))] = None
-    std: Annotated[Std, _at(("preprocess_cfg", "std"))] = None
-    interpolation: Annotated[Interpolation | None, _at(("preprocess_cfg", "interpolation"))] = None
 
 
 def with_facts_beside(
@@ -119,12 +100,7 @@ def with_facts_beside(
 
     They win over the defaults that come with a model's name.
     """
-    readers = {"timm": _timm, "open_clip": _open_clip, "hf_vit": _transformers}
-    readers |= {"hf_deit": _transformers, "hf_clip": _transformers}
-    if not is_there(file) or layout.name not in readers:
-        return spec
-    stated = readers[layout.name](file.parent)
-    facts = {name: value for name, value in stated.items() if value is not None}
+    facts = _facts(file, layout.name)
     width = facts.pop("width", shape["embed_dim"])
     if width != shape["embed_dim"]:
         raise UserError(
@@ -136,74 +112,48 @@ def with_facts_beside(
 
 def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
     """The architecture in timm's config.json beside a file of weights, and what else it states of
-    the model; None without one."""
+    the model; None without one, and for a plain ViT."""
     path = file.parent / CONFIG
-    if not is_there(file) or not is_there(path):
+    name = _architecture(path) if is_there(file) else None
+    if name is None or not is_timm_network(name):
         return None
-    content = read_json_value(path, BESIDE)
-    if not isinstance(content, Mapping) or content.get("architecture") is None:
-        return None
-    if not is_timm_network(str(content["architecture"])):
-        return None
-    said = _timm(file.parent)
-    stated = ("mean", "std", "img_size", "resize", "interpolation")
-    beside = _read(path, Timm)
-    name = beside.architecture or ""
-    if beside.pool is not None and beside.pool != (own := pooling_of(name)):
-        raise BESIDE.refusal(
-            path,
-            f"global_pool {shown(beside.pool)}, and this timm's {name} has {own}",
-            "global_pool",
-        )
-    return name, {field: said[field] for field in stated}
+    pool = read_json(path, BESIDE, Stated).pool
+    if pool is not None and pool != (own := pooling_of(name)):
+        got = f"global_pool {shown(pool)}, and this timm's {name} has {own}"
+        raise BESIDE.refusal(path, got, "global_pool")
+    facts = _facts(file, "timm")
+    return name, {field: facts[field] for field in PICTURES if field in facts}
 
 
-def _read(path: Path, schema: type[T]) -> T:
-    """The fields of a JSON file that `schema` names; all of them open where there is no file."""
-    return read_json(path, BESIDE, schema) if is_there(path) else schema()
-
-
-def _timm(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+def _architecture(path: Path) -> str | None:
+    """The architecture that a config.json of timm's states; None in any other program's."""
     content = read_json_value(path, BESIDE) if is_there(path) else {}
-    if isinstance(content, Mapping) and content.get("architecture") is None:
-        return {}  # there is none, or it is another program's
-    said = _read(path, Timm)
-    named = architecture(str(said.architecture))
-    return {
-        "num_heads": named.num_heads,
-        "width": named.embed_dim,
-        "mean": said.mean,
-        "std": said.std,
-        "img_size": said.side,
-        "resize": int(said.side / said.crop) if said.side and said.crop else None,
-        "interpolation": said.interpolation,
-    }
+    named = isinstance(content, Mapping) and content.get("architecture") is not None
+    return str(content["architecture"]) if named else None
 
 
-def _transformers(folder: Path) -> dict[str, Any]:
-    vision, pictures = _read(folder / CONFIG, Transformers), _read(folder / IMAGES, Pictures)
-    return {
-        "num_heads": vision.heads,
-        "width": vision.width,
-        "norm_eps": vision.eps,
-        "activation": vision.activation,
-        "mean": pictures.mean,
-        "std": pictures.std,
-        "resize": pictures.size,
-        "interpolation": RESAMPLING.get(pictures.resample or 0),
-    }
-
-
-def _open_clip(folder: Path) -> dict[str, Any]:
-    if not is_there(folder / OPEN_CLIP):
+def _facts(file: Path, layout: str) -> dict[str, Any]:
+    """What is stated beside a file, by field of `ModelSpec`, and the `width`."""
+    paths = [path for name in FILES.get(layout, ()) if is_there(path := file.parent / name)]
+    if not is_there(file) or (layout == "timm" and _architecture(file.parent / CONFIG) is None):
         return {}
-    said = _read(folder / OPEN_CLIP, OpenClip)
-    return {
-        "num_heads": said.width // (said.head_width or HEAD_WIDTH) if said.width else None,
-        "width": said.width,
-        "activation": "quick_gelu" if said.quick_gelu else "gelu",
-        "mean": said.mean,
-        "std": said.std,
-        "interpolation": said.interpolation,
-    }
+    facts: dict[str, Any] = {}
+    for path in paths:
+        said = read_json(path, BESIDE, Stated)
+        named = architecture(said.architecture or "")
+        heads = said.width // (said.head_width or HEAD_WIDTH) if said.width else None
+        own = {
+            "num_heads": heads if layout == "open_clip" else said.heads or named.num_heads,
+            "width": said.width or named.embed_dim,
+            "norm_eps": said.eps,
+            "activation": said.activation,
+            "mean": said.mean,
+            "std": said.std,
+            "img_size": said.side,
+            "resize": int(said.side / said.crop) if said.side and said.crop else said.size,
+            "interpolation": said.interpolation or RESAMPLING.get(said.resample or 0),
+        }
+        if layout == "open_clip":
+            own["activation"] = "quick_gelu" if said.quick_gelu else "gelu"
+        facts |= {name: value for name, value in own.items() if value is not None}
+    return facts

@@ -30,6 +30,7 @@ from mjp_privacy.models.tensor_files import (
     MOST_NAME,
     TensorFile,
     check_digest,
+    check_finite,
     check_stored,
     read_torch_file,
 )
@@ -93,7 +94,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     """Read a file, or `packaged:NAME`: one of the small models that come with this package.
 
     shapes_only  the tensors are on torch's meta device, with shapes and without values, and there
-                 is no sha256: quick, for values are not read
+                 is no sha256: quick, for values are not read. Else NaN and infinity are refused.
     """
     path = located(source)
     check_is_there(source)
@@ -137,6 +138,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     if shapes_only:
         tensors = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return WeightFile(path, "", tensors, metadata, beside)
+    check_finite(tensors, path, CHECKPOINT)
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
 
 

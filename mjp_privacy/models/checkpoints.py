@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, fitting
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
@@ -25,6 +25,9 @@ LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logi
 TABLES = ("pos_embed", "index_embed")
 HEAD, PATCHES, FC1 = "head.weight", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight"
 AXES = {PATCHES: 4, FC1: 2, HEAD: 2, "cls_token": 3}
+SHAPED = {**AXES, **dict.fromkeys(TABLES, 3)}
+OTHERS = ("reg_token", "blocks.0.ls1.gamma")  # of other networks
+SHOWN = 6  # names in a message
 COLOURS = 3
 BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.")
 SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_classifier)\.weight")
@@ -101,47 +104,37 @@ def shape_of(
 
 def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
     """Raise unless the tensors are those of a plain ViT in one of the known layouts."""
-    _check_one_head(state, source)
-    known = "; ".join(layout.title for layout in LAYOUTS)
-    advice = f"{'Give a checkpoint in' if classifies else 'Known are'} the layouts of {known}."
-    for name in AXES:
-        if name not in state and (classifies or name != HEAD):
-            raise UserError(
-                f"{source} is not a plain ViT{' classifier' if classifies else ''}: expected a "
-                f"tensor {name!r}, got {shown(', '.join(sorted(state)[:6]))}, … {advice}"
-            )
-    # timm's distilled DeiT answers with two heads, so it has no position of the token apart.
-    distilled = () if "dist_pos_embed" in state else ("dist_token",)
-    for name in (*distilled, "reg_token", "blocks.0.ls1.gamma"):
-        if name in state:
-            raise UserError(
-                f"{source} holds {name!r}: expected a plain ViT with one class token and no layer "
-                "scale (ViT, DeiT without distillation, MJP)."
-            )
-    for name, axes in {**AXES, **dict.fromkeys(TABLES, 3)}.items():
-        if name in state and (state[name].ndim != axes or not state[name].numel()):
-            raise UserError(
-                f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, expected {axes} "
-                f"axes and at least one number along each. {advice}"
-            )
-    colours, height, width = state[PATCHES].shape[1:]
-    if colours != COLOURS or height != width:
-        raise UserError(
-            f"{source} embeds patches of {height}×{width} pixels in {colours} colours: "
-            f"expected square patches of {COLOURS} colours. Give a model of RGB pictures."
-        )
-
-
-def _check_one_head(state: Mapping[str, Tensor], source: str) -> None:
-    """Raise for a model that was distilled through a second head."""
-    second = [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]
-    if second:
+    needed = [name for name in AXES if classifies or name != HEAD]
+    if second := [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]:
         heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
-        token = "holds 'dist_token' and " if "head_dist" in second and "dist_token" in state else ""
+        fault = f"has two heads, {heads}, with which it was distilled"
+    elif missing := [name for name in needed if name not in state]:
+        fault = f"lacks a tensor {missing[0]!r}, it has {first_of(sorted(state), SHOWN)}"
+    elif strange := [name for name in OTHERS if name in state]:
+        fault = f"holds {strange[0]!r}"
+    elif "dist_token" in state and "dist_pos_embed" not in state:
+        fault = "holds 'dist_token' without a position of its own"  # as timm's, with two heads
+    else:
+        fault = next(filter(None, (_misshapen(state, name) for name in SHAPED)), "")
+    if fault:
         raise UserError(
-            f"{source} {token}has two heads ({heads}): a model that answers with two heads is not "
-            "supported. Expected one with a single head (ViT, DeiT without distillation, MJP)."
+            f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
+            "class token, one head and no layer scale, of RGB pictures (ViT, DeiT without "
+            "distillation, MJP), in the layout of "
+            f"{'; '.join(layout.title for layout in LAYOUTS)}."
         )
+
+
+def _misshapen(state: Mapping[str, Tensor], name: str) -> str:
+    """What is wrong with a tensor's shape; empty where nothing is."""
+    if name not in state:
+        return ""
+    shape = tuple(state[name].shape)
+    if len(shape) != SHAPED[name] or not state[name].numel():
+        return f"has {name!r} of shape {shape} in place of {SHAPED[name]} axes with numbers"
+    if name == PATCHES and (shape[1] != COLOURS or shape[2] != shape[3]):
+        return f"embeds patches of {shape[2]}×{shape[3]} pixels in {shape[1]} colours"
+    return ""
 
 
 # tables that a model reads otherwise --------------------------------------------------------------
@@ -237,7 +230,7 @@ def load_into(
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
     source, layout = file.shown, layout_of(file.tensors)
     kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
-    state, notes, filled = dict(state), list[str](), list[str]()
+    state, notes, missing = dict(state), list[str](), list[str]()
     table = state.get("pos_embed")
     known = table is not None and not table.is_meta  # of an outline no value is known
     if model.position_embedding != "learned" and known and bool(table.any()):  # type: ignore[union-attr]
@@ -250,16 +243,14 @@ def load_into(
     if model.position_embedding == "exposed":
         if table is None:
             notes.append("pos_embed is not in the checkpoint: fixed at zero")
-            filled.append("pos_embed")
-        state["pos_embed"] = torch.zeros(
-            model.table.shape, dtype=model.table.dtype, device=model.table.device
-        )
+            missing.append("pos_embed")
+        state["pos_embed"] = torch.zeros_like(model.table)
     for name in TABLES:
         if name in state and getattr(model, name) is not None:
             state[name] = resampled(state[name], model.grid, name, notes, source)
     if model.unk_embed is not None and "unk_embed" not in state and "pos_embed" in state:
         state["unk_embed"] = filled_unknown(state["pos_embed"][:, 1:], unknown_init, source, notes)
-        filled.append("unk_embed")
+        missing.append("unk_embed")
     expected = dict(model.named_parameters())
     _check_complete(expected, state, source, layout.unknown(file.tensors))
     with torch.no_grad():
@@ -269,7 +260,7 @@ def load_into(
         file.path.name,
         file.sha256,
         layout.name,
-        missing=tuple(filled),
+        missing=tuple(missing),
         unexpected=tuple(sorted(set(state) - set(expected))),
         beside=file.beside,
         notes=tuple(notes),
@@ -285,34 +276,46 @@ def _check_complete(
 ) -> None:
     """Raise unless the tensors are the model's; the layout does not know the names `unknown`."""
     missing = sorted(set(expected) - set(state))
-    if missing:
-        raise UserError(
-            f"{source} lacks {len(missing)} of the model's {len(expected)} tensors: "
-            f"{', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}. Expected a complete "
-            "checkpoint; check that the model (depth, dal, index_embedding) is the file's."
-        )
     unused = set(state) - set(expected)
     surplus = sorted(name for name in unused if name.startswith(LAYERS) or name in unknown)
-    if surplus:
+    if missing or surplus:
+        what = "lacks" if missing else "has beyond them"
+        names = missing or surplus
         raise UserError(
-            f"{source} holds {len(surplus)} tensors of layers that the model does not have: "
-            f"{shown(', '.join(surplus[:5]))}{', …' if len(surplus) > 5 else ''}. Leaving them out "
-            "would give a different network; check that the model's depth is the file's and that "
-            "the file holds a plain ViT."
+            f"{source}: of the model's {len(expected)} tensors it {what} {len(names)}: "
+            f"{shown(first_of(names, SHOWN))}. Expected a complete checkpoint of this network, for "
+            "without a tensor it would be another; check that depth, dal and index_embedding are "
+            "the file's."
         )
     for name, parameter in expected.items():
-        came = state[name].shape
-        if came != parameter.shape:
-            advice = "Give the dimensions of the checkpoint's own model."
-            if len(came) == parameter.ndim and state[name].numel():
-                if name in ("cls_token", *TABLES):
-                    advice = f"Set embed_dim: {came[-1]}, or give a checkpoint of this model."
-                elif name.startswith("head."):
-                    wanted = parameter.shape[0]
-                    advice = f"Set num_classes: {came[0]}, or give a checkpoint with {wanted}."
-                elif name == PATCHES:
-                    advice = f"Set patch_size: {came[-1]} and embed_dim: {came[0]}."
+        came, wanted = tuple(state[name].shape), tuple(parameter.shape)
+        if came == wanted:
+            continue
+        advice = "Give the dimensions of the checkpoint's own model."
+        if len(came) == len(wanted) and state[name].numel():
+            if name in ("cls_token", *TABLES):
+                advice = f"Set embed_dim: {came[-1]}, or give a checkpoint of this model."
+            elif name.startswith("head."):
+                advice = f"Set num_classes: {came[0]}, or give a checkpoint with {wanted[0]}."
+            elif name == PATCHES:
+                advice = f"Set patch_size: {came[-1]} and embed_dim: {came[0]}."
+        raise UserError(f"{source}: tensor {name!r} has shape {came}, expected {wanted}. {advice}")
+
+
+def check_same(
+    network: nn.Module, came: Mapping[str, Tensor], needed: Iterable[str], source: str
+) -> None:
+    """Raise unless the tensors of a file are those of a network that is no plain ViT.
+
+    needed  the names that the file must hold; others of the network may be left out
+    """
+    own = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    for key in [*needed, *came]:
+        wanted = own.get(key, "no such tensor")
+        got = tuple(came[key].shape) if key in came else "no such tensor"
+        if wanted != got:
             raise UserError(
-                f"{source}: tensor {name!r} has shape {tuple(came)}, expected "
-                f"{tuple(parameter.shape)}. {advice}"
+                f"{source} does not hold the tensors of the network that it is said to hold: "
+                f"{shown(key, 60)}: expected {wanted}, got {got}. Give that network's weights, and "
+                "its img_size where its table is for other pictures."
             )

@@ -31,8 +31,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value, typed
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
-from mjp_privacy.models.checkpoints import CheckpointReport
+from mjp_privacy.models.checkpoint_files import WeightFile
+from mjp_privacy.models.checkpoints import CheckpointReport, check_same
 from mjp_privacy.models.mjp_vit import (
     FirstBlock,
     LocalizationRegressor,
@@ -41,7 +41,6 @@ from mjp_privacy.models.mjp_vit import (
 )
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import STATES, ModelSpec, overridden, stated
-from mjp_privacy.models.tensor_files import check_finite
 
 
 @dataclass(frozen=True)
@@ -195,13 +194,11 @@ def load_other(
     sizes = typed(content, file.path, STATES, Sizes)
     sizes.check(file.shown)
     spec = _spec(name, file, sizes, overrides)
-    if not outline:
-        check_finite(file.tensors, file.path, CHECKPOINT)
     with torch.device("meta"):
-        _check_same(build_other(sizes), file)
-    with torch.device("meta" if outline else "cpu"):
         network = build_other(sizes)
+    check_same(network, file.tensors, weights_of(network), file.shown)
     if not outline:
+        network = build_other(sizes)
         stored = {key: tensor.float() for key, tensor in file.tensors.items()}
         network.load_state_dict(stored, strict=False)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)
@@ -234,17 +231,3 @@ def _spec(
             "Expected mean=… and std=…, got none. Give them."
         )
     return replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
-
-
-def _check_same(network: OtherNetwork, file: WeightFile) -> None:
-    """Raise unless the file's tensors are those of a network of the sizes that it states."""
-    expected = {name: tuple(tensor.shape) for name, tensor in weights_of(network).items()}
-    came = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
-    for name in [*expected, *came]:
-        wanted, got = expected.get(name, "no such tensor"), came.get(name, "no such tensor")
-        if wanted != got:
-            raise UserError(
-                f"{file.shown} states the sizes of a {network.family} that its tensors do not "
-                f"have: {shown(name, 60)}: expected {wanted}, got {got}. Give the file as "
-                "`mjp train` wrote it."
-            )

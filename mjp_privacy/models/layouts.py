@@ -15,12 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 
 WRAPPERS = (
     *("module", "_orig_mod", "_fsdp_wrapped_module"),  # DataParallel, torch.compile, FSDP
@@ -29,7 +30,8 @@ WRAPPERS = (
 )
 """What stands before names of the same parameters."""
 _WRAPPED = re.compile(rf"(?:(?:{'|'.join(WRAPPERS)})\.)*")
-JOINED = 3  # query, key and value
+PARTS = ("query", "key", "value")  # of a joined parameter
+SHOWN = 6  # names shown of a set that fits no layout
 
 
 def unwrapped(name: str) -> str:
@@ -37,31 +39,55 @@ def unwrapped(name: str) -> str:
     return name[_WRAPPED.match(name).end() :]  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True)
-class Rule:
+# rules, which are lines of a text -----------------------------------------------------------------
+
+TAKES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "": lambda tensor: tensor,
+    "token": lambda vector: vector[..., None, None, :],
+    "table": lambda rows: rows.unsqueeze(-3),
+    "transposed": lambda matrix: matrix.mT,
+    "but the last": lambda rows: rows[..., None, :-1, :],
+    "the last": lambda rows: rows[..., None, -1:, :],
+    "but the second": lambda table: table[..., [0, *range(2, table.shape[-2])], :],
+    "the second": lambda table: table[..., 1:2, :],
+}
+"""The numbers that a rule takes, in the own parameter's shape. Axes are counted from the end, so
+that leading axes (a step, an image) pass through."""
+
+
+class Rule(NamedTuple):
     r"""Names that `pattern` matches as a whole become `own`, a template such as `blocks.\1.norm1`.
 
-    take   the numbers that are taken, in the own parameter's shape; it counts axes from the end,
-           so that leading axes (a step, an image) pass through
     part   0, 1, 2: the tensor is the query, key or value of a joined parameter
     """
 
-    pattern: str
+    pattern: re.Pattern[str]
     own: str
-    take: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    take: Callable[[Tensor], Tensor] = TAKES[""]
     part: int | None = None
 
-    @cached_property
-    def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
 
-    def own_name(self, name: str) -> str | None:
-        """The own name of a library's name, or None where the rule is not about it."""
-        match = self._compiled.fullmatch(name)
-        return match.expand(self.own) if match else None
+AS_IS = Rule(_WRAPPED, "")
+"""Of a name that no rule is about."""
 
 
-UNRULED = Rule("", "")  # of a name that no rule is about: the tensor stays as it is
+def rules(text: str) -> tuple[Rule, ...]:
+    """The rules of a text whose lines are `their name, own name, what is taken of it`.
+
+    # is a block's number and * a weight or a bias, of both names; what is taken may also be the
+    query, key or value of a joined parameter.
+
+    rules("encoder.layers.#.ln_1.*, blocks.#.norm1.*")
+    """
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        theirs, own, how = (part.strip() for part in f"{line},,".split(",")[:3])
+        pattern = re.escape(theirs).replace(r"\#", r"(\d+)").replace(r"\*", "(weight|bias)")
+        last = 2 if "#" in own else 1  # the group of a weight or a bias
+        own = own.replace("#", r"\1").replace("*", rf"\{last}")
+        part = PARTS.index(how) if how in PARTS else None
+        found.append(Rule(re.compile(pattern), own, TAKES["" if how in PARTS else how], part))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -87,6 +113,14 @@ class Layout:
     norm_eps: float = 1e-6
     activation: str | None = "gelu"
 
+    @cached_property
+    def _sign(self) -> re.Pattern[str]:
+        return re.compile(self.sign)
+
+    def signs(self, name: str) -> bool:
+        """Whether one of its signs is the name, wrapped or not."""
+        return any(self._sign.fullmatch(form) for form in (name, unwrapped(name)))
+
     def to_own(self, tensors: Mapping[str, Tensor], *, axes: int = 0) -> dict[str, Tensor]:
         """The tensors under this package's names, in the shapes of its parameters.
 
@@ -98,26 +132,25 @@ class Layout:
         """
         own: dict[str, Tensor] = {}
         source: dict[str, str] = {}
-        parts: dict[str, dict[int, Tensor]] = {}
+        joined: dict[str, dict[int, Tensor]] = {}
         towered = self._has_tower(tensors)
         for name, tensor in tensors.items():
-            for rule, target in self._applied(name, towered) or [(UNRULED, name)]:
-                taken = _taken(rule, name, tensor)
-                place = target if rule.part is None else f"{target}, part {rule.part}"
-                if place in source:
+            for rule, target in self._applied(name, towered) or [(AS_IS, name)]:
+                place = target if rule.part is None else f"{target}, the {PARTS[rule.part]}"
+                if source.setdefault(place, name) != name:
                     raise UserError(
                         f"The names {shown(source[place])!r} and {shown(name)!r} both mean "
-                        f"{shown(place)!r}: expected "
-                        "the parameters of one model, got two. Leave one of them out."
+                        f"{shown(place)!r}: expected the parameters of one model, got two. Leave "
+                        "one of them out."
                     )
-                source[place] = name
+                taken = _taken(rule, name, tensor)
                 if rule.part is None:
                     own[target] = taken
                 else:
-                    parts.setdefault(target, {})[rule.part] = taken
-        for target, pieces in parts.items():
-            if len(pieces) == JOINED:
-                own[target] = _joined([pieces[part] for part in range(JOINED)], axes, target)
+                    joined.setdefault(target, {})[rule.part] = taken
+        for target, parts in joined.items():
+            if len(parts) == len(PARTS):
+                own[target] = _joined([parts[part] for part in sorted(parts)], axes, target)
         return own
 
     def unknown(self, names: Iterable[str]) -> list[str]:
@@ -145,10 +178,8 @@ class Layout:
     def _applied(self, name: str, towered: bool) -> list[tuple[Rule, str]]:
         """The rules that are about a name, each with the own name that it gives."""
         bare = self._in_tower(name, towered)
-        if bare is None:
-            return []
-        given = ((rule, rule.own_name(bare)) for rule in self.rules)
-        return [(rule, target) for rule, target in given if target is not None]
+        matches = ((rule, rule.pattern.fullmatch(bare or "")) for rule in self.rules)
+        return [(rule, match.expand(rule.own)) for rule, match in matches if match]
 
 
 def _taken(rule: Rule, name: str, tensor: Tensor) -> Tensor:
@@ -172,55 +203,21 @@ def _joined(parts: Sequence[Tensor], axes: int, target: str) -> Tensor:
     return torch.cat(list(parts), dim=axes)
 
 
-# what rules are made of ---------------------------------------------------------------------------
-
-PAIR = r"\.(weight|bias)"
-
-
-def as_token(vector: Tensor) -> Tensor:
-    """(…, D) as a token (…, 1, 1, D)."""
-    return vector[..., None, None, :]
-
-
-def as_table(rows: Tensor) -> Tensor:
-    """(…, N+1, D) as a position table (…, 1, N+1, D)."""
-    return rows.unsqueeze(-3)
-
-
-def block(prefix: str, names: dict[str, str]) -> tuple[Rule, ...]:
-    """Rules for one block: own layer -> the library's, each with a weight and a bias."""
-    return tuple(
-        Rule(rf"{prefix}\.{theirs}{PAIR}", rf"blocks.\1.{own}.\2") for own, theirs in names.items()
-    )
-
-
-def query_key_value(prefix: str, query: str, key: str, value: str) -> tuple[Rule, ...]:
-    """Rules that join the library's three layers into one."""
-    return tuple(
-        Rule(rf"{prefix}\.{theirs}{PAIR}", r"blocks.\1.attn.qkv.\2", part=part)
-        for part, theirs in enumerate((query, key, value))
-    )
-
-
-def layers(names: dict[str, str]) -> tuple[Rule, ...]:
-    """Rules for layers outside the blocks: own layer -> the library's."""
-    return tuple(Rule(rf"{theirs}{PAIR}", rf"{own}.\1") for own, theirs in names.items())
-
-
 # the layouts that are known, most telling names first ---------------------------------------------
 
+_OWN_BLOCK = r"blocks\.\d+\.(?:norm[12]|attn\.(?:qkv|proj)|mlp\.fc[12])\.(?:weight|bias)"
 _OWN_NAMES = (
     r"cls_token|pos_embed|unk_embed|index_embed|dist_token|dist_pos_embed",
     r"(?:patch_embed\.proj|norm_pre|norm|head|dal_regressor\.layers(?:\.\d+)?)\.(?:weight|bias)",
-    r"blocks\.\d+\.(?:norm[12]|attn\.(?:qkv|proj)|mlp\.fc[12])\.(?:weight|bias)",
+    _OWN_BLOCK,
     r"blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.fc[12])\.lora_[AB]\.weight",
 )
-_OWN = tuple(Rule(f"({names})", r"\1") for names in _OWN_NAMES)
+_OWN = tuple(Rule(re.compile(f"({names})"), r"\1") for names in _OWN_NAMES)
 
 TIMM = Layout(
     name="timm",
     title="timm, DeiT's authors, and this package",
-    sign=rf"cls_token|pos_embed|patch_embed\.proj{PAIR}|{_OWN_NAMES[2]}",
+    sign=rf"cls_token|pos_embed|patch_embed\.proj\.(?:weight|bias)|{_OWN_BLOCK}",
     rules=_OWN,
     beside=".*",
 )
@@ -228,96 +225,88 @@ OFFICIAL_MJP = Layout(  # its lookup table (N+2, D) has the patches' rows, and E
     name="official_mjp",
     title="the authors' MJP",
     sign=r"pos_embed\.weight|dlocr\..*",
-    rules=(
-        Rule(r"pos_embed\.weight", "pos_embed", lambda rows: as_table(rows[..., :-1, :])),
-        Rule(r"pos_embed\.weight", "unk_embed", lambda rows: as_table(rows[..., -1:, :])),
-        Rule(rf"dlocr\.(layers(?:\.\d+)?){PAIR}", r"dal_regressor.\1.\2"),
-        *_OWN,
-    ),
+    rules=rules(
+        """
+        pos_embed.weight, pos_embed, but the last
+        pos_embed.weight, unk_embed, the last
+        dlocr.layers.*, dal_regressor.layers.*
+        dlocr.layers.#.*, dal_regressor.layers.#.*
+        """
+    )
+    + _OWN,
     beside=".*",
 )
-
-_TORCHVISION_BLOCK = r"encoder\.layers\.encoder_layer_(\d+)"
 TORCHVISION = Layout(
     name="torchvision",
     title="torchvision (vit_b_16)",
     sign=r"class_token|conv_proj\..*|encoder\.pos_embedding|encoder\.layers\.encoder_layer_\d+\..*",
-    rules=(
-        Rule("class_token", "cls_token"),
-        Rule(r"encoder\.pos_embedding", "pos_embed"),
-        *layers({"patch_embed.proj": "conv_proj", "norm": r"encoder\.ln", "head": r"heads\.head"}),
-        Rule(rf"{_TORCHVISION_BLOCK}\.self_attention\.in_proj_(\w+)", r"blocks.\1.attn.qkv.\2"),
-        *block(
-            _TORCHVISION_BLOCK,
-            {
-                "norm1": "ln_1",
-                "attn.proj": r"self_attention\.out_proj",
-                "norm2": "ln_2",
-                "mlp.fc1": r"mlp\.(?:0|linear_1)",
-                "mlp.fc2": r"mlp\.(?:3|linear_2)",
-            },
-        ),
+    rules=rules(
+        """
+        class_token, cls_token
+        encoder.pos_embedding, pos_embed
+        conv_proj.*, patch_embed.proj.*
+        encoder.ln.*, norm.*
+        heads.head.*, head.*
+        encoder.layers.encoder_layer_#.ln_1.*, blocks.#.norm1.*
+        encoder.layers.encoder_layer_#.self_attention.in_proj_*, blocks.#.attn.qkv.*
+        encoder.layers.encoder_layer_#.self_attention.out_proj.*, blocks.#.attn.proj.*
+        encoder.layers.encoder_layer_#.ln_2.*, blocks.#.norm2.*
+        encoder.layers.encoder_layer_#.mlp.0.*, blocks.#.mlp.fc1.*
+        encoder.layers.encoder_layer_#.mlp.3.*, blocks.#.mlp.fc2.*
+        encoder.layers.encoder_layer_#.mlp.linear_1.*, blocks.#.mlp.fc1.*
+        encoder.layers.encoder_layer_#.mlp.linear_2.*, blocks.#.mlp.fc2.*
+        """
     ),
 )
 
-_NEW_BLOCK, _OLD_BLOCK = r"(?:encoder\.)?layers\.(\d+)", r"encoder\.layer\.(\d+)"
+_NEW = """
+    PREFIX#.layernorm_before.*, blocks.#.norm1.*
+    PREFIX#.attention.q_proj.*, blocks.#.attn.qkv.*, query
+    PREFIX#.attention.k_proj.*, blocks.#.attn.qkv.*, key
+    PREFIX#.attention.v_proj.*, blocks.#.attn.qkv.*, value
+    PREFIX#.attention.o_proj.*, blocks.#.attn.proj.*
+    PREFIX#.layernorm_after.*, blocks.#.norm2.*
+    PREFIX#.mlp.fc1.*, blocks.#.mlp.fc1.*
+    PREFIX#.mlp.fc2.*, blocks.#.mlp.fc2.*
+"""
 _HUGGING_FACE = (
-    *layers(
-        {
-            "patch_embed.proj": r"embeddings\.patch_embeddings\.projection",
-            "norm": "layernorm",
-            "head": "classifier",
-        }
-    ),
-    Rule(r"embeddings\.cls_token", "cls_token"),
-    *query_key_value(_NEW_BLOCK, r"attention\.q_proj", r"attention\.k_proj", r"attention\.v_proj"),
-    *block(
-        _NEW_BLOCK,
-        {
-            "norm1": "layernorm_before",
-            "attn.proj": r"attention\.o_proj",
-            "norm2": "layernorm_after",
-            "mlp.fc1": r"mlp\.fc1",
-            "mlp.fc2": r"mlp\.fc2",
-        },
-    ),
-    *query_key_value(  # before transformers 5, and in files on its hub
-        _OLD_BLOCK,
-        *(rf"attention\.attention\.{part}" for part in ("query", "key", "value")),
-    ),
-    *block(
-        _OLD_BLOCK,
-        {
-            "norm1": "layernorm_before",
-            "attn.proj": r"attention\.output\.dense",
-            "norm2": "layernorm_after",
-            "mlp.fc1": r"intermediate\.dense",
-            "mlp.fc2": r"output\.dense",
-        },
+    *rules(_NEW.replace("PREFIX", "layers.")),
+    *rules(_NEW.replace("PREFIX", "encoder.layers.")),
+    *rules(  # blocks before transformers 5, and in files on its hub
+        """
+        encoder.layer.#.layernorm_before.*, blocks.#.norm1.*
+        encoder.layer.#.attention.attention.query.*, blocks.#.attn.qkv.*, query
+        encoder.layer.#.attention.attention.key.*, blocks.#.attn.qkv.*, key
+        encoder.layer.#.attention.attention.value.*, blocks.#.attn.qkv.*, value
+        encoder.layer.#.attention.output.dense.*, blocks.#.attn.proj.*
+        encoder.layer.#.layernorm_after.*, blocks.#.norm2.*
+        encoder.layer.#.intermediate.dense.*, blocks.#.mlp.fc1.*
+        encoder.layer.#.output.dense.*, blocks.#.mlp.fc2.*
+        embeddings.cls_token, cls_token
+        embeddings.patch_embeddings.projection.*, patch_embed.proj.*
+        layernorm.*, norm.*
+        classifier.*, head.*
+        """
     ),
 )
 _HUGGING_FACE_SIGN = (
     r"embeddings\.(?:cls_token|position_embeddings|patch_embeddings\.projection\.\w+)"
-    rf"|{_NEW_BLOCK}\.(?:attention\.[qkvo]_proj|layernorm_\w+)\.\w+"
-    rf"|{_OLD_BLOCK}\.(?:attention\.attention|layernorm_\w+)\..*"
+    r"|(?:encoder\.)?layers\.\d+\.(?:attention\.[qkvo]_proj|layernorm_\w+)\.\w+"
+    r"|encoder\.layer\.\d+\.(?:attention\.attention|layernorm_\w+)\..*"
 )
 _HUGGING_FACE_BESIDE = r"pooler\..*|embeddings\.mask_token"
 HF_DEIT = Layout(  # its table has the distillation token's row after the class token's
     name="hf_deit",
     title="Hugging Face DeiT",
     sign=rf"(?:.*\.)?(?:deit\.(?:{_HUGGING_FACE_SIGN})|embeddings\.distillation_token)",
-    rules=(
-        Rule(
-            r"embeddings\.position_embeddings",
-            "pos_embed",
-            lambda table: table[..., [0, *range(2, table.shape[-2])], :],
-        ),
-        Rule(
-            r"embeddings\.position_embeddings", "dist_pos_embed", lambda table: table[..., 1:2, :]
-        ),
-        Rule(r"embeddings\.distillation_token", "dist_token"),
-        *_HUGGING_FACE,
-    ),
+    rules=rules(
+        """
+        embeddings.position_embeddings, pos_embed, but the second
+        embeddings.position_embeddings, dist_pos_embed, the second
+        embeddings.distillation_token, dist_token
+        """
+    )
+    + _HUGGING_FACE,
     beside=_HUGGING_FACE_BESIDE,
     norm_eps=1e-12,
 )
@@ -325,71 +314,61 @@ HF_VIT = Layout(
     name="hf_vit",
     title="Hugging Face ViT",
     sign=_HUGGING_FACE_SIGN,
-    rules=(Rule(r"embeddings\.position_embeddings", "pos_embed"), *_HUGGING_FACE),
+    rules=rules("embeddings.position_embeddings, pos_embed") + _HUGGING_FACE,
     beside=_HUGGING_FACE_BESIDE,
     norm_eps=1e-12,
 )
-
-_CLIP_BLOCK = r"encoder\.layers\.(\d+)"
-HF_CLIP = Layout(
+HF_CLIP = Layout(  # whose norm before block 0 is spelt so
     name="hf_clip",
     title="Hugging Face CLIP, visual tower",
     sign=(
         r"embeddings\.(?:class_embedding|patch_embedding\.\w+|position_embedding\.weight)"
-        rf"|pre_layrnorm\.\w+|{_CLIP_BLOCK}\.(?:self_attn\..*|layer_norm[12]\.\w+)"
+        r"|pre_layrnorm\.\w+|encoder\.layers\.\d+\.(?:self_attn\..*|layer_norm[12]\.\w+)"
     ),
-    rules=(
-        Rule(r"embeddings\.class_embedding", "cls_token", as_token),
-        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", as_table),
-        *layers(
-            {
-                "patch_embed.proj": r"embeddings\.patch_embedding",
-                "norm_pre": "pre_layrnorm",  # as the library spells it
-                "norm": "post_layernorm",
-                "head": "visual_projection",
-            }
-        ),
-        *query_key_value(
-            _CLIP_BLOCK, r"self_attn\.q_proj", r"self_attn\.k_proj", r"self_attn\.v_proj"
-        ),
-        *block(
-            _CLIP_BLOCK,
-            {
-                "norm1": "layer_norm1",
-                "attn.proj": r"self_attn\.out_proj",
-                "norm2": "layer_norm2",
-                "mlp.fc1": r"mlp\.fc1",
-                "mlp.fc2": r"mlp\.fc2",
-            },
-        ),
+    rules=rules(
+        """
+        embeddings.class_embedding, cls_token, token
+        embeddings.position_embedding.weight, pos_embed, table
+        embeddings.patch_embedding.*, patch_embed.proj.*
+        pre_layrnorm.*, norm_pre.*
+        post_layernorm.*, norm.*
+        visual_projection.*, head.*
+        encoder.layers.#.layer_norm1.*, blocks.#.norm1.*
+        encoder.layers.#.self_attn.q_proj.*, blocks.#.attn.qkv.*, query
+        encoder.layers.#.self_attn.k_proj.*, blocks.#.attn.qkv.*, key
+        encoder.layers.#.self_attn.v_proj.*, blocks.#.attn.qkv.*, value
+        encoder.layers.#.self_attn.out_proj.*, blocks.#.attn.proj.*
+        encoder.layers.#.layer_norm2.*, blocks.#.norm2.*
+        encoder.layers.#.mlp.fc1.*, blocks.#.mlp.fc1.*
+        encoder.layers.#.mlp.fc2.*, blocks.#.mlp.fc2.*
+        """
     ),
     beside=r"text_model\..*|text_projection\..*|logit_scale|embeddings\.position_ids",
     norm_eps=1e-5,
     activation=None,
 )
-
-_RESBLOCK = r"transformer\.resblocks\.(\d+)"
-_OPEN_CLIP_SIGN = rf"class_embedding|positional_embedding|ln_pre\.\w+|{_RESBLOCK}\..*"
 OPEN_CLIP = Layout(
     name="open_clip",
     title="open_clip and OpenAI's CLIP, visual tower",
-    sign=rf"(?:visual\.)?(?:{_OPEN_CLIP_SIGN})",
-    rules=(
-        Rule("class_embedding", "cls_token", as_token),
-        Rule("positional_embedding", "pos_embed", as_table),
-        Rule("proj", "head.weight", lambda matrix: matrix.mT),
-        *layers({"patch_embed.proj": "conv1", "norm_pre": "ln_pre", "norm": "ln_post"}),
-        Rule(rf"{_RESBLOCK}\.attn\.in_proj_(\w+)", r"blocks.\1.attn.qkv.\2"),
-        *block(
-            _RESBLOCK,
-            {
-                "norm1": "ln_1",
-                "attn.proj": r"attn\.out_proj",
-                "norm2": "ln_2",
-                "mlp.fc1": r"mlp\.c_fc",
-                "mlp.fc2": r"mlp\.c_proj",
-            },
-        ),
+    sign=(
+        r"(?:visual\.)?(?:class_embedding|positional_embedding|ln_pre\.\w+"
+        r"|transformer\.resblocks\.\d+\..*)"
+    ),
+    rules=rules(
+        """
+        class_embedding, cls_token, token
+        positional_embedding, pos_embed, table
+        proj, head.weight, transposed
+        conv1.*, patch_embed.proj.*
+        ln_pre.*, norm_pre.*
+        ln_post.*, norm.*
+        transformer.resblocks.#.ln_1.*, blocks.#.norm1.*
+        transformer.resblocks.#.attn.in_proj_*, blocks.#.attn.qkv.*
+        transformer.resblocks.#.attn.out_proj.*, blocks.#.attn.proj.*
+        transformer.resblocks.#.ln_2.*, blocks.#.norm2.*
+        transformer.resblocks.#.mlp.c_fc.*, blocks.#.mlp.fc1.*
+        transformer.resblocks.#.mlp.c_proj.*, blocks.#.mlp.fc2.*
+        """
     ),
     tower="visual.",
     norm_eps=1e-5,
@@ -399,19 +378,10 @@ OPEN_CLIP = Layout(
 LAYOUTS = (OFFICIAL_MJP, TIMM, TORCHVISION, HF_DEIT, HF_VIT, HF_CLIP, OPEN_CLIP)
 
 
-# which layout a set of names has ------------------------------------------------------------------
-
-SHOWN = 6  # names shown of a set that fits no layout
-
-
 def fitting(names: Iterable[str]) -> Layout | None:
     """The first layout that has one of the names as its sign, or None."""
     names = list(names)
-    for layout in LAYOUTS:
-        sign = re.compile(layout.sign)
-        if any(sign.fullmatch(n) or sign.fullmatch(unwrapped(n)) for n in names):
-            return layout
-    return None
+    return next((layout for layout in LAYOUTS if any(map(layout.signs, names))), None)
 
 
 def recognised(names: Iterable[str]) -> Layout:
@@ -419,18 +389,13 @@ def recognised(names: Iterable[str]) -> Layout:
 
     recognised(model.state_dict()).name == "torchvision"
     """
-    names = list(names)
+    names = sorted(names)
     layout = fitting(names)
     if layout is None:
         raise UserError(
             f"The names fit no Vision Transformer that is known here: expected those of "
-            f"{'; '.join(layout.title for layout in LAYOUTS)}; got {_some_of(names)}. Give the "
-            "parameters under the names of one of these (named_parameters() or state_dict())."
+            f"{'; '.join(layout.title for layout in LAYOUTS)}; got "
+            f"{first_of(names, SHOWN) or 'no names'}. Give the parameters under the names of one "
+            "of these (named_parameters() or state_dict())."
         )
     return layout
-
-
-def _some_of(names: Iterable[str]) -> str:
-    """A few of the names, for a message: `a, b, c, …`."""
-    names = sorted(names)
-    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "") or "no names"

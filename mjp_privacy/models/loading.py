@@ -20,7 +20,6 @@ from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
-    CHECKPOINT,
     PACKAGED_PREFIX,
     TIMM_PREFIX,
     WeightFile,
@@ -33,7 +32,6 @@ from mjp_privacy.models.checkpoints import (
     UnknownInit,
     layout_of,
     load_into,
-    of_a_model,
     shape_of,
     to_own_names,
 )
@@ -50,7 +48,6 @@ from mjp_privacy.models.spec import (
     overridden,
     stated,
 )
-from mjp_privacy.models.tensor_files import check_finite
 from mjp_privacy.models.timm_networks import load_timm, random_timm, states_timm
 from mjp_privacy.models.zoo import (
     check_timm_name,
@@ -105,30 +102,7 @@ def load_model(
                  num_classes, mean, std, position_embedding, unknown_embedding, dal, ...
     unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
     """
-    _check_how(unknown_init, seed)
-    if (network := _timm_network(name, checkpoint)) is not None:
-        return _of_timm(network, checkpoint, overrides, unknown_init, seed)
-    spec, source = _asked_for(name, checkpoint, overrides)
-    if source == RANDOM:
-        return _random_model(spec, seed)
-    if source.startswith(TIMM_PREFIX):
-        spec = _declared_by_timm(spec, source)
-        file = download_timm(source.removeprefix(TIMM_PREFIX))
-        spec, _ = _outlined(spec, file, overrides, unknown_init)
-        state = to_own_names(file)
-    else:  # names and shapes first: what does not fit costs neither time nor memory
-        header = read_weight_file(source, shapes_only=True)
-        if (of_timm := _in_file(header, name, overrides)) is not None:
-            file = read_weight_file(source)
-            return cast(LoadedModel, load_timm(file, *of_timm, unknown_init=unknown_init))
-        if is_other(header):
-            return cast(LoadedModel, load_other(name, read_weight_file(source), overrides))
-        spec, _ = _outlined(spec, header, overrides, unknown_init)
-        file = read_weight_file(source)
-        state = to_own_names(file)
-        check_finite(of_a_model(state), file.path, CHECKPOINT)
-    model = build(spec, file.shown)
-    return with_card(model, spec, load_into(model, state, file, unknown_init=unknown_init))
+    return _model(name, checkpoint, overrides, unknown_init, seed)
 
 
 def outline_model(
@@ -147,42 +121,19 @@ def outline_model(
     whole   raise, as `load_model` does, where mean, std, heads or classes are not known. By default
             these are made up, since no attack's applicability depends on them.
     """
-    _check_how(unknown_init, seed)
-    made_up = {} if whole else MADE_UP
-    if (network := _timm_network(name, checkpoint)) is not None:
-        return _of_timm(network, checkpoint, overrides, unknown_init, seed, made_up)
-    named, source = _asked_for(name, checkpoint, overrides)
-    if source == RANDOM or source.startswith(TIMM_PREFIX):
-        drawn = source == RANDOM
-        spec = filled(named if drawn else _declared_by_timm(named, source), made_up)
-        spec = replace(spec, trained_gamma=None) if drawn else spec
-        check_complete(spec, spec.name if drawn else source)
-        with torch.device("meta"):
-            model = build(spec, spec.name if drawn else source)
-    else:
-        file = read_weight_file(source, shapes_only=True)
-        if (of_timm := _in_file(file, name, overrides)) is not None:
-            return cast(LoadedModel, load_timm(file, *of_timm, made_up=made_up))
-        if is_other(file):
-            return cast(LoadedModel, load_other(name, file, overrides, outline=True))
-        spec, model = _outlined(named, file, overrides, unknown_init, made_up)
-        source = file.shown
-    report = CheckpointReport(source, "", RANDOM, notes=("an outline without weights",))
-    return with_card(model, spec, report)
+    return _model(name, checkpoint, overrides, unknown_init, seed, {} if whole else MADE_UP)
 
 
 def outline_spec(
     name: str | None = None, *, checkpoint: str | Path | None = None, **overrides: Any
 ) -> tuple[ModelSpec, str]:
-    """All that is known of a model before its weights are read, and the source of the weights.
+    """All that is known of a plain ViT before its weights are read, and the source of the weights.
 
     What cannot be known stays None: the number of heads does not show in a file's tensors.
     """
-    named, source = _asked_for(name, checkpoint, overrides)
-    if source == RANDOM:
-        return named, source
-    if source.startswith(TIMM_PREFIX):
-        return _declared_by_timm(named, source), source
+    spec, source = _asked_for(name, checkpoint, overrides)
+    if source == RANDOM or source.startswith(TIMM_PREFIX):
+        return spec, source
     file = read_weight_file(source, shapes_only=True)
     if is_other(file):
         raise UserError(
@@ -190,7 +141,7 @@ def outline_spec(
             "it, and inverting_gradients does. Expected a plain ViT; give this file to "
             "`mjp evaluate`, or as a model of a config to `mjp attack`."
         )
-    return _read_off(named, file, overrides)[0], file.shown
+    return _read_off(spec, file, overrides)[0], file.shown
 
 
 def check_names(name: str | None, checkpoint: str | None) -> None:
@@ -209,12 +160,56 @@ def check_names(name: str | None, checkpoint: str | None) -> None:
 def check_values(name: str | None, checkpoint: str | Path | None) -> None:
     """Raise a UserError where a file of weights holds NaN or infinity; names and shapes are checked
     by an outline. Weights that are downloaded, drawn or come with this package are not read."""
-    source = _asked_for(name, checkpoint, {})[1]
+    source = str(checkpoint or spec_by_name(str(name)).checkpoint)
     if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
+        read_weight_file(source)
+
+
+def _model(
+    name: str | None,
+    checkpoint: str | Path | None,
+    overrides: Mapping[str, Any],
+    unknown_init: UnknownInit | None,
+    seed: int,
+    made_up: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """The model, a plain ViT or another network, from the place that `checkpoint` names.
+
+    made_up  facts for those that nothing states; given, the model is an outline without weights
+    """
+    check_choice("unknown_init", unknown_init, UnknownInit)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+        raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
+    outline, network = made_up is not None, _timm_network(name, checkpoint)
+    if network is None:
+        spec, source = _asked_for(name, checkpoint, overrides)
+    else:
+        spec, source = ModelSpec(network), _source(spec_by_name(network), checkpoint)
+    downloaded = source.startswith(TIMM_PREFIX)
+    if source == RANDOM or (outline and downloaded):
+        if network is None:
+            return _without_file(spec, source, seed, made_up)
+        return cast(LoadedModel, random_timm(network, overrides, seed=seed, made_up=made_up))
+    if downloaded:
+        file = download_timm(source.removeprefix(TIMM_PREFIX))
+    else:  # names and shapes first: what does not fit costs neither time nor memory
+        file = read_weight_file(source, shapes_only=True)
+    of_timm = (network, overrides) if network else _in_file(file, name, overrides)
+    plain = of_timm is None and not is_other(file)
+    if plain:
+        spec, model = _outlined(spec, file, overrides, unknown_init, made_up)
+    if not outline and not downloaded:
         file = read_weight_file(source)
-        others = _in_file(file, name, {}) or is_other(file) or _timm_network(name, None)
-        state = file.tensors if others else of_a_model(to_own_names(file))
-        check_finite(state, file.path, CHECKPOINT)
+    if of_timm is not None:
+        other = load_timm(file, *of_timm, unknown_init=unknown_init, made_up=made_up)
+        return cast(LoadedModel, other)
+    if not plain:
+        return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
+    if outline:
+        return with_card(model, spec, _outline_of(file.shown))
+    model = build(spec, file.shown)
+    report = load_into(model, to_own_names(file), file, unknown_init=unknown_init)
+    return with_card(model, spec, report)
 
 
 def _timm_network(name: str | None, checkpoint: str | Path | None) -> str | None:
@@ -236,70 +231,36 @@ def _in_file(
     beside = timm_beside(file.path)
     if beside is None:
         return None
-    stated = {key: value for key, value in beside[1].items() if value is not None}
-    given = {key: value for key, value in overrides.items() if value is not None}
-    return name or beside[0], {**stated, **given}
-
-
-def _of_timm(
-    name: str,
-    checkpoint: str | Path | None,
-    overrides: Mapping[str, Any],
-    unknown_init: UnknownInit | None,
-    seed: int,
-    made_up: Mapping[str, Any] | None = None,
-) -> LoadedModel:
-    """The network of timm's that is no plain ViT, from the place that `checkpoint` names.
-
-    made_up  facts for those that nothing states; given, the network is an outline without weights
-    """
-    outline = made_up is not None
-    source = str(checkpoint or spec_by_name(name).checkpoint or "")
-    if not source:
-        raise UserError(
-            f"Model {name!r} needs a checkpoint: expected a file of timm's tensors, timm:{name} "
-            "for a download, or random, got none. Give checkpoint=…, on the command line --weights."
-        )
-    if source == RANDOM or (outline and source.startswith(TIMM_PREFIX)):
-        return cast(LoadedModel, random_timm(name, overrides, seed=seed, made_up=made_up))
-    if source.startswith(TIMM_PREFIX):
-        file = download_timm(source.removeprefix(TIMM_PREFIX))
-    else:
-        file = read_weight_file(source, shapes_only=outline)
-    network = load_timm(file, name, overrides, unknown_init=unknown_init, made_up=made_up)
-    return cast(LoadedModel, network)
+    known = {**beside[1], **{key: value for key, value in overrides.items() if value is not None}}
+    return name or beside[0], known
 
 
 # the spec -----------------------------------------------------------------------------------------
 
 
-def _check_how(unknown_init: object, seed: object) -> None:
-    """Raise a UserError unless E_unk can be filled so, and 63 bits hold the seed."""
-    check_choice("unknown_init", unknown_init, UnknownInit)  # type: ignore[arg-type]
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
-        raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
-
-
 def _asked_for(
     name: str | None, checkpoint: str | Path | None, overrides: Mapping[str, Any]
 ) -> tuple[ModelSpec, str]:
-    """The spec of a name with the user's fields in it, and where its weights come from."""
+    """The spec of a name with the user's fields in it and, for a download, what timm declares; and
+    where its weights come from."""
     spec = overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
-    source = str(checkpoint) if checkpoint is not None else spec.checkpoint
+    source = _source(spec, checkpoint)
+    if source == RANDOM:  # no file says what the blocks compute: the plain ViT's
+        spec = filled(spec, {"activation": Variant().activation})
+    if source.startswith(TIMM_PREFIX):
+        declared = timm_spec(source.removeprefix(TIMM_PREFIX))
+        spec = filled(spec, vars(at_size(declared, spec.img_size)))
+    return spec, source
+
+
+def _source(spec: ModelSpec, checkpoint: str | Path | None) -> str:
+    source = spec.checkpoint if checkpoint is None else str(checkpoint)
     if source is None:
         raise UserError(
             f"Model {spec.name!r} needs a checkpoint. {spec.where or 'Give checkpoint=PATH.'} "
             "On the command line: --weights PATH. checkpoint='random' builds it untrained."
         )
-    if source == RANDOM:  # no file says what the blocks compute: the plain ViT's
-        spec = filled(spec, {"activation": Variant().activation})
-    return spec, source
-
-
-def _declared_by_timm(spec: ModelSpec, source: str) -> ModelSpec:
-    """The spec, its open fields taken from what timm declares for `timm:NAME`."""
-    declared = timm_spec(source.removeprefix(TIMM_PREFIX))
-    return filled(spec, vars(at_size(declared, spec.img_size)))
+    return source
 
 
 def _read_off(
@@ -332,7 +293,7 @@ def _outlined(
     file: WeightFile,
     overrides: Mapping[str, Any],
     unknown_init: UnknownInit | None,
-    made_up: Mapping[str, Any] | None = None,
+    made_up: Mapping[str, Any] | None,
 ) -> tuple[ModelSpec, LoadedModel]:
     """The complete spec of a file's model, and the network without values that the file fills.
 
@@ -360,11 +321,10 @@ def check_complete(spec: ModelSpec, source: str) -> None:
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
     declared = declared_normalisation(spec.name)
     pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
-    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
     raise UserError(
-        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
-        f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
-        "to load_model or in the model's part of the config"
+        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
+        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
+        "or in the model's part of the config"
         + (f", or to `mjp attack` as {options}." if options else ".")
         + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
     )
@@ -390,14 +350,13 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
             f"config: img_size {size}, num_heads {heads}). Give sizes that fit the file, or leave "
             "them out."
         )
-    ratio = spec.mlp_ratio or 4.0
+    numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
     free = None if outline else free_bytes(torch.device("cpu"))
     counted = {key: value for key, value in numbers.items() if key != "num_heads"}
-    check_parameters(spec.name, **counted, mlp_ratio=ratio, free=free)
+    check_parameters(spec.name, **counted, free=free)
     model = LoadedModel(
         **numbers,
-        mlp_ratio=ratio,
         position_embedding=spec.position_embedding,
         unknown_embedding=bool(spec.unknown_embedding),
         index_embedding=bool(spec.index_embedding),
@@ -417,16 +376,25 @@ def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> 
     )
     model.card = card_of(spec, architecture, report)
     if model.variant != Variant():
-        variant = {"norm_eps": model.variant.norm_eps, "activation": model.variant.activation}
-        model.card = replace(model.card, **variant)  # type: ignore[arg-type]
+        own = model.variant
+        model.card = replace(model.card, norm_eps=own.norm_eps, activation=own.activation)
     return model.eval()
 
 
-def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
-    with torch.random.fork_rng(devices=[]):
+def _outline_of(source: str) -> CheckpointReport:
+    return CheckpointReport(source, "", RANDOM, notes=("an outline without weights",))
+
+
+def _without_file(
+    spec: ModelSpec, source: str, seed: int, made_up: Mapping[str, Any] | None
+) -> LoadedModel:
+    """An outline of a plain ViT that is drawn or downloaded, or one with drawn weights."""
+    drawn, outline = source == RANDOM, made_up is not None
+    spec, where = filled(spec, made_up or {}), spec.name if drawn else source
+    check_complete(spec, where)
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if outline else "cpu"):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
-        check_complete(spec, spec.name)
-        model = build(spec, spec.name)
-    spec = replace(spec, trained_gamma=None)
+        model = build(spec, where)
     report = CheckpointReport(RANDOM, f"random-{seed}", RANDOM, notes=("untrained weights",))
-    return with_card(model, spec, report)
+    spec = replace(spec, trained_gamma=None) if drawn else spec
+    return with_card(model, spec, _outline_of(where) if outline else report)

@@ -21,7 +21,7 @@ from mjp_privacy.models.live_networks import NoPatches, of_live
 from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import ACTIVATIONS, Activation
-from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
+from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
 
 HEADS = ("num_heads", "num_attention_heads")
@@ -71,12 +71,7 @@ def load_module(
     given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         loaded = cast(LoadedModel, module)
-        _check_card(loaded, given)
-        if img_size not in (None, loaded.card.img_size):
-            raise UserError(
-                f"img_size: expected that of the model's card, {loaded.card.img_size}, got "
-                f"{img_size}. Leave it out."
-            )
+        _check_card(loaded, {**given, "img_size": img_size})
         return loaded
     try:
         plain = _plain_copy(module, given, num_heads)
@@ -187,16 +182,18 @@ def _activation(owners: Sequence[nn.Module]) -> Activation | None:
 
 def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
     """Mean and std as numbers per channel, or a UserError with what the module declares."""
+    name = type(module).__name__
     if missing := [key for key, value in given.items() if value is None]:
         declared = {key: _declared(module, key) for key in missing}
         stated = ", ".join(f"{key}={value}" for key, value in declared.items() if value)
         raise UserError(
-            f"{type(module).__name__}: expected {' and '.join(f'{key}=…' for key in missing)} of "
-            "the client's normalisation, one number or one per channel; got none. No weight shows "
-            "them, and they are never guessed."
+            f"{name}: expected {' and '.join(f'{key}=…' for key in missing)} of the client's "
+            "normalisation, one number or one per channel; got none. No weight shows them, and "
+            "they are never guessed."
             + (f" The module declares {stated}: give that if the client used it." if stated else "")
         )
-    return {key: three_numbers(key, value) for key, value in given.items()}
+    spec = overridden(ModelSpec(name), given)
+    return {key: getattr(spec, key) for key in given}
 
 
 def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
@@ -209,14 +206,15 @@ def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
     return tuple(stated) if stated else None
 
 
-def _check_card(model: LoadedModel, given: Mapping[str, Channels]) -> None:
-    """Raise where mean or std differ from those that the model was loaded with."""
+def _check_card(model: LoadedModel, given: Mapping[str, Any]) -> None:
+    """Raise where a fact differs from that with which the model was loaded."""
+    asked = overridden(ModelSpec(model.card.name), given)
     for key, value in given.items():
-        loaded = tuple(getattr(model.card, key))
-        if value is not None and three_numbers(key, value) != loaded:
+        own = getattr(model.card, key)
+        if value is not None and getattr(asked, key) != own:
             raise UserError(
-                f"{key}: expected that of the model's card, {loaded}, got {value}. Leave it out, "
-                f"or load the model with {key}=… as the client normalised its images."
+                f"{key}: expected that of the model's card, {own}, got {value}. Leave it out, or "
+                f"load the model with {key}=… as the client made its pictures."
             )
 
 

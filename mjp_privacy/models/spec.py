@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,55 +21,34 @@ from mjp_privacy.models.sizes import Activation, AdaptersText, Variant
 
 STATES = replace(CHECKPOINT, expected="metadata of weights that state their model")
 CHANNELS = 3
-LARGEST = 2.0  # a mean or std beyond it is not of pixels in [0, 1]
+LARGEST = 2.0  # of a mean or std; beyond it they are of pixels from 0 to 255
 SMALLEST_STD = 1e-4
 CLIP_EPS = 1e-5
 
-# mean and std -------------------------------------------------------------------------------------
 
+def _channels(least: float) -> BeforeValidator:
+    """One number for all channels, or three, of pixels from 0 to 1."""
 
-def three_numbers(key: str, value: Any) -> tuple[float, ...]:
-    """Per-channel mean or std from one number or three; UserError for anything else."""
-    numbers, got = _numbers(value), shown(repr(value), 100)
-    least = SMALLEST_STD if key == "std" else -math.inf
-    if len(numbers) != CHANNELS or not all(math.isfinite(n) and n >= least for n in numbers):
-        kind = "positive number" if key == "std" else "number"
-        raise UserError(f"{key}: expected one {kind} or three, one per channel; got {got}.")
-    if max(map(abs, numbers)) > LARGEST:
-        raise UserError(
-            f"{key}: expected that of pixels from 0 to 1, got {got}, as of pixels from 0 to "
-            f"255. Give {key}={[round(n / 255, 4) for n in numbers]}."
-        )
-    return tuple(numbers)
-
-
-def _numbers(value: Any) -> list[float]:
-    """One number three times, or the numbers of a list; empty where anything is no number."""
-    if isinstance(value, str | bytes | Mapping | Set):
-        return []
-    try:
-        values = list(value)
-    except TypeError:
-        values = [value] * CHANNELS
-    try:
-        return [] if any(isinstance(v, bool | str) for v in values) else [float(v) for v in values]
-    except (TypeError, ValueError, OverflowError):
-        return []
-
-
-def _channels(key: str) -> BeforeValidator:
     def checked(value: Any) -> tuple[float, ...] | None:
-        try:
-            return None if value is None else three_numbers(key, value)
-        except UserError as error:  # pydantic adds the name of the field and what came
-            said = str(error).removeprefix(f"{key}: ").partition(" got ")[0].rstrip(";, ")
-            raise PydanticCustomError("channels", said) from error
+        listed = value.tolist() if hasattr(value, "tolist") else value
+        numbers = [listed] * CHANNELS if isinstance(listed, int | float) else listed
+        whole = isinstance(numbers, list | tuple) and len(numbers) == CHANNELS
+        if value is None or (
+            whole and all(_is_number(n) and least <= n <= LARGEST for n in numbers)
+        ):
+            return None if value is None else tuple(map(float, numbers))
+        what = f"one number or three, one per channel, from {least} to {LARGEST}"
+        raise PydanticCustomError("channels", f"Input should be {what}: of pixels from 0 to 1")
 
     return BeforeValidator(checked)
 
 
-Mean = Annotated[tuple[float, ...] | None, _channels("mean")]
-Std = Annotated[tuple[float, ...] | None, _channels("std")]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Mean = Annotated[tuple[float, ...] | None, _channels(-LARGEST)]
+Std = Annotated[tuple[float, ...] | None, _channels(SMALLEST_STD)]
 Epsilon = Annotated[float, Field(strict=True, gt=0, le=1)]
 Interpolation = Literal["bicubic", "bilinear"]
 

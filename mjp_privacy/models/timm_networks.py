@@ -26,13 +26,17 @@ from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
 from mjp_privacy.core.read import json_value
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile, tensors_sha256
-from mjp_privacy.models.checkpoints import CheckpointReport, UnknownInit, filled_unknown
+from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
+from mjp_privacy.models.checkpoints import (
+    CheckpointReport,
+    UnknownInit,
+    check_same,
+    filled_unknown,
+)
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
-from mjp_privacy.models.tensor_files import check_finite
 from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import timm_spec
 
@@ -346,10 +350,9 @@ def load_timm(
         drawn = _drawn_head(spec)
         tensors |= {key: tensor for key, tensor in drawn.items() if key not in tensors}
         notes.append("a fresh classifier, seeded")
-    _check_same(network, tensors, file.shown)
+    check_same(network, tensors, dict(network.named_parameters()), file.shown)
     report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     if made_up is None:
-        check_finite(tensors, file.path, CHECKPOINT)
         network = _built(spec)
         state = {key: tensor.float() for key, tensor in tensors.items()}
         network.load_state_dict(state, strict=False)  # buffers need not be there
@@ -478,18 +481,3 @@ def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) 
     kind = kind_of(network.net)
     network.card = card_of(replace(spec, img_size=side), f"{kind} {sizes}{table}", report)
     return network.eval()
-
-
-def _check_same(network: TimmNetwork, came: Mapping[str, Tensor], source: str) -> None:
-    """Raise unless a file's tensors are those of the network, buffers left out or not."""
-    own = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-    for key in [*dict(network.named_parameters()), *came]:
-        wanted = own.get(key, "no such tensor")
-        got = tuple(came[key].shape) if key in came else "no such tensor"
-        if wanted != got:
-            kind = kind_of(network.net)
-            raise UserError(
-                f"{source} does not hold the tensors of this {kind}: {shown(key, 60)}: expected "
-                f"{wanted}, got {got}. Give that network's weights, and its img_size where its "
-                "table is for other pictures."
-            )

@@ -15,7 +15,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.models.vit import Attention
-from mjp_privacy.training.config_files import recipe_in
+from mjp_privacy.training.config import recipe_in
 from mjp_privacy.training.learner import build_network
 
 Matrix = NDArray[np.float64]

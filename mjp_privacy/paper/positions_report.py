@@ -54,8 +54,8 @@ from mjp_privacy.paper.positions_picture import (
     drawn_tables,
     umap_library,
 )
+from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import markdown_table, shown_number, with_interval
-from mjp_privacy.training.published import PUBLISHED
 
 # what the paper prints ----------------------------------------------------------------------------
 

@@ -36,10 +36,9 @@ from mjp_privacy.paper.robustness_sets import (
     corruption_folders,
     two_hundred_classes,
 )
+from mjp_privacy.training.batches import check_labels
 from mjp_privacy.training.evaluation import (
     beside,
-    check_labels,
-    check_options,
     load_checkpoint,
     markdown_table,
     papers_row,
@@ -108,7 +107,6 @@ class Sets:
 
 def write_robustness(arguments: EvaluationArguments) -> Outcome:
     """The tables of all checkpoints as Markdown; files in --out are updated set by set."""
-    check_options(arguments)
     sets = opened(arguments)
     tables: list[pd.DataFrame] = []
     errors: dict[str, pd.DataFrame] = {}
@@ -179,9 +177,10 @@ def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
                     "numbers are not the model's. Give images in folders of synsets or of class "
                     "indices to `mjp sample --corrupt`, or another --checkpoint."
                 )
-            check_labels(label, network, sets.corrupted.images.records, "--imagenet-c")
+            records = sets.corrupted.images.records
+            check_labels(records, network.card.num_classes, "--imagenet-c", label)
         if sets.ordinary:
-            check_labels(label, network, sets.ordinary.records)
+            check_labels(sets.ordinary.records, network.card.num_classes, "--data", label)
         paper = counterpart(network, papers_row(checkpoint, arguments))
         models.append(Model(label, network, paper))
     return models

@@ -39,7 +39,7 @@ from mjp_privacy.paper.segmentation_network import (
     predicted,
 )
 from mjp_privacy.training.batches import Batches
-from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 from mjp_privacy.training.evaluation import (
     beside,
     markdown_table,
@@ -50,7 +50,6 @@ from mjp_privacy.training.evaluation import (
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.processes import World
-from mjp_privacy.training.published import PUBLISHED
 from mjp_privacy.training.trainer import Task
 
 # scores ------------------------------------------------------------------------------------------

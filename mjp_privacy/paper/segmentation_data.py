@@ -13,6 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,19 +26,14 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.decoding import (
-    ImageError,
-    decode_numbers,
-    numbers_and_turn,
-    picture_and_turn,
-    size_and_turn,
-)
+from mjp_privacy.data.decoding import Header, ImageError, decoded, header
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.training.batches import LoadedBatches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
 
 Read = TypeVar("Read")
+LABELS = partial(decoded, labels=True)
 TRAINING, VALIDATION = "training", "validation"
 LAYOUT = "images/{training,validation}/NAME.jpg beside annotations/{training,validation}/NAME.png"
 
@@ -65,8 +61,8 @@ class Pairs:
 
     def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
         """A picture and its label map (H, W). Raises ImageError with the reason."""
-        picture, turn = self._read(self.pictures[place], picture_and_turn)
-        return picture, self._labels(place, picture.size, turn)
+        picture, turn, animated = self._read(self.pictures[place], decoded)
+        return picture, self._labels(place, Header(picture.size, turn, animated))
 
     def check(self) -> None:
         """Raise a UserError with the number of pictures that cannot be used and the first of them:
@@ -76,7 +72,7 @@ class Pairs:
             for place, name in enumerate(self.pictures):
                 bar.advance()
                 try:
-                    self._labels(place, *self._read(name, size_and_turn))
+                    self._labels(place, self._read(name, partial(header, behind=True)))
                 except ImageError as error:
                     faults.append(str(error))
         if faults:
@@ -90,24 +86,25 @@ class Pairs:
         largest = 0
         for place in places:
             try:
-                labels = self._read(self.maps[place], decode_numbers)
+                labels = self._read(self.maps[place], LABELS).picture
             except ImageError:
                 continue
-            largest = max(largest, int(labels.max()))
+            largest = max(largest, int(np.asarray(labels).max()))
         return largest
 
-    def _labels(self, place: int, size: tuple[int, int], turn: int) -> NDArray[np.uint8]:
+    def _labels(self, place: int, picture: Header) -> NDArray[np.uint8]:
         """The label map of a picture of this size and EXIF orientation. Raises ImageError unless it
         has both too, and all of its labels are the model's."""
         labels_name = self.maps[place]
-        labels, map_turn = self._read(labels_name, numbers_and_turn)
-        if turn != map_turn:
+        found = self._read(labels_name, LABELS)
+        labels: NDArray[np.uint8] = np.array(found.picture)
+        if picture.turn != found.turn:
             raise ImageError(
-                f"its EXIF orientation is {turn} and that of its label map {map_turn}, so that one "
-                "would be turned and the other not: save both upright, without the tag",
+                f"its EXIF orientation is {picture.turn} and that of its label map {found.turn}, "
+                "so that one would be turned and the other not: save both upright, without the tag",
                 self.pictures[place],
             )
-        width, height = size
+        width, height = picture.size
         if labels.shape != (height, width):
             got = f"{labels.shape[1]}×{labels.shape[0]} px, its picture {width}×{height}"
             raise ImageError(f"a label map of {got}: both must have one size", labels_name)

@@ -20,8 +20,7 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
 from mjp_privacy.models.loading import outline_spec
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import check_config
+from mjp_privacy.training.config import TrainingConfig, check_config
 from mjp_privacy.training.learner import build_network, initial_arguments
 from mjp_privacy.training.learner import check_initial as check_sizes
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mjp_privacy.core.text import counted
-from mjp_privacy.metrics.statistics import PSNR_CAP, Share
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
 from mjp_privacy.report.figures import (
     capped_median,
@@ -227,7 +227,7 @@ def card_row(client: Client) -> CardRow:
 
 def _absence(lines: Sequence[Line]) -> str:
     """In a few words why these attacks give no figure."""
-    statuses = {s for line in lines for s in line.column("psnr", "standard").statuses.counts()}
+    statuses = {s for x in lines for s in different(x.column("psnr", "standard").statuses)}
     return next((words for status, words in ABSENT.items() if status in statuses), NOT_RUN)
 
 

@@ -17,6 +17,7 @@ from mjp_privacy.metrics.statistics import (
     Counts,
     Share,
     Summary,
+    are,
     independent_trials,
     summarise,
 )
@@ -138,7 +139,7 @@ def exact_share(line: Line) -> Share:
 def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
     """So many of the images that an attacker was given: all but those that were not scored."""
     _, statuses, photographs = line.column("psnr", variant)
-    tried = ~statuses.equal("unscored")
+    tried = ~are(statuses, "unscored")
     trials = None if photographs is None else independent_trials(photographs[tried])
     return Share(count, int(tried.sum()), trials)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
-from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
@@ -134,7 +134,7 @@ def _cut_short(client: Client, line: Line) -> bool:
 def _lacks(line: Line, *, unscored: bool) -> bool:
     """Whether some pictures count nowhere; or whether some without a score count as lost."""
     values, statuses, _ = line.column("psnr", "standard")
-    nowhere = statuses.equal("unscored")
+    nowhere = are(statuses, "unscored")
     return bool(nowhere.any() if unscored else (values.isna() & ~nowhere).any())
 
 

@@ -31,7 +31,7 @@ from mjp_privacy.experiment.cell_facts import (
     defaults_of,
 )
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.statistics import categorical
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -243,8 +243,8 @@ class Column(NamedTuple):
     """One metric of a line's images."""
 
     values: pd.Series[float]  # by image; NaN for none
-    statuses: Coded
-    photographs: Coded | None  # that each was cut from; None where each is one of its own
+    statuses: pd.Categorical
+    photographs: pd.Categorical | None  # that each was cut from; None where each is one of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,16 +360,16 @@ class Line:
         if variant in OF_PICTURE and (metric, variant) in self.keys:
             return Column(values, statuses, photographs)
         known = values.notna().to_numpy()
-        ok = Coded.equal_words("ok", int(known.sum()))
+        ok = categorical(["ok"]).repeat(int(known.sum()))
         return Column(values[known], ok, None if photographs is None else photographs[known])
 
     @cached_property
-    def _statuses(self) -> Coded:
-        return coded(self.frame["status"])
+    def _statuses(self) -> pd.Categorical:
+        return pd.Categorical(self.frame["status"])
 
     @cached_property
-    def _photographs(self) -> Coded | None:
-        return None if self.groups is None else coded(self.groups)
+    def _photographs(self) -> pd.Categorical | None:
+        return None if self.groups is None else pd.Categorical(self.groups)
 
     @cached_property
     def keys(self) -> frozenset[Key]:
@@ -406,12 +406,6 @@ class Line:
     def rows(self) -> pd.DataFrame:
         """A row for each image, metric and variant, with the facts of the cell; not for many."""
         return long_rows(self._readable, self.cell.columns)
-
-
-def coded(words: pd.Series[str]) -> Coded:
-    """A list of words as statistics take them."""
-    known = words.astype("category").cat
-    return Coded(known.codes.to_numpy(np.int32), tuple(map(str, known.categories)))
 
 
 once = lru_cache(maxsize=4096)

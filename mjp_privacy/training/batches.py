@@ -127,38 +127,50 @@ def _opened(path: Path, option: str) -> Examples:
 
 def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples | None) -> None:
     """Raise where labels are not the model's classes, or mean others in the two sets of images."""
-    labels, expected = set(train.labels), config.model.num_classes
-    for option, images in (("--data", train), ("--val", held_out)):
-        if images and max(images.labels, default=0) >= expected:
+    expected = config.model.num_classes
+    missing = sorted(set(range(expected)) - set(train.labels))
+    if config.data.all_classes and missing:
+        raise UserError(
+            f"--data: expected images of {expected} classes; no image has the label "
+            f"{first_of(missing, 8)} (folders that hold images are numbered in sorted order). Fill "
+            "or add the missing class folders, set model.num_classes, or, to train on some of the "
+            "classes only, data.all_classes: false."
+        )
+    check_labels(train.records, expected, "--data", "the model")
+    if held_out is None:
+        return
+    known = {record.label: _class_name(record) for record in train.records}
+    for record in held_out.records:
+        by_folder = {record.label_source, train.records[0].label_source} == {"folder"}
+        if by_folder and (name := _class_name(record)) != known.get(record.label):
             raise UserError(
-                f"{option} holds a label {max(images.labels)}: expected 0 to {expected - 1} for "
-                f"the model's {expected} classes. Set model.num_classes to the data's."
+                f"--val and --data number their class folders differently: class {record.label} is "
+                f"the folder {name!r} there and {known.get(record.label)!r} in the training data. "
+                "Expected the same class folders in both; one that holds no image is not numbered, "
+                "which shifts all later ones."
             )
-    if config.data.all_classes and len(labels) != expected:
-        missing = sorted(set(range(expected)) - labels)
+    check_labels(held_out.records, expected, "--val", "the model", partial=True)
+
+
+def check_labels(
+    records: Sequence[ImageRecord], classes: int, option: str, owner: str, *, partial: bool = False
+) -> None:
+    """Raise if the images' labels are not the class indices of their owner, a model with so many
+    classes; partial: some of the classes may be missing, whatever their folders are called."""
+    labels = {record.label for record in records if record.label is not None}
+    if max(labels, default=0) >= classes:
         raise UserError(
-            f"--data: expected images of {expected} classes, got {len(labels)}; no image has the "
-            f"label {first_of(missing, 8)} (folders that hold images are numbered in sorted "
-            "order). Fill or add the missing class folders, set model.num_classes, or, to train on "
-            "some of the classes only, data.all_classes: false."
+            f"{option} holds a label {max(labels)}, but {owner} has {classes} classes: expected "
+            "labels of the data that it is for."
         )
-    by_folder = train.records[0].label_source == "folder"
-    if len(labels) != expected and by_folder and not numbered(train.records):
+    by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
+    if by_name and len(labels) != classes and not partial:
         raise UserError(
-            "--data: plain folders of only some classes would be numbered 0, 1, … anew, and these "
-            "numbers mean other classes to the model. Expected synset folders, folders named by "
-            "the class index (7, not 007), or a labels.csv with the header file,label."
+            f"{option} has {len(labels)} class folders, but {owner} has {classes} classes: plain "
+            "folders are numbered in sorted order, so if some are missing the others get wrong "
+            "numbers. Expected all class folders, synset folders, folders named by the class index "
+            "(7, not 007), or a labels.csv with the header file,label."
         )
-    if held_out and by_folder and held_out.records[0].label_source == "folder":
-        known = {record.label: _class_name(record) for record in train.records}
-        for record in held_out.records:
-            if (name := _class_name(record)) != known.get(record.label):
-                raise UserError(
-                    f"--val and --data number their class folders differently: class "
-                    f"{record.label} is the folder {name!r} there and {known.get(record.label)!r} "
-                    "in the training data. Expected the same class folders in both; one that holds "
-                    "no image is not numbered, which shifts all later ones."
-                )
 
 
 def numbered(records: Sequence[ImageRecord]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,9 +15,10 @@ from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.data.opening import check_place
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.published import preset_fields
+from mjp_privacy.training.config import load_training
+
+CHANGES = (*("preset", "task", "initial", "epochs", "batch", "lr", "seed", "precision"),)
+"""Options in place of what the config says."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,6 @@ class TrainArguments:
     """Processes that decode images; not used if the config keeps images in memory."""
     threads: int | None = None
     """CPU threads; on a CPU their number changes the results slightly."""
-    deterministic: bool = False
-    """Only deterministic kernels: slower, but repeatable on the same GPU."""
-    overlay: Path | None = None
-    """Folder of another run, to be drawn in the same curves.png."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +78,10 @@ class CurveArguments:
 def train(argv: list[str], usage: Usage) -> int:
     """`mjp train`: train one model and print the path of its weights."""
     arguments = usage.parse(TrainArguments, argv)
-    config = load_training(
-        arguments.config,
-        arguments.row,
-        preset=arguments.preset,
-        task=arguments.task,
-        initial=arguments.initial,
-        precision=arguments.precision,
-        epochs=arguments.epochs,
-        batch=arguments.batch,
-        lr=arguments.lr,
-        seed=arguments.seed,
-    )
+    changes = {name: getattr(arguments, name) for name in CHANGES}
+    config = load_training(arguments.config, arguments.row, **changes)
     for place in (arguments.data, arguments.val):
         check_place(place)
-    first = os.environ.get("RANK", "0") == "0"
-    if config.preset != "ours" and first:
-        print(_preset_line(config), file=sys.stderr)
     from mjp_privacy.training.trainer import train as train_model
 
     use_threads(arguments.threads)
@@ -109,49 +92,13 @@ def train(argv: list[str], usage: Usage) -> int:
         out=arguments.out,
         device=arguments.device,
         workers=arguments.workers,
-        deterministic=arguments.deterministic,
-        overlay=arguments.overlay,
     )
-    if first:
+    if os.environ.get("RANK", "0") == "0":
         print(path)
-        for line in _next_commands(path, config, arguments):
-            print(line, file=sys.stderr)
+        if config.task == "classification" and config.family == "vit":
+            model, images = (shlex.quote(str(place)) for place in (path, arguments.data))
+            print(f"Next: mjp attack own --weights {model} --images {images}", file=sys.stderr)
     return DONE
-
-
-def _preset_line(config: TrainingConfig) -> str:
-    """The fields that a preset is about, and what they are after it: a row's own values stay."""
-    fields = preset_fields(config.preset, config.family)
-    values = ", ".join(
-        f"{part}.{name} {getattr(getattr(config, part), name)}"
-        for part, names in fields.items()
-        for name in names
-    )
-    return f"preset {config.preset}: {values}"
-
-
-def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments) -> Iterator[str]:
-    """What one does with trained weights, as commands to copy; none scores a model on the images
-    that it was trained on."""
-    from mjp_privacy.training.batches import splits_under
-
-    model, data = shlex.quote(str(path)), arguments.data
-    if config.task == "segmentation":
-        if any(data.glob("**/images/validation")):
-            yield f"Next: mjp evaluate --checkpoint {model} --ade20k {shlex.quote(str(data))}"
-        return
-    inside = splits_under(data)
-    held_out = arguments.val or (inside and inside[1])
-    if held_out:
-        yield f"Next: mjp evaluate --checkpoint {model} --data {shlex.quote(str(held_out))}"
-    images = shlex.quote(str(held_out or data))
-    if config.family != "vit":
-        yield (
-            f"Attacks: closed forms do not apply to a {config.family}; inverting_gradients does, "
-            f"in a config of `mjp attack` with `models: {{NAME: {{checkpoint: {model}}}}}`."
-        )
-        return
-    yield f"Next: mjp attack own --weights {model} --images {images} --limit 20"
 
 
 def curves(argv: list[str], usage: Usage) -> int:

@@ -47,9 +47,8 @@ from mjp_privacy.models.zoo import (
     keep_earlier,
     named_checkpoints,
 )
-from mjp_privacy.training.batches import numbered
-from mjp_privacy.training.config import Preset
-from mjp_privacy.training.config_files import recipe_in
+from mjp_privacy.training.batches import check_labels
+from mjp_privacy.training.config import Preset, recipe_in
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
@@ -146,31 +145,32 @@ def _measured(
 ) -> list[dict[str, object]]:
     each = protocol.mask_per == "image"
     ids = [record.image_id for record in (records if each else records[:1])]
-    logits, embedding = _outputs(model, images, None)
-    predicted = logits.argmax(-1).tolist()
-    best = logits.topk(min(5, logits.shape[-1])).indices.tolist()
+    plain, embedding = _outputs(model, images, None)
+    best = plain.topk(min(5, plain.shape[-1])).indices
+    labels = torch.tensor([-1 if record.label is None else record.label for record in records])
     rows: list[dict[str, object]] = []
     for gamma in protocol.gammas:
         puzzle = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
         mask, permutation = (one.expand(len(records), -1) for one in puzzle)
-        shuffled = shuffle_patches(images, permutation, model.patch_size)
-        shuffled_logits, shuffled_embedding = _outputs(model, shuffled, mask)
-        distance = (embedding - shuffled_embedding).norm(dim=-1).tolist()
-        predicted_shuffled = shuffled_logits.argmax(-1).tolist()
-        masked = mask.sum(-1).tolist()
+        fed = shuffle_patches(images, permutation, model.patch_size)
+        shuffled, shuffled_embedding = _outputs(model, fed, mask)
+        predicted, jumbled = plain.argmax(-1), shuffled.argmax(-1)
+        values = {
+            "top1": (predicted == labels).double(),
+            "top5": (best == labels[:, None]).any(-1).double(),
+            "top1_shuffled": (jumbled == labels).double(),
+            "diff_norm": (embedding - shuffled_embedding).norm(dim=-1),
+            "consistency": (predicted == jumbled).double(),
+        }
+        found: dict[str, Tensor] = {"predicted": predicted, "predicted_shuffled": jumbled}
+        found |= {name: values[name] for name in protocol.measures}
+        found["masked_patches"] = mask.sum(-1)
+        columns = {name: column.tolist() for name, column in found.items()}
         for place, record in enumerate(records):
-            label, plain, jumbled = record.label, predicted[place], predicted_shuffled[place]
-            labelled = label is not None
-            values = {
-                "top1": float(plain == label) if labelled else None,
-                "top5": float(label in best[place]) if labelled else None,
-                "top1_shuffled": float(jumbled == label) if labelled else None,
-                "diff_norm": distance[place],
-                "consistency": float(plain == jumbled),
-            }
-            chosen = {name: values[name] for name in protocol.measures}
-            both = {"predicted": plain, "predicted_shuffled": jumbled}
-            rows.append(_row(record, gamma) | both | chosen | {"masked_patches": masked[place]})
+            own = {name: column[place] for name, column in columns.items()}
+            if record.label is None:
+                own |= {name: None for name in ACCURACY if name in own}
+            rows.append(_row(record, gamma) | own)
     return rows
 
 
@@ -183,25 +183,22 @@ def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[T
 
 
 def _row(record: ImageRecord, gamma: float, failed: str | None = None) -> dict[str, object]:
-    return {
-        "image_id": record.image_id,
-        "group": record.group,
-        "label": record.label,
-        "gamma": gamma,
-        "status": "ok" if failed is None else "failed",
-        "reason": failed or "",
-    }
+    told = {"image_id": record.image_id, "group": record.group, "label": record.label}
+    status = "ok" if failed is None else "failed"
+    return {**told, "gamma": gamma, "status": status, "reason": failed or ""}
 
 
 # tables ----------------------------------------------------------------------------------------
 
 MEASURES = {  # name: heading, direction that is better for the model, factor, decimals
-    "top1": ("Top-1 %", "↑", 100, 1),
-    "top5": ("Top-5 %", "↑", 100, 1),
-    "top1_shuffled": ("Top-1 % shuffled", "↑", 100, 1),
-    "diff_norm": ("Diff. Norm.", "↓", 1, 2),
-    "consistency": ("Consistency %", "↑", 100, 1),
+    "top1": ("Top-1 %", "↑", 100, ".1f"),
+    "top5": ("Top-5 %", "↑", 100, ".1f"),
+    "top1_shuffled": ("Top-1 % shuffled", "↑", 100, ".1f"),
+    "diff_norm": ("Diff. Norm.", "↓", 1, ".2f"),
+    "consistency": ("Consistency %", "↑", 100, ".1f"),
 }
+PRINTED = {"top1": "Top-1", "diff_norm": "Diff. Norm.", "consistency": "Cons."}
+"""What the paper prints of a model."""
 PAPERS_GAMMA_UNKNOWN = (
     "The paper does not print the γ of its shuffled images for Tables 3 and 4; its models are "
     "DeiT-S on ImageNet-1K at 224. Figures stand beside ours unadjusted; a difference says "
@@ -265,7 +262,7 @@ def summary_table(models: Sequence[Evaluated], preset: Preset = "ours") -> pd.Da
                 line[f"{name}_high"] = factor * summary.high
             paper = model.paper if gamma else None  # the paper's figures are of shuffled input
             line["paper_row"] = paper.label if paper else ""
-            for name in ("top1", "diff_norm", "consistency"):
+            for name in PRINTED:
                 line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
             lines.append(line)
     return pd.DataFrame(lines)
@@ -286,20 +283,25 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
     """The lines of `summary_table` as a Markdown table with notes below."""
     heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
-    heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
+    heads += ["paper's row", *(f"paper's {name} (Δ)" for name in PRINTED.values())]
     rows = []
     for _, line in table.iterrows():
-        cells = [str(line["model"]), shown_number(line["trained_gamma"], "g")]
-        cells.append(shown_number(line["cond_w"], ".1f"))
         n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
-        cells += [shown_number(line["gamma"], "g"), n]
-        for name, (*_, decimals) in MEASURES.items():
-            ends = line[f"{name}_low"], line[f"{name}_high"]
-            cells.append(with_interval(line[name], *ends, f".{decimals}f"))
-        cells.append(str(line["paper_row"]) or DASH)
-        for name, decimals in (("top1", 1), ("diff_norm", 2), ("consistency", 1)):
-            cells.append(beside(line[f"paper_{name}"], line[name], f".{decimals}f"))
-        rows.append(cells)
+        rows.append(
+            [
+                str(line["model"]),
+                shown_number(line["trained_gamma"], "g"),
+                shown_number(line["cond_w"], ".1f"),
+                shown_number(line["gamma"], "g"),
+                n,
+                *(
+                    with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
+                    for name, (_, _, _, form) in MEASURES.items()
+                ),
+                str(line["paper_row"]) or DASH,
+                *(beside(line[f"paper_{name}"], line[name], MEASURES[name][3]) for name in PRINTED),
+            ]
+        )
     notes = sorted({note for model in models for note in model.notes})
     if any(model.paper for model in models):
         notes.append(PAPERS_GAMMA_UNKNOWN)
@@ -373,7 +375,6 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
 
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
-    check_options(arguments)
     prepare_folder(arguments, "summary.csv", "data")
     models: list[Evaluated] = []
     text = ""
@@ -408,21 +409,6 @@ def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text:
     write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def check_options(arguments: EvaluationArguments) -> None:
-    """Raise for options outside their bounds."""
-    for gamma in arguments.gamma or ():
-        if not 0 <= gamma <= 1:
-            raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
-    if not 0 <= arguments.seed < 1 << 63:
-        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
-    if not arguments.checkpoint or arguments.gamma == ():
-        raise UserError("--checkpoint and --gamma: expected at least one each, got none.")
-    if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
-        raise UserError(
-            f"--paper-row: expected one of {', '.join(TABLE4)}, got {arguments.paper_row!r}."
-        )
-
-
 def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
     """Measure one checkpoint after the other; all are loaded first, so mistakes show at once."""
     if arguments.data is None:
@@ -438,7 +424,7 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
     loaded = [(checkpoint, load_checkpoint(checkpoint, arguments)) for checkpoint in named]
     for checkpoint, model in loaded:
         label = checkpoint.label
-        check_labels(label, model, source.records)
+        check_labels(source.records, model.card.num_classes, "--data", label)
         with Progress(label, lambda: len(records) * len(measured), "images") as bar:
             rows = pd.concat(
                 measure(
@@ -458,27 +444,6 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
             papers_row(checkpoint, arguments),
             embedding_condition(model),
             tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
-        )
-
-
-def check_labels(
-    label: str, model: LoadedModel, records: Sequence[ImageRecord], option: str = "--data"
-) -> None:
-    """Raise if the images' labels are not the model's class indices."""
-    largest = max((record.label for record in records if record.label is not None), default=0)
-    if largest >= model.card.num_classes:
-        raise UserError(
-            f"{option} holds a label {largest}, but {label} has {model.card.num_classes} classes: "
-            "expected labels of the data the model was trained on. Give --labels, or other images."
-        )
-    classes = {record.label for record in records} - {None}
-    by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
-    if by_name and len(classes) != model.card.num_classes:
-        raise UserError(
-            f"{option} has {len(classes)} class folders, but {label} has {model.card.num_classes} "
-            "classes: plain folders are numbered in sorted order, so if some are missing the "
-            "others get wrong numbers. Expected all class folders, folders named by the class "
-            "index, or --labels."
         )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mjp_privacy.core.schema import Seed, Share, schema
 
 
-@dataclass(frozen=True)
+@schema
 class EvaluationArguments:
     """Accuracy of models, and how often they give the same answer when their input is shuffled."""
 
-    checkpoint: tuple[str, ...]
+    checkpoint: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
     package."""
     data: Path | None = None
@@ -32,7 +35,7 @@ class EvaluationArguments:
     one mask for 128 images; consistency on squashed images at γ = .5; ImageNet's mean and std for
     every model. `paper` says nothing of these and measures as `ours`. ImageNet-C, -A and -O have
     their official crop under each; `authors_code` still has ImageNet's mean and std."""
-    gamma: tuple[float, ...] | None = None
+    gamma: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """Shares of shuffled patches in place of the preset's (ours: .27); several make a sweep
     (Fig. 3)."""
     out: Path | None = None
@@ -52,11 +55,11 @@ class EvaluationArguments:
     position_embedding: Literal["learned", "exposed", "strict"] | None = None
     unknown_embedding: bool | None = None
     """False: shuffled patches keep their position embeddings, even in a model with E_unk."""
-    paper_row: str | None = None
+    paper_row: Annotated[str, Field(pattern="^[A-J]$")] | None = None
     """A row of Table 4 (A to J) to compare with, if the checkpoint does not show which."""
     limit: int | None = None
     """At most so many images, spread over the classes; of ImageNet-C in each of its cells."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the shuffles, and of the choice that --limit makes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""

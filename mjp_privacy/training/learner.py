@@ -7,7 +7,7 @@ number of the step and the config.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from mjp_privacy.training.batches import Batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
-from mjp_privacy.training.snapshots import STATE, check_weights
+from mjp_privacy.training.snapshots import STATE, TrainingCheckpoint, check_weights
 
 # products in bfloat16 -----------------------------------------------------------------------------
 
@@ -147,13 +147,23 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
     Rows of one seed start with equal weights in all tensors that they share. Models without
     position embeddings are an exception: they do not draw that table, so all later draws differ.
     """
-    sizes = other_sizes(config)
+    sizes, shape = other_sizes(config), config.model
+    same = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "unknown_embedding")
+    fields: dict[str, Any] = {name: getattr(shape, name) for name in same}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("initial weights", config.seed))
         if sizes is not None:
-            model = cast(MJPVisionTransformer, build_other(sizes, config.model.drop_path))
+            model = cast(MJPVisionTransformer, build_other(sizes, shape.drop_path))
         else:
-            model = _vit(config)
+            model = MJPVisionTransformer(
+                **fields,
+                num_classes=shape.num_classes if config.task == "classification" else 0,
+                drop_path_rate=shape.drop_path,
+                position_embedding="strict" if shape.position_embedding == "none" else "learned",
+                index_embedding=shape.index_embedding,
+                dal=shape.dal,
+                first_block=shape.first_block,
+            )
         if config.initial is not None and sizes is None:
             _fill(model, config.initial, config)
         elif config.initial is None and config.positions_as_paper:
@@ -161,21 +171,6 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
             if model.unk_embed is not None:
                 nn.init.normal_(model.unk_embed)
     return model
-
-
-def _vit(config: TrainingConfig) -> MJPVisionTransformer:
-    shape = config.model
-    same = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "unknown_embedding")
-    fields: dict[str, Any] = {name: getattr(shape, name) for name in same}
-    return MJPVisionTransformer(
-        **fields,
-        num_classes=shape.num_classes if config.task == "classification" else 0,
-        drop_path_rate=shape.drop_path,
-        position_embedding="strict" if shape.position_embedding == "none" else "learned",
-        index_embedding=shape.index_embedding,
-        dal=shape.dal,
-        first_block=shape.first_block,
-    )
 
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
@@ -320,22 +315,18 @@ class Learner:
             self.average.update(self.model)
         return torch.cat((numbers, norm.detach().view(1)))
 
-    def validated(self, batches: Batches) -> dict[str, float]:
-        """The scores on these images, in percent; then training can go on."""
-        return {self.measure: self.top1(batches.in_order())}
-
     @torch.no_grad()
-    def top1(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    def validated(self, batches: Batches) -> dict[str, float]:
         """Top-1 in percent on these images, unshuffled; then training can go on."""
         model = self.trained.eval()
         right = torch.zeros(2, device=self.world.device)
-        for pixels, labels in batches:
+        for pixels, labels in batches.in_order():
             with self.products, self._autocast():
                 predicted = model(pixels).argmax(-1)
             right += torch.stack(((predicted == labels).sum(), torch.tensor(len(labels)).to(right)))
         right = self.world.mean(right)
         self.objective.train()
-        return round(float(100 * right[0] / right[1]), 4)
+        return {self.measure: round(float(100 * right[0] / right[1]), 4)}
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bfloat16)
@@ -353,18 +344,18 @@ class Learner:
             "average": average,
         }
 
-    def restore(self, state: Mapping[str, Any], path: Path) -> None:
+    def restore(self, stored: TrainingCheckpoint, path: Path) -> None:
         """Continue from what `state` returned in an earlier process; path: of its checkpoint."""
-        check_weights(state["model"], self.model.state_dict(), path, "model")
+        check_weights(stored.model, self.model.state_dict(), path, "model")
+        self.model.load_state_dict(stored.model)
         if self.average is not None:
-            check_weights(state["average"], self.average.state_dict(), path, "average")
+            kept = stored.average or {}
+            check_weights(kept, self.average.state_dict(), path, "average")
+            self.average.load_state_dict(kept)
         own = self.optimizer.state_dict()["param_groups"]  # they follow from the config
         with STATE.reading(path):
-            self.model.load_state_dict(state["model"])
-            if self.average is not None:
-                self.average.load_state_dict(state["average"])
-            moments = state["optimizer"]["state"]
-            self.optimizer.load_state_dict({"state": moments, "param_groups": own})
+            moments = {"state": stored.optimizer["state"], "param_groups": own}
+            self.optimizer.load_state_dict(moments)
             for parameter, found in self.optimizer.state.items():
                 like = {name: parameter if found[name].ndim else found[name] for name in found}
                 check_weights(found, like, path, "optimizer")

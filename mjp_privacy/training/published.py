@@ -1,21 +1,14 @@
-"""What the paper prints of its models (published.yaml), and its authors' choices as presets.
-
-load_training("configs/training/imagenet.yaml", "J", preset="authors_code")
-"""
+"""What the paper prints of its models (published.yaml)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from mjp_privacy.core.configs import read_mapping
-from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.training.config import Preset, TrainingConfig
+from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 
-PUBLISHED: Mapping[str, Any] = read_mapping(Path(__file__).with_name("published.yaml"))
 PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
 PAPERS_SIZE = 224
 
@@ -23,43 +16,6 @@ PAPERS_SIZE = 224
 def is_papers_model(architecture: str | None, size: int | None) -> bool:
     """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
     return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
-
-
-# presets ------------------------------------------------------------------------------------------
-
-
-def preset_fields(preset: str, family: str = "vit") -> dict[str, dict[str, Any]]:
-    """What a preset sets, in the layout of a config: {"jigsaw": {"gamma": 0.1}, ...}.
-
-    A config's sizes, schedule and images stay; what the paper does not print keeps the config's
-    value under `paper`. The authors' code hands its drop path to a Swin.
-    """
-    if preset not in get_args(Preset):
-        raise unknown_name("preset", preset, list(get_args(Preset)))
-    fields: dict[str, dict[str, Any]] = {}
-    for choice in PUBLISHED["training"] if preset != "ours" else ():
-        value, (part, name) = choice[preset], choice["field"].split(".")
-        if value is not None and (family == "vit" or name != "drop_path"):
-            fields.setdefault(part, {})[name] = value
-    return fields
-
-
-def without_empty_puzzle(content: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """The config with γ = 0 turned into a model without jigsaw and E_unk, under `authors_code`.
-
-    Table 3 prints the figures of Table 4's row D for γ = 0, and in the authors' code a ratio of 0
-    means .1. Ours keeps E_unk, whose PEs start at N(0, 1), and draws empty masks.
-    """
-    jigsaw, model = content.get("jigsaw"), content.get("model")
-    if preset != "authors_code" or not isinstance(jigsaw, Mapping) or jigsaw.get("gamma") != 0:
-        return dict(content)
-    plain_model = {**(model if isinstance(model, Mapping) else {}), "unknown_embedding": False}
-    without_gamma = {name: value for name, value in jigsaw.items() if name != "gamma"}
-    puzzle = {**without_gamma, **preset_fields(preset)["jigsaw"], "shuffle": "none"}
-    return {**content, "model": plain_model, "jigsaw": puzzle}
-
-
-# accuracy and consistency -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

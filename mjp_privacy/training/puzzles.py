@@ -164,24 +164,17 @@ class Puzzles:
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
-    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels."""
+    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels: which pixel
+    each place shows is found by shuffling a picture whose pixels are their own indices."""
     if puzzle.permutation is None:
         return images
-    order = pixel_order(puzzle, images.shape[-1], patch_size)
-    flat = images.flatten(2)
-    if len(order) == 1:
-        return flat.index_select(2, order[0]).view_as(images)
-    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)
-
-
-def pixel_order(puzzle: Puzzle, size: int, patch_size: int) -> Tensor:
-    """(1 or B, size²): for each pixel of the shuffled image, the index of the pixel it shows.
-
-    Found by shuffling a picture whose pixels are their own indices.
-    """
-    assert puzzle.permutation is not None
+    size = images.shape[-1]
     places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
     places = places.expand(len(puzzle.permutation), -1, -1, -1)
     if puzzle.pixels is not None:
         places = to_images(to_patches(places, patch_size)[..., puzzle.pixels], patch_size, 1)
-    return shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
+    order = shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
+    flat = images.flatten(2)
+    if len(order) == 1:
+        return flat.index_select(2, order[0]).view_as(images)
+    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)

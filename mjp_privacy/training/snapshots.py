@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -18,7 +18,7 @@ from mjp_privacy.core.read import FileKind, is_there, json_value, typed
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
-from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.models.families import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.tensor_files import (
@@ -28,7 +28,8 @@ from mjp_privacy.models.tensor_files import (
     read_torch_file,
     save_tensors,
 )
-from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
+from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, plain
+from mjp_privacy.training.journal import Percent
 
 CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
 TASK = "task"
@@ -48,10 +49,12 @@ STATE = FileKind(
     1 << 40,
 )
 Words = Annotated[str, Field(strict=True, max_length=1 << 20)]
+Real = Annotated[float, Field(strict=True)]
+LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class _Head:
+@dataclass(frozen=True, config=LENIENT, kw_only=True)
+class Checkpoint:
     """What every checkpoint holds, of a training or a federation."""
 
     config: Words
@@ -59,19 +62,52 @@ class _Head:
     validation: Words
     initial: Words
     step: Whole
-    model: dict[str, Any]
+    model: dict[str, Tensor]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Line:
+    """A line of metrics.jsonl without a validation."""
+
+    step: Whole
+    epoch: Real
+    loss: Real
+    cross_entropy: Real
+    dal: Real
+    accuracy: Real
+    gradient_norm: Real
+    lr: Real
+    timing: dict[str, Real]
+
+
+@dataclass(frozen=True, config=LENIENT, kw_only=True)
+class TrainingCheckpoint(Checkpoint):
+    """How far a training had come, and with what.
+
+    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
+    """
+
     optimizer: dict[str, Any]
+    average: dict[str, Tensor] | None
+    made_with: list[dict[str, Any]]
+    unvalidated: Line | None = None
+    val_top1: Percent | None = None
+    val_miou: Percent | None = None
+
+
+Kind = TypeVar("Kind", bound=Checkpoint)
 
 
 def identity_of(
-    config: Mapping[str, Any], examples: Any, held_out: Any | None, initial: Path | None
+    config: Mapping[str, Any], examples: Any, held_out: Any | None, initial: Initial | None
 ) -> dict[str, str]:
     """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
+    start = located(initial.checkpoint) if initial else None
     return {
         "config": json.dumps(config),
         "images": examples.digest(),
         "validation": held_out.digest() if held_out else "none",
-        "initial": file_sha256(initial) if initial and initial.is_file() else "none",
+        "initial": file_sha256(start) if start and start.is_file() else "none",
     }
 
 
@@ -81,31 +117,24 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(
-    folder: Path, identity: Mapping[str, str], *, without: Collection[str] = ()
-) -> dict[str, Any] | None:
-    """The state of the run in this folder, or None if there is none.
-
-    A run of another config or other images is an error.
-
-    without: fields of a stored config that decide nothing of the training
-    """
+    folder: Path, identity: Mapping[str, str], kind: type[Kind], steps: int
+) -> Kind | None:
+    """The state of the run of so many steps in this folder, or None if there is none. A run of
+    another config or other images is an error."""
     path = folder / CHECKPOINT
     if not is_there(path):
         return None
-    state = read_torch_file(path, STATE, own=True)
-    head = typed(state, path, STATE, _Head)
-    before = json_value(head.config, path, STATE)
-    if not isinstance(before, dict):
-        raise STATE.refusal(path, "a config without fields", "config")
-    before = {name: value for name, value in before.items() if name not in without}
-    check_config(before, json.loads(identity["config"]))
+    stored = typed(read_torch_file(path, STATE, own=True), path, STATE, kind)
+    check_config(json_value(stored.config, path, STATE), json.loads(identity["config"]))
     for key, what in IDENTITY.items():
-        if getattr(head, key) != identity[key]:
+        if getattr(stored, key) != identity[key]:
             raise UserError(
                 f"--out holds a run with other {what} than this command: expected those that it "
                 "began with. Give the same, or another --out."
             )
-    return dict(state)
+    if stored.step > steps:
+        raise STATE.refusal(path, f"step {stored.step} of {steps} steps", "step")
+    return stored
 
 
 def check_config(before: Any, now: Any) -> None:
@@ -133,39 +162,6 @@ def check_weights(stored: Any, like: Mapping[str, Tensor], path: Path, field: st
                 got = f"something else than {tuple(tensor.shape)} numbers of {tensor.dtype}"
                 raise STATE.refusal(path, got, f"{field}, {name}")
         check_finite({f"{field}, {name}": stored[name] for name in like}, path, STATE)
-
-
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-Real = Annotated[float, Field(strict=True)]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Line:
-    """A line of metrics.jsonl without a validation."""
-
-    step: Whole
-    epoch: Real
-    loss: Real
-    cross_entropy: Real
-    dal: Real
-    accuracy: Real
-    gradient_norm: Real
-    lr: Real
-    timing: dict[str, Real]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
-class Resumed:
-    """How far a training had come, and with what.
-
-    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
-    """
-
-    step: Whole
-    made_with: list[dict[str, Any]]
-    unvalidated: Line | None = None
-    val_top1: Percent | None = None
-    val_miou: Percent | None = None
 
 
 # the finished model -------------------------------------------------------------------------------
@@ -214,7 +210,10 @@ def export_fault(path: Path, expected: Mapping[str, Tensor]) -> str:
 
 
 def _metadata(config: TrainingConfig) -> dict[str, Any]:
-    shape = config.model
+    shape, jigsaw = config.model, config.jigsaw
+    gamma: float | None = jigsaw.gamma
+    if jigsaw.shuffle != "patches":  # SPP shuffles all, and a checkpoint had its own ratio
+        gamma = None if jigsaw.shuffle != "none" or config.initial else 0.0
     positions = "N(0, 1)" if config.positions_as_paper else "N(0, 0.02²)"
     memory = config.data.store == "memory"
     arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
@@ -237,16 +236,9 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
         "std": shape.std,
         "position_embedding": "exposed" if shape.position_embedding == "none" else "learned",
         "first_block": shape.first_block,
-        "trained_gamma": _trained_gamma(config),
+        "trained_gamma": gamma,
         "position_start": "initial" if config.initial else positions,
         "position_decay": config.positions_as_paper and classifies,
         "seed": config.seed,
         "recipe": plain(config),
     }
-
-
-def _trained_gamma(config: TrainingConfig) -> float | None:
-    """The shuffle ratio; None where it says nothing: SPP shuffles all, a checkpoint had its own."""
-    if config.jigsaw.shuffle == "patches":
-        return config.jigsaw.gamma
-    return None if config.jigsaw.shuffle != "none" or config.initial else 0.0

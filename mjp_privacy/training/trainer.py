@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,11 @@ import torch
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
-from mjp_privacy.core.read import typed
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data.opening import keep_apart
-from mjp_privacy.models.checkpoint_files import located
 from mjp_privacy.training.batches import Batches, find_examples, make_batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.journal import Journal, Window, draw_curves, points_of
+from mjp_privacy.training.journal import Journal, Window, draw_curves
 from mjp_privacy.training.learner import (
     REMARK,
     Learner,
@@ -44,8 +41,7 @@ from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     HALF,
     MODEL,
-    STATE,
-    Resumed,
+    TrainingCheckpoint,
     export_fault,
     export_model,
     exported,
@@ -90,8 +86,8 @@ class Trainer:
         self.step = 0
         self.score: float | None = None  # the last validation's
 
-    def fit(self, beside: Sequence[Path] = ()) -> Path:
-        """Train to the end and export; `beside` are folders of runs to draw in the same picture."""
+    def fit(self) -> Path:
+        """Train to the end and export; the path of the model."""
         self._resume()
         if self.step == self.steps and self.world.agreed(self._is_exported()):
             self.journal.say("finished already; nothing to do")
@@ -103,11 +99,11 @@ class Trainer:
             self._train_epoch(self.step // self.steps_per_epoch)
             due = self.step < self.steps and time.monotonic() - drawn_at > CURVE_INTERVAL
             if self.world.first and due:
-                draw_curves([self.folder, *beside], self.folder)
+                draw_curves([self.folder], self.folder)
                 drawn_at = time.monotonic()
         if self.world.first:
             self._export()
-            draw_curves([self.folder, *beside], self.folder)
+            draw_curves([self.folder], self.folder)
         self.world.wait()
         return self.folder / MODEL
 
@@ -190,16 +186,12 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on where an earlier process stopped, if one did."""
-        state = load_checkpoint(self.folder, self.identity)
+        stored = load_checkpoint(self.folder, self.identity, TrainingCheckpoint, self.steps)
         line = None
-        if state is not None:
-            path = self.folder / CHECKPOINT
-            known = typed(state, path, STATE, Resumed)
-            if known.step > self.steps:
-                raise STATE.refusal(path, f"step {known.step} of {self.steps} steps", "step")
-            self.learner.restore(state, path)
-            self.step, self.score = known.step, getattr(known, self.learner.measure)
-            self.made_with, line = known.made_with, known.unvalidated
+        if stored is not None:
+            self.learner.restore(stored, self.folder / CHECKPOINT)
+            self.step, self.score = stored.step, getattr(stored, self.learner.measure)
+            self.made_with, line = stored.made_with, stored.unvalidated
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.config, self.world)
         if self.step < self.steps and now not in self.made_with:
@@ -276,51 +268,35 @@ def train(
     val: str | Path | None = None,
     device: str = "auto",
     workers: int = 2,
-    deterministic: bool = False,
-    overlay: str | Path | None = None,
 ) -> Path:
     """Train a model, or continue the run in `out`; returns the path of the exported model.
 
     train(load_training("configs/training/cifar10.yaml", "J"), data="train.zip", out="results/J")
 
-    data     class folders, a zip of them, or ImageNet's layout, which holds validation images too;
-             for a segmentation pictures and label maps in ADE20K's layout
-    overlay  folder of another run, whose curves are drawn into the same picture
+    data: class folders, a zip of them, or ImageNet's layout, which holds validation images too; for
+    a segmentation pictures and label maps in ADE20K's layout
     """
     if not 0 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
-    beside = [Path(overlay)] if overlay else []
     task: Task = TASKS[config.task].load()
     mixed = build_mixup(config) is not None
     with joined(device, config.recipe.batch, pairs=mixed) as world:
-        for run in beside:
-            points_of(run)
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
             task.check_initial(config)
             examples, held_out = task.find(config, Path(data), Path(val) if val else None)
-            identity = identity_of(plain(config), examples, held_out, _initial_file(config))
+            identity = identity_of(plain(config), examples, held_out, config.initial)
             if config.task == "segmentation" and held_out is None and world.first:
                 print("no images/validation: nothing is scored", file=sys.stderr, flush=True)
-            load_checkpoint(folder, identity)  # a folder of another training, before any decoding
+            steps = config.recipe.epochs * (len(examples) // config.recipe.batch)
+            # a folder of another training, before any decoding
+            load_checkpoint(folder, identity, TrainingCheckpoint, steps)
             batches = task.batches(config, examples, world, workers)
             validation = (
                 task.batches(config, held_out, world, workers, "validation") if held_out else None
             )
-            if deterministic:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                torch.use_deterministic_algorithms(True)
-                torch.backends.cudnn.benchmark = False
             number, learner = len(examples), task.learner
-            run_of = (config, batches, validation, folder, world, number, identity, learner)
-            return Trainer(*run_of).fit(beside)
-
-
-def _initial_file(config: TrainingConfig) -> Path | None:
-    """The file to start from; of a classifier as it is named, so that its identity stays."""
-    if config.initial is None:
-        return None
-    name = config.initial.checkpoint
-    return located(name) if config.task == "segmentation" else Path(name)
+            run = Trainer(config, batches, validation, folder, world, number, identity, learner)
+            return run.fit()

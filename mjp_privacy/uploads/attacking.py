@@ -98,8 +98,6 @@ def attack_gradients(
                noise, rounding, autocast
     """
     started = time.perf_counter()
-    if type(seed) is not int or not 0 <= seed < 2**63:
-        raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()

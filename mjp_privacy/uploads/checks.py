@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -196,8 +195,7 @@ LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
 
-@dataclass(frozen=True)
-class PatchCheck:
+class PatchCheck(NamedTuple):
     """How well m pictures meet the equations of the first upload's patch embedding."""
 
     misfits: Tensor  # (m,)

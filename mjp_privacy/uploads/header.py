@@ -49,7 +49,7 @@ Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
 Steps = Annotated[int, Field(strict=True, ge=1, lt=1_000_000)]
 ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
 InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
-Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(strict=True, max_length=64, pattern=r"^[0-9a-f]{64}$")]
 Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
 Kind = Literal["gradient", "weight_difference"]
 

@@ -7,7 +7,6 @@ attack on batches verified it, as far as mean, std and the order of channels are
 
 from __future__ import annotations
 
-import errno
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +22,7 @@ from attacks import traits_of
 from attacks.shared_picture import SHARING
 from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import reason
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.text import shown
 from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import quantise
@@ -282,16 +279,8 @@ class Leak:
         if not self.ranked:
             raise UserError(f"There is no picture to show. {self.verdict} See .refused.")
         figure = leak_figure(self)
-        try:
-            if path is not None and Path(path).is_dir():
-                raise IsADirectoryError(errno.EISDIR, "a folder")
-            if path is not None:
-                figure.savefig(path)
-        except (ValueError, OSError) as error:  # a suffix that matplotlib knows not, no such folder
-            raise UserError(
-                f"{shown(path)}: expected a file that can be written, such as leak.png; got "
-                f"{reason(error)}."
-            ) from error
+        if path is not None:
+            figure.savefig(path)
         return figure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
 from tests.helpers.models import PATCH, some_images, some_labels
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.runs import attack as run_attack
-from tests.helpers.runs import cells, one_cell, photographs, rows
 
 NAMES = ["pos_embed", "patch_embed.proj.weight", "head.bias"]
 MODEL = tiny_model(unknown_embedding=True)
@@ -143,7 +140,6 @@ def test_the_noise_of_local_steps_adds_up_as_told() -> None:
 
 LORA = "{rank: 3, targets: [qkv, proj], alpha: 6, spread: 0.2}"
 LAYERS = [f"blocks.{block}.attn.{layer}" for block in range(2) for layer in ("qkv", "proj")]
-FROZEN = "the client sends low-rank adapters (LoRA), and its own weights are frozen"
 TWO = ClientInput(some_images(2), some_labels(2), ("one", "two"))
 
 
@@ -189,25 +185,3 @@ def test_the_adapters_and_the_head_are_sent_and_nothing_else() -> None:
     for layer in LAYERS:
         assert not one[f"{layer}.lora_A.weight"].any()
         assert two[f"{layer}.lora_A.weight"].any()
-
-
-def test_closed_forms_say_what_is_missing_and_matching_runs(tmp_path: Path) -> None:
-    attacks: list[dict[str, Any]] = [
-        {"name": name}
-        for name in ("patch_gradient", "masked_span", "token_span", "april", "mask_locator")
-    ]
-    attacks.append({"name": "inverting_gradients", "options": {"steps": 2}})
-    config = one_cell(attacks=attacks, client={"lora": {"rank": 2, "spread": 0.1}})
-    assert run_attack(photographs(tmp_path / "images", 2), tmp_path / "out", config).exit_code == 0
-    found = rows(tmp_path / "out").groupby("attack_name")
-    for name, own in found:
-        if name == "inverting_gradients":
-            assert set(own["status"]) == {"ok"}
-            assert (own[own["metric"] == "cosine_distance"]["value"] < 1).all()
-            continue
-        assert set(own["status"]) == {"unsupported"}
-        assert all(reason.startswith("the upload holds no gradient of") for reason in own["reason"])
-        assert all(reason.endswith(FROZEN) for reason in own["reason"])
-    assert {entry["lora"] for entry in cells(tmp_path / "out")} == {
-        "{rank: 2, targets: [qkv], spread: 0.1}"
-    }

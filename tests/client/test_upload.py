@@ -16,14 +16,13 @@ from mjp_privacy.client.feeding import augmented
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
 from mjp_privacy.client.upload import noisy, sinusoidal_table, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.cell_facts import cell_key, run_id
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import ClientInput
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
-from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
+from tests.helpers.runs import MJP, TINY, attack, cells, photographs, rows, tensors, values
 
 DIFFERENCE: dict[str, Any] = {"upload": "weight_difference"}
 NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
@@ -44,21 +43,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def step_inputs(count: int) -> ClientInput:
     ids = tuple(f"image {i}" for i in range(count))
     return ClientInput(some_images(count), some_labels(count), ids, some_masks(count))
-
-
-def test_cells_and_rows_say_what_the_client_did(images: Path, tmp_path: Path) -> None:
-    client = DIFFERENCE | {"plain_share": 0.25, "positions": "sinusoidal", "steps": 2}
-    lists = {"withhold": ["unk_embed"], "defenses": [{"gaussian_noise": 0.01}, "int8"]}
-    attack(images, tmp_path, mjp("c", {"name": "grey"}, client=client | lists))
-    (entry,) = cells(tmp_path)
-    expected = client | {
-        "withhold": "unk_embed, pos_embed",
-        "defenses": "gaussian_noise 0.01 + int8",
-        **{"pseudo_gradient": "approximate", "mask": "image", "server_lr": 0.0, "lr": 0.1},
-    }
-    found = rows(tmp_path)
-    assert {name: entry[name] for name in expected} == expected
-    assert {name: set(found[name]) for name in expected} == {k: {v} for k, v in expected.items()}
 
 
 def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
@@ -168,28 +152,9 @@ def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
     assert SEEN[1].updates[1].weights_before is None
 
 
-def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Path) -> None:
-    config = mjp("c", {"name": "april"}, dtypes=["float64"])
-    first = config["grid"][0]
-    clients: list[dict[str, Any]] = [{}, {"plain_share": 1.0}, {"position_noise": 3.0}]
-    config["grid"] = [first | {"client": client} for client in clients]
-    attack(images, tmp_path, config)
-    facts = [{"plain_share": 0, "position_noise": 0}, {"plain_share": 1}, {"position_noise": 3}]
-    psnr = [
-        values(tmp_path, **fact).xs(("psnr", "standard"), level=("metric", "variant")).mean()
-        for fact in facts
-    ]
-    assert psnr[1] > psnr[0] + 1
-    assert abs(psnr[2] - psnr[0]) > 1e-6
-    assert values(tmp_path, plain_share=1).xs("empty_mask", level="metric").eq(1).all()
-    assert cell(tmp_path, plain_share=1)["run_id"] != cell(tmp_path, position_noise=3)["run_id"]
-
-
 @pytest.mark.parametrize(
     ("client", "named"),
     [
-        ({"plain_share": 1.5}, "client.plain_share"),
-        ({"augment": "blur"}, "client.augment"),
         ({"server_lr": 1, "position_noise": 1}, "client.position_noise"),
         ({"steps": 2}, "client.steps"),
         ({"momentum": 0.9}, "client.momentum"),
@@ -213,23 +178,3 @@ def test_a_mistake_is_named(client: dict[str, Any], named: str) -> None:
         load_experiment(mjp("c", {"name": "april"}, client=client))
     assert named in str(caught.value)
     assert "client" in str(caught.value)
-
-
-def test_a_field_enters_the_identity_where_it_is_not_at_its_default() -> None:
-    changes: list[dict[str, Any]] = [
-        *({}, DIFFERENCE, {"plain_share": 0.5}, {"mask": "batch"}, {"augment": "flip"}),
-        *({"withhold": ["pos_embed"]}, {"positions": "sinusoidal"}, {"position_noise": 0.1}),
-        *({"server_lr": 0.1}, {"lr": 0.2}, {"weight_decay": 0.1}, {"defenses": ["int8"]}),
-        *({"defenses": [{"top_k": 0.1}]}, {"defenses": [{"top_k": 0.1}, "int8"]}),
-        *(DIFFERENCE | one for one in ({"steps": 2}, {"optimizer": "adamw"}, {"momentum": 0.9})),
-    ]
-    spelled = {"plain_share": 0, "mask": "image", "withhold": [], "server_lr": 0, "lr": 0.1}
-    spelled |= {"defenses": [], "steps": 1, "optimizer": "sgd", "momentum": 0}
-    keys, ids = [], []
-    for client in (*changes, spelled):
-        experiment = load_experiment(mjp("c", {"name": "april"}, client=client))
-        (only,) = expand(experiment)
-        keys.append(cell_key(only, experiment))
-        ids.append(run_id(only, experiment, None, True))
-    assert len(set(keys)) == len(set(ids)) == len(changes)
-    assert keys[-1] == keys[0]

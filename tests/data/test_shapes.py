@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mjp_privacy.cli import main
 from mjp_privacy.paper.segmentation_data import splits_of
@@ -27,8 +26,10 @@ def test_the_layout_is_ade20ks_and_a_seed_is_a_set(tmp_path: Path) -> None:
     assert command("--shapes", 8, "--seed", 3, "--out", tmp_path / "one") == 0
 
 
-def test_every_class_occurs_and_outlines_have_no_label() -> None:
-    labels = [drawn(seed)[1] for seed in range(30)]
+def test_every_class_occurs_and_discs_differ_only_by_where_they_are() -> None:
+    """Outlines have no label; a disc's class is that of the ground below its centre."""
+    sets = [drawn(seed) for seed in range(150)]
+    labels = [labels for _, labels in sets]
     present = np.unique(np.concatenate([one.ravel() for one in labels]))
     assert present.tolist() == list(range(len(CLASSES) + 1))
     for one in labels:
@@ -37,44 +38,28 @@ def test_every_class_occurs_and_outlines_have_no_label() -> None:
     shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for one in labels], 0)
     assert 0.02 < shares[0] < 0.2
     assert shares[1:].min() > 0.01
-
-
-def test_discs_differ_only_by_where_they_are() -> None:
-    """Their colours are drawn alike; the class is that of the ground below their centre."""
-    colours: dict[int, list[float]] = {HIGH_DISC: [], LOW_DISC: []}
-    for seed in range(150):
-        pixels, labels = drawn(seed)
-        for kind, values in colours.items():
-            if (labels == kind).sum() > 60:
-                values.append(float(pixels[labels == kind].mean()))
-    high, low = (np.array(values) for values in colours.values())
+    high, low = (
+        np.array([pixels[one == kind].mean() for pixels, one in sets if (one == kind).sum() > 60])
+        for kind in (HIGH_DISC, LOW_DISC)
+    )
     assert min(len(high), len(low)) > 30
     assert abs(high.mean() - low.mean()) < 3 * np.hypot(high.std(), low.std()) / 5
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--shapes", 0], "got 0"),
-        (["--shapes", 4, "--from", "x"], "--shapes"),
-        (["--shapes", 4, "--corrupt"], "--corrupt"),
-        ([], "--from"),
-    ],
-)
-def test_options_that_do_not_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[object], said: str
-) -> None:
-    assert command(*words, "--out", tmp_path / "out") == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_with_something_else_is_left_alone(
+def test_options_that_do_not_fit_and_a_folder_with_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
-    assert command("--shapes", 4, "--out", tmp_path) == 2
-    assert str(tmp_path) in capsys.readouterr().err
-    assert command("--shapes", 4, "--out", tmp_path / "mine.png") == 2
-    assert "mine.png" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
+    mine = tmp_path / "mine" / "file.png"
+    mine.parent.mkdir()
+    mine.touch()
+    for words, out, said in (
+        (["--shapes", 0], "out", "got 0"),
+        (["--shapes", 4, "--from", "x"], "out", "--shapes"),
+        (["--shapes", 4, "--corrupt"], "out", "--corrupt"),
+        ([], "out", "--from"),
+        (["--shapes", 4], "mine", "mine"),
+        (["--shapes", 4], "mine/file.png", "file.png"),
+    ):
+        assert command(*words, "--out", tmp_path / out) == 2
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == [mine.parent, mine]

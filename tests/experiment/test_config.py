@@ -49,6 +49,7 @@ from mjp_privacy.federation.config import (
 )
 from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.published import published_row
+from mjp_privacy.uploads.header import UploadHeader
 from tests.helpers.runs import TINY, cells, one_cell, photographs
 from tests.inputs.values import bad_contents
 
@@ -135,10 +136,11 @@ SCHEMAS: Mapping[type[Any], dict[str, Any]] = {
     Experiment: {"name": "n"},
     FederationConfig: {"name": "n"},
     Evaluation: {"step": 1, "round": 1, "val_top1": None},
+    UploadHeader: {"label": "a", "weights": "b", "mean": [0.5] * 3, "std": [0.5] * 3},
     **{kind: {} for kind in (ClientConfig, ModelConfig, EngineConfig)},
     **{kind: {} for kind in (Clients, Server, Probe, Recording)},
 }
-"""Every schema of a config, with good values of the fields that have no default."""
+"""Every schema of a config, and an upload's, with good values of fields that have no default."""
 LARGE = ("a list of 10^5", "10^4 names")  # they take their time; tests/inputs has them
 BOUNDS = {
     "number": {"maximum", "exclusiveMaximum"},

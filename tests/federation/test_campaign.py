@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,18 @@ import yaml
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
-from mjp_privacy.federation.campaign import attack_experiment, check_campaign, inapplicable_attacks
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import plain
-from mjp_privacy.federation.rounds import federate
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.federations import MJP, MODEL, config, content, images, run, task
+from tests.helpers.federations import config, content, images, run, task
 from tests.helpers.runs import cells, rows
 from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
@@ -73,7 +69,7 @@ def test_what_cannot_attack_is_refused_before_any_image_is_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks.Task, "from_config", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert command(tmp_path, data, [attack], *words) == 2
@@ -118,56 +114,19 @@ def test_blocks_that_no_worker_did_are_said(
     assert not (tmp_path / "out" / "rounds.png").exists()
 
 
-def test_folders_are_told(tmp_path: Path, data: Path) -> None:
+def test_folders_are_told(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "attack").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for out, named in (
-        (data / "out", "--data"),
-        (tmp_path / "out", "attack"),
-        (tmp_path / "file", "--out"),
-    ):
-        with pytest.raises(UserError, match=named):
-            check_campaign(config(), data, out)
-
-
-CLIENT = {"batch": 3, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
-MATCHING = [{"name": "patch_gradient"}, {"name": "inverting_gradients", "options": {"steps": 2}}]
-
-
-def test_attacks_that_will_not_apply_are_named() -> None:
-    attacks = [{"name": name} for name in ("grey", "april", "multi_round", "patch_gradient")]
-    lines = inapplicable_attacks(config(attacks=attacks))
-    named = {line.partition(":")[0] for line in lines}
-    assert "multi_round" in named
-    assert not {"grey", "patch_gradient"} & named
-    assert inapplicable_attacks(config(attacks=attacks, record={"rounds": []})) == ()
-    lines = inapplicable_attacks(config(client=CLIENT, attacks=MATCHING))
-    assert [line.partition(":")[0] for line in lines] == ["patch_gradient"]
-
-
-@pytest.mark.parametrize("position", ["learned", "none"])
-def test_they_are_those_that_the_rows_call_unsupported(
-    tmp_path: Path, data: Path, position: str
-) -> None:
-    names = ("patch_gradient", "masked_span", "token_span", "mask_locator", "inverting_gradients")
-    shape = {**(MJP if position == "learned" else MODEL), "position_embedding": position}
-    whole = config(
-        model=shape,
-        attacks=[{"name": name} for name in names],
-        record={"rounds": [0], "images": 2, "probes": [{"batch": 1}]},
-        rounds=1,
-    )
-    foreseen = {line.partition(":")[0] for line in inapplicable_attacks(whole)}
-    federate(whole, data, tmp_path / "out")
-    experiment = attack_experiment(whole)
-    quick = [a for a in experiment.attacks if a.name != "inverting_gradients"]
-    uploads = tmp_path / "out" / "uploads"
-    attacking = replace(experiment, attacks=tuple(quick))
-    attack_uploads(attacking, uploads, tmp_path / "run", device="cpu")
-    found = rows(tmp_path / "run")
-    refused = set(found[found["status"] == "unsupported"]["attack"])
-    assert refused == foreseen - {"inverting_gradients"}
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump(content()))
+    for out, named in (("data/out", "--data"), ("out", "attack"), ("file", "--out")):
+        words = ["federate", str(path), "--data", str(data), "--out", str(tmp_path / out)]
+        assert main(words) == 2
+        assert named in capsys.readouterr().err
 
 
 # what probes record -------------------------------------------------------------------------------
@@ -201,6 +160,10 @@ def test_a_probe_with_fresh_partners_cuts_its_batches_anew_and_is_attacked_whole
     assert sorted(places) == [0, 0, 1, 1, 2, 2, 3, 3]  # within each of the round's two batches
     refused = rows(tmp_path / "attacked", [by_attack["multi_round"]["run_id"]])
     assert refused["reason"].str.contains("shuffles").all()
+
+
+CLIENT = {"batch": 3, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
+MATCHING = [{"name": "patch_gradient"}, {"name": "inverting_gradients", "options": {"steps": 2}}]
 
 
 def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(

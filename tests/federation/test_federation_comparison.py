@@ -7,10 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
@@ -18,7 +16,6 @@ from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, leakage_table, worst_case
 from mjp_privacy.federation.config import load_federation, plain
-from mjp_privacy.metrics.statistics import wilson
 from mjp_privacy.report.lines import Line, image_frame
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
@@ -97,13 +94,6 @@ def test_folders_that_are_no_federation_are_refused(
     said = capsys.readouterr().err
     assert str(tmp_path) in said
     assert "Traceback" not in said
-
-
-def test_the_interval_of_accuracy_is_wilsons() -> None:
-    for right, n in ((0, 10), (3, 10), (777, 2000), (2000, 2000)):
-        expected = binomtest(right, n).proportion_ci(method="wilson")
-        assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
-    assert np.isnan(wilson(0.5, 0)).all()
 
 
 def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
@@ -25,21 +23,10 @@ from tests.helpers.uploads import NAME, ONE, flip
 DEEP = "[" * 100_000
 
 
-def other_weights(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
 def metadata_bit(path: Path) -> None:
     """A bit of what the file says of its model: the ratio that it was trained with."""
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"trained_gamma":"0', b'"trained_gamma":"8', 1))
-
-
-def unseal(path: Path) -> None:
-    """The file without its seal, and with nothing said of its model."""
-    save_file(load_file(path), path)
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +61,7 @@ def again(out: Path) -> Path:
     return run(out.parent)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        other_weights,
-        metadata_bit,
-        unseal,
-        lambda p: flip(p, 4002),  # of its header
-        lambda p: p.write_bytes(p.read_bytes()[:-100]),
-        Path.unlink,
-    ],
-)
+@pytest.mark.parametrize("damage", [metadata_bit, lambda p: flip(p, 4002), Path.unlink])
 def test_damaged_final_weights_are_written_again(
     out: Path, damage: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,17 +106,6 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
     assert len(evaluations(out)) == 2  # the others still hold
 
 
-def test_lines_of_earlier_versions_are_read_and_get_their_checksums(out: Path) -> None:
-    path = out / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    bare = [{k: v for k, v in line.items() if k != "check"} for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in bare))
-    assert [line.round for line in evaluations(out)] == [0, 2, 4]
-    again(out)
-    assert all('"check": "' in line for line in path.read_text().splitlines())
-    assert [line.round for line in evaluations(out)] == [0, 2, 4]
-
-
 def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     """A checkpoint with one thing changed in it, and whole otherwise."""
 
@@ -171,16 +137,6 @@ def test_a_checkpoint_of_something_else_is_named(
         again(out)
     assert "checkpoint.pt" in str(caught.value)
     assert named in str(caught.value)
-
-
-def test_a_checkpoint_of_an_earlier_version_goes_on(out: Path) -> None:
-    """Its config held the attacks."""
-
-    def with_attacks(state: dict[str, Any]) -> None:
-        state["config"] = json.dumps({**json.loads(state["config"]), "attacks": [{"name": "grey"}]})
-
-    edited(with_attacks)(out / "checkpoint.pt")
-    assert again(out) == out
 
 
 FIRST, SECOND = NAME, NAME.replace("at00001", "at00002")

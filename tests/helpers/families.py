@@ -7,8 +7,7 @@ import torch
 
 from mjp_privacy.models.families import OtherNetwork, build_other
 from mjp_privacy.models.sizes import Sizes
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.learner import build_network
 from mjp_privacy.training.snapshots import export_model
 from tests.helpers.training import content

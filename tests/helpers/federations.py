@@ -48,7 +48,7 @@ def images(root: Path) -> Path:
 
 
 def task(root: Path, **changes: Any) -> Task:
-    return Task.from_config(config(**changes), images(root / "data"), images(root / "data"))
+    return Task(config(**changes), images(root / "data"), images(root / "data"))
 
 
 def run(root: Path, out: str = "out", **changes: Any) -> Path:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import TrainingConfig, load_training
 from tests.helpers.training import PICTURES_AS_THEY_ARE
 
 CLASSES = 3

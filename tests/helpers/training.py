@@ -17,8 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.journal import Journal, whole_lines
 from mjp_privacy.training.learner import Learner
 

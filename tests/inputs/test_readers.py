@@ -30,9 +30,9 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import load_training
 from mjp_privacy.training.journal import METRICS, points_of, whole_lines
-from mjp_privacy.training.snapshots import load_checkpoint
+from mjp_privacy.training.snapshots import TrainingCheckpoint, load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import load_upload
@@ -177,7 +177,7 @@ def checkpoint(file: str) -> Callable[[Path], object]:
 
 def state(folder: Path) -> None:
     identity = {"config": "{}", "images": "", "validation": "", "initial": ""}
-    load_checkpoint(folder / "trained", identity)
+    load_checkpoint(folder / "trained", identity, TrainingCheckpoint, 1)
 
 
 def mending(folder: Path) -> None:

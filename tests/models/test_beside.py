@@ -17,7 +17,6 @@ from tests.helpers.libraries import (
     DIM,
     SIDE,
     SOURCES,
-    hugging_face,
     library,
     open_clip_model,
     open_clip_tower,
@@ -33,35 +32,29 @@ OPEN_CLIP = {
     "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": DIM, "head_width": 24}},
     "preprocess_cfg": {"mean": MEAN, "std": STD, "interpolation": "bicubic"},
 }
-TIMM = {
-    "architecture": "vit_tiny_patch16_224",
-    "pretrained_cfg": {
-        **{"mean": MEAN, "std": STD, "input_size": [3, SIDE, SIDE]},
-        **{"crop_pct": 0.8, "interpolation": "bilinear"},
-    },
-}
+TIMM_PICTURES = {"mean": MEAN, "std": STD, "input_size": [3, SIDE, SIDE]}
+TIMM_PICTURES |= {"crop_pct": 0.8, "interpolation": "bilinear"}
+TIMM = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": TIMM_PICTURES}
+GIVEN = {"num_heads": 4, "mean": 0.5, "std": 0.5}
 
 
-def folder(tmp_path: Path, module: nn.Module | None, name: str, **beside: Any) -> Path:
+def folder(place: Path, state: nn.Module | dict[str, Tensor], name: str, **beside: Any) -> Path:
     """A folder as libraries save one; `beside` by the JSON file's name without its suffix."""
-    if module is not None:
-        state = {n: t.detach().clone().contiguous() for n, t in module.state_dict().items()}
-        if name.endswith(".safetensors"):
-            save_file(state, tmp_path / name)
-        else:
-            torch.save(state, tmp_path / name)
+    state = state.state_dict() if isinstance(state, nn.Module) else state
+    state = {n: t.detach().clone().contiguous() for n, t in state.items()}
+    save = save_file if name.endswith(".safetensors") else torch.save
+    save(state, place / name)
     for file, content in beside.items():
         text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / f"{file}.json").write_text(text, encoding="utf-8")
-    return tmp_path
+        (place / f"{file}.json").write_text(text, encoding="utf-8")
+    return place
 
 
-def pictures() -> Tensor:
-    return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
-
-
-def assert_equal(found: Tensor, expected: Tensor) -> None:
+def assert_same(model: Any, run: Any) -> None:
+    """The model's outputs are the library's, to 1e-5 of the largest number."""
+    x = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
+        found, expected = model(x), run(x)
         assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
@@ -88,11 +81,9 @@ def test_transformers_vit(tmp_path: Path, names: str) -> None:
     module = randomised(SOURCES["ViT"].build())
     state = {(old_name(n) if names == "old" else n): t for n, t in module.state_dict().items()}
     assert any("attention.attention.query" in n for n in state) == (names == "old")
-    torch.save(state, tmp_path / "pytorch_model.bin")
-    model = load_model(
-        checkpoint=folder(tmp_path, None, "", config=VIT, preprocessor_config=PICTURES)
-    )
-    assert_equal(model(pictures()), module(pictures()).logits)
+    beside = {"config": VIT, "preprocessor_config": PICTURES}
+    model = load_model(checkpoint=folder(tmp_path, state, "pytorch_model.bin", **beside))
+    assert_same(model, lambda x: module(x).logits)
     card = model.card
     assert card.checkpoint.layout == "hf_vit"
     assert (card.mean, card.std) == (tuple(MEAN), tuple(STD))
@@ -100,73 +91,67 @@ def test_transformers_vit(tmp_path: Path, names: str) -> None:
     assert card.architecture == "vit d96 l2 h4 p4@32, eps 1e-12"
 
 
-def test_what_transformers_itself_saves(tmp_path: Path) -> None:
-    transformers = library("transformers")
-    for kind in ("ViT", "DeiT", "CLIP of transformers"):
-        module: Any = randomised(SOURCES[kind].build())
-        place = tmp_path / kind
-        module.save_pretrained(place)
-        transformers.CLIPImageProcessor(image_mean=MEAN, image_std=STD).save_pretrained(place)
-        model = load_model(checkpoint=place)
-        assert_equal(model(pictures()), SOURCES[kind].run(module, pictures()))
-        assert model.card.mean == tuple(MEAN)
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "CLIP of transformers"])
+def test_what_transformers_itself_saves(tmp_path: Path, kind: str) -> None:
+    module: Any = randomised(SOURCES[kind].build())
+    module.save_pretrained(tmp_path)
+    processor = library("transformers").CLIPImageProcessor(image_mean=MEAN, image_std=STD)
+    processor.save_pretrained(tmp_path)
+    model = load_model(checkpoint=tmp_path)
+    assert_same(model, lambda x: SOURCES[kind].run(module, x))
+    assert model.card.mean == tuple(MEAN)
 
 
 def test_open_clip(tmp_path: Path) -> None:
     module: Any = randomised(open_clip_model())
-    place = folder(tmp_path, module, "open_clip_model.safetensors", open_clip_config=OPEN_CLIP)
-    model = load_model(checkpoint=place)
-    assert_equal(model(pictures()), module.encode_image(pictures()))
+    name = "open_clip_model.safetensors"
+    model = load_model(checkpoint=folder(tmp_path, module, name, open_clip_config=OPEN_CLIP))
+    assert_same(model, module.encode_image)
     assert model.card.architecture.endswith("no head bias, eps 1e-05, quick_gelu")
     assert (model.card.mean, model.card.activation) == (tuple(MEAN), "quick_gelu")
+
+
+def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
+    module = randomised(open_clip_tower())
+    place = folder(tmp_path, module, "open_clip_pytorch_model.bin")
+    with pytest.raises(UserError, match="activation=…"):
+        load_model(checkpoint=place, **GIVEN)
+    assert_same(load_model(checkpoint=place, activation="gelu", **GIVEN), module)
+    with pytest.raises(UserError, match="gellu"):
+        load_model(checkpoint=place, activation="gellu", **GIVEN)
 
 
 def test_timm(tmp_path: Path) -> None:
     module = randomised(timm_vit(embed_dim=192, depth=1, num_heads=3))
     place = folder(tmp_path, module, "model.safetensors", config=TIMM)
     model = load_model(checkpoint=place)
-    assert_equal(model(pictures()), module(pictures()))
+    assert_same(model, module)
     card = model.card
     assert (card.mean, card.resize, card.interpolation) == (tuple(MEAN), 40, "bilinear")
     assert (card.norm_eps, card.activation) == (None, None)
     own = {"mean": json.dumps(0.5), "std": json.dumps(0.25)}
-    state = {n: t.detach().clone() for n, t in module.state_dict().items()}
-    save_file(state, tmp_path / "model.safetensors", own)
+    save_file(module.state_dict(), tmp_path / "model.safetensors", own)
     card = load_model(checkpoint=place, std=1.0).card  # user, then metadata, then JSON
     assert (card.mean, card.std, card.resize) == ((0.5,) * 3, (1.0,) * 3, 40)
+    other = {"seed": 1, "mean": 7}  # of another program: left alone
+    (place / "config.json").write_text(json.dumps(other))
+    assert load_model(checkpoint=place, num_heads=3, std=0.5).card.mean == (0.5,) * 3
+    with pytest.raises(UserError, match="num_heads"):
+        load_model(checkpoint=place)
 
 
 def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
-    module = randomised(torchvision_vit())
-    path = tmp_path / "weights.pth"
+    module, path = randomised(torchvision_vit()), tmp_path / "weights.pth"
     torch.save(module.state_dict(), path)
     with pytest.raises(UserError, match="num_heads, mean, std"):
         load_model(checkpoint=path)
-    model = load_model(checkpoint=path, num_heads=4, mean=0.5, std=0.5)
-    assert_equal(model(pictures()), module(pictures()))
+    model = load_model(checkpoint=path, **GIVEN)
+    assert_same(model, module)
     assert model.card.checkpoint.layout == "torchvision"
     outline = load_model("vit_b_32", checkpoint="random", num_classes=3, mean=0.5, std=0.5)
     assert outline.card.architecture == "vit d768 l12 h12 p32@224"
     with pytest.raises(UserError, match="mean, std"):
         load_model("vit_h_14", checkpoint="random", num_classes=3)
-
-
-# refusals -----------------------------------------------------------------------------------------
-
-
-def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
-    module = randomised(open_clip_tower())
-    place = folder(tmp_path, module, "open_clip_pytorch_model.bin")
-    given = {"num_heads": 4, "mean": 0.5, "std": 0.5}
-    with pytest.raises(UserError, match="activation=…"):
-        load_model(checkpoint=place, **given)
-    assert_equal(
-        load_model(checkpoint=place, activation="gelu", **given)(pictures()), module(pictures())
-    )
-    with pytest.raises(UserError, match="gellu"):
-        load_model(checkpoint=place, activation="gellu", **given)
-    with pytest.raises(UserError, match=r"norm_eps: .*-1"):
-        load_model(checkpoint=place, activation="gelu", norm_eps=-1, **given)
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -192,17 +177,8 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_json_that_is_wrong_or_of_another_model(
     tmp_path: Path, file: str, content: Any, named: str
 ) -> None:
-    module = hugging_face("ViTForImageClassification", "ViTConfig")
     beside: dict[str, Any] = {"config": VIT, "preprocessor_config": {**PICTURES, "size": 36}}
+    module = SOURCES["ViT"].build()
     place = folder(tmp_path, module, "pytorch_model.bin", **{**beside, file: content})
     with pytest.raises(UserError, match=f"(?s){named}"):
-        load_model(checkpoint=place)
-
-
-def test_the_json_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    module = randomised(timm_vit(num_heads=3))
-    place = folder(tmp_path, module, "model.safetensors", config={"seed": 1, "mean": 7})
-    card = load_model(checkpoint=place, num_heads=3, mean=0.5, std=0.5).card
-    assert card.mean == (0.5,) * 3
-    with pytest.raises(UserError, match="num_heads, mean, std"):
         load_model(checkpoint=place)

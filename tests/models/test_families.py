@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from timm.models.resnet import Bottleneck, ResNet
 from timm.models.swin_transformer import SwinTransformer
+from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
@@ -36,121 +37,89 @@ from tests.helpers.families import (
 )
 
 
-def pictures(count: int = 2, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, SIDE, SIDE, generator=generator)
+def pictures() -> Tensor:
+    return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
-def some_masked() -> torch.Tensor:
+def some_masked() -> Tensor:
     mask = torch.zeros(GRID * GRID, dtype=torch.bool)
     mask[[3, 17, 40]] = True
     return mask
 
 
-# timm's networks ----------------------------------------------------------------------------------
-
-
-def test_a_swin_without_a_table_is_timms() -> None:
-    ours = network("swin")
-    theirs = SwinTransformer(
-        *(SIDE, PATCH, 3, CLASSES), embed_dim=16, depths=(1, 1), num_heads=(2, 4)
-    ).eval()
-    theirs.load_state_dict(ours.state_dict(), strict=True)
-    assert torch.equal(ours(pictures()), theirs(pictures()))
-
-
-def test_a_resnet_is_timms() -> None:
-    ours = network("resnet", stages=(1, 1, 1, 1))
-    theirs = ResNet(Bottleneck, (1, 1, 1, 1), CLASSES, channels=(16, 32, 64, 128)).eval()
-    theirs.load_state_dict(ours.state_dict(), strict=True)
-    assert torch.equal(ours(pictures()), theirs(pictures()))
+def test_networks_without_a_table_are_timms() -> None:
+    swin, resnet = network("swin"), network("resnet", stages=(1, 1, 1, 1))
+    of_swin = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
+    theirs = SwinTransformer(SIDE, PATCH, 3, CLASSES, **of_swin)
+    other = ResNet(Bottleneck, (1, 1, 1, 1), CLASSES, channels=(16, 32, 64, 128))
+    for ours, module in ((swin, theirs), (resnet, other)):
+        module.load_state_dict(ours.state_dict(), strict=True)
+        assert torch.equal(ours(pictures()), module.eval()(pictures()))
+    assert torch.equal(resnet(pictures(), some_masked()), resnet(pictures()))  # nothing to mask
+    assert (resnet.unk_embed, resnet.pos_embed) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("published", "parameters"),
+    ("published", "parameters", "grid"),
     [
-        (Sizes("swin", 224, 4, 96, (2, 2, 6, 2), 1000, num_heads=3), 28_288_354),
-        (Sizes("resnet", 224, 16, 64, (3, 4, 6, 3), 1000), 25_557_032),
+        (Sizes("swin", 224, 4, 96, (2, 2, 6, 2), 1000, num_heads=3), 28_288_354, 56),
+        (Sizes("resnet", 224, 16, 64, (3, 4, 6, 3), 1000), 25_557_032, 14),
     ],
 )
 def test_the_papers_networks_have_their_published_number_of_parameters(
-    published: Sizes, parameters: int
+    published: Sizes, parameters: int, grid: int
 ) -> None:
     with torch.device("meta"):
         model = build_other(published)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert model.grid == (56 if published.family == "swin" else 14)
-
-
-def test_the_start_depends_on_the_seed_alone() -> None:
-    one, same, other = (network("swin", seed, **MJP_SWIN) for seed in (0, 0, 1))
-    assert all(map(torch.equal, one.parameters(), same.parameters()))
-    assert not torch.equal(one.get_parameter("unk_embed"), other.get_parameter("unk_embed"))
-    assert 0.015 < float(one.get_parameter("absolute_pos_embed").detach().std()) < 0.025
+    assert model.grid == grid
 
 
 # masks --------------------------------------------------------------------------------------------
 
 
 def test_mjp_with_an_empty_mask_is_the_plain_swin_bit_for_bit() -> None:
-    masking = network("swin", **MJP_SWIN)
-    plain = network("swin", positions=True)
+    masking, plain = network("swin", **MJP_SWIN), network("swin", positions=True)
     shared = dict(plain.named_parameters())
     plain.load_state_dict({n: p for n, p in masking.state_dict().items() if n in shared})
     empty = torch.zeros(GRID * GRID, dtype=torch.bool)
     assert torch.equal(masking(pictures()), plain(pictures()))
     assert torch.equal(masking(pictures(), empty), plain(pictures()))
     assert not torch.equal(masking(pictures(), some_masked()), plain(pictures()))
+    again, other = network("swin", 0, **MJP_SWIN), network("swin", 1, **MJP_SWIN)
+    assert all(map(torch.equal, masking.parameters(), again.parameters()))
+    name = "absolute_pos_embed"
+    assert not torch.equal(masking.get_parameter(name), other.get_parameter(name))
+    assert 0.015 < float(masking.get_parameter(name).detach().std()) < 0.025
 
 
 def test_masked_patches_get_the_unknown_embedding_and_not_their_row() -> None:
     model, mask = network("swin", **MJP_SWIN), some_masked()
     table, unknown = model.get_parameter("absolute_pos_embed"), model.get_parameter("unk_embed")
-    added = model.positions(mask)
+    added, before = model.positions(mask), model(pictures(), mask)
     assert torch.equal(added[0, mask], unknown[0].expand(3, -1))
     assert torch.equal(added[0, ~mask], table[0, ~mask])
-    before = model(pictures(), mask)
-    with torch.no_grad():
-        table[0, 17] += 1
-    assert torch.equal(model(pictures(), mask), before)
-    with torch.no_grad():
-        table[0, 18] += 1
-    assert not torch.equal(model(pictures(), mask), before)
-
-
-def test_each_image_of_a_batch_may_have_its_own_mask() -> None:
-    model, mask = network("swin", **MJP_SWIN), some_masked()
-    masks = torch.stack((mask, ~mask))
+    masks = torch.stack((mask, ~mask))  # each image of a batch may have its own
     both = model(pictures(), masks)
     for place in range(2):
         alone = model(pictures()[place : place + 1], masks[place])
         assert torch.allclose(both[place : place + 1], alone, atol=1e-6)
-    assert not torch.allclose(both[1:], model(pictures()[1:], mask), atol=1e-4)
-
-
-def test_a_resnet_has_nothing_to_mask() -> None:
-    model = network("resnet")
-    assert torch.equal(model(pictures(), some_masked()), model(pictures()))
-    assert model.unk_embed is None
-    assert model.pos_embed is None
+    for place, same in ((17, True), (18, False)):
+        with torch.no_grad():
+            table[0, place] += 1
+        assert torch.equal(model(pictures(), mask), before) == same
 
 
 def test_localization_is_that_of_a_vit_with_the_same_table() -> None:
     swin = network("swin", **MJP_SWIN)
-    vit = MJPVisionTransformer(
-        **{"img_size": SIDE, "patch_size": PATCH, "embed_dim": 16, "depth": 1},
-        **{"num_heads": 2, "num_classes": CLASSES, "unknown_embedding": True, "dal": "nonlinear"},
-    )
-    assert vit.dal_regressor is not None
-    assert swin.dal_regressor is not None
-    vit.dal_regressor.load_state_dict(swin.dal_regressor.state_dict())
+    given = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    more: dict[str, Any] = {"unknown_embedding": True, "dal": "nonlinear"}
+    vit = MJPVisionTransformer(**given, num_classes=CLASSES, **more)
+    vit.dal_regressor.load_state_dict(swin.dal_regressor.state_dict())  # type: ignore[union-attr]
     with torch.no_grad():
         vit.table[:, 1:] = swin.get_parameter("absolute_pos_embed")
     for mask in (None, some_masked(), torch.stack((some_masked(), ~some_masked()))):
         assert torch.allclose(swin.dal_loss(mask), vit.dal_loss(mask))
-
-
-# the jigsaw ---------------------------------------------------------------------------------------
 
 
 def test_the_jigsaw_of_a_resnet_moves_patches_and_changes_no_pixel() -> None:
@@ -195,22 +164,26 @@ def test_sizes_of_no_network_are_refused(family: str, changes: dict, said: str) 
         Sizes(**{**vars(sizes(family)), **changes}).check("it")
 
 
+# files --------------------------------------------------------------------------------------------
+
 LEFT_OUT = "left out"
 
 
-def changed(path: Path, tensors: dict[str, torch.Tensor], **metadata: Any) -> Path:
+def changed(path: Path, tensors: dict[str, Tensor] | None = None, **metadata: Any) -> Path:
     """The file with other tensors and metadata, as somebody might have edited it."""
     with safe_open(path, "pt") as file:
         before = {name: file.get_tensor(name) for name in file.keys()}
         said = {key: value for key, value in file.metadata().items() if key != DIGEST_KEY}
     said |= {key: json.dumps(value) for key, value in metadata.items()}
     said = {key: value for key, value in said.items() if value != json.dumps(LEFT_OUT)}
-    save_tensors(path, {**before, **tensors}, said)
+    save_tensors(path, {**before, **(tensors or {})}, said)
     return path
 
 
-@pytest.mark.parametrize("family", ["swin", "resnet"])
-def test_a_network_comes_back_as_it_was(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "line"), [("swin", "swin d16 s1-1 h2 p4@32"), ("resnet", "resnet d16 s1-1 p4@32")]
+)
+def test_a_network_comes_back_as_it_was(tmp_path: Path, family: str, line: str) -> None:
     config = family_config(family, img_size=SIDE)
     before = build_network(config)
     x, mask = torch.rand(4, 3, SIDE, SIDE), torch.rand(64) < 0.3
@@ -218,40 +191,14 @@ def test_a_network_comes_back_as_it_was(tmp_path: Path, family: str) -> None:
     path = export_model(tmp_path, before, config, {"val_top1": 50.0})
     model = load_model(checkpoint=path)
     assert torch.equal(model(x, mask), before.eval()(x, mask))
-    assert not model.training
     card = model.card
-    assert (
-        card.architecture
-        == {
-            "swin": "swin d16 s1-1 h2 p4@32",
-            "resnet": "resnet d16 s1-1 p4@32",
-        }[family]
-    )
+    assert (card.architecture, model.training) == (line, False)
     assert (card.mean, card.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (card.img_size, card.resize, card.num_classes) == (SIDE, SIDE, 3)
     assert (card.trained_gamma, model.family, model.grid) == (0.5, family, 8)
     outline = outline_model(checkpoint=path)
     assert {p.device.type for p in outline.parameters()} == {"meta"}
     assert [n for n, _ in outline.named_parameters()] == [n for n, _ in model.named_parameters()]
-
-
-def test_mean_and_std_may_be_given_and_nothing_of_the_sizes(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, "swin")
-    assert load_model(checkpoint=path, mean=0.4, std=None).card.mean == (0.4,) * 3
-    said = "img_size=64|unknown_embedding=False|deit_small"
-    for given in ({"img_size": 64}, {"unknown_embedding": False}, {"name": "deit_small"}):
-        with pytest.raises(UserError, match=said):
-            load_model(checkpoint=path, **given)  # type: ignore[arg-type]
-
-
-def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, "swin")
-    with safe_open(path, "pt") as file:
-        network = json.loads(file.metadata()["network"])
-    with pytest.raises(UserError, match="absolute_pos_embed"):
-        load_model(checkpoint=changed(path, {}, network={**network, "embed_dim": 32}))
-    with pytest.raises(UserError, match="bert"):
-        load_model(checkpoint=changed(path, {"bert": torch.zeros(1)}, network=network))
 
 
 @pytest.mark.parametrize(
@@ -262,26 +209,33 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path) -> None:
         ({"stages": []}, "stages"),
         ({"embed_dim": "16"}, "embed_dim"),
         ({"num_heads": 3}, "32/4 and 16/3"),
+        ({"embed_dim": 32}, "absolute_pos_embed"),
     ],
 )
-def test_metadata_that_states_no_sizes_is_refused(tmp_path: Path, network: Any, said: str) -> None:
+def test_metadata_that_states_no_or_other_sizes_is_refused(
+    tmp_path: Path, network: Any, said: str
+) -> None:
     path = checkpoint(tmp_path, "swin")
     with safe_open(path, "pt") as file:
         right = json.loads(file.metadata()["network"])
     wrong = {**right, **network} if isinstance(network, dict) else network
     with pytest.raises(UserError, match=said):
-        load_model(checkpoint=changed(path, {}, network=wrong))
+        load_model(checkpoint=changed(path, network=wrong))
 
 
-def test_numbers_that_are_nan_and_missing_pixels_are_refused(tmp_path: Path) -> None:
-    path = changed(checkpoint(tmp_path, "resnet"), {"fc.bias": torch.full((10,), torch.nan)})
-    with pytest.raises(UserError, match="10 of 10"):
-        load_model(checkpoint=path)
-    path = changed(checkpoint(tmp_path, "resnet"), {}, mean=LEFT_OUT)
-    with pytest.raises(UserError, match="mean=…"):
-        load_model(checkpoint=path)
-
-
-def test_what_asks_about_plain_vits_says_that_it_does(tmp_path: Path) -> None:
+def test_mean_and_std_may_be_given_and_nothing_of_the_sizes(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "swin")
+    assert load_model(checkpoint=path, mean=0.4, std=None).card.mean == (0.4,) * 3
+    for given in ({"img_size": 64}, {"unknown_embedding": False}, {"name": "deit_small"}):
+        with pytest.raises(UserError, match=str(next(iter(given.values())))):
+            load_model(checkpoint=path, **given)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="safetensors"):
-        outline_spec(checkpoint=checkpoint(tmp_path, "swin"))
+        outline_spec(checkpoint=path)  # which asks about plain ViTs
+    for change, said in (
+        ({"bert": torch.zeros(1)}, "bert"),
+        ({"head.fc.bias": torch.full((10,), torch.nan)}, "10 of 10"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_model(checkpoint=changed(checkpoint(tmp_path / said[:4], "swin"), change))
+    with pytest.raises(UserError, match="mean=…"):
+        load_model(checkpoint=changed(path, mean=LEFT_OUT))

@@ -49,53 +49,52 @@ def test_one_name_tells_the_layout(layout: str, name: str) -> None:
     assert recognised([name]).name == layout
 
 
+SHAPES: list[tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = [
+    ({"visual.class_embedding": (6,)}, {"cls_token": (1, 1, 6)}),
+    ({"positional_embedding": (5, 6)}, {"pos_embed": (1, 5, 6)}),
+    ({"ln_pre.bias": (6,), "proj": (6, 4)}, {"norm_pre.bias": (6,), "head.weight": (4, 6)}),
+    ({"pos_embed.weight": (6, 4)}, {"pos_embed": (1, 5, 4), "unk_embed": (1, 1, 4)}),
+    (
+        {"deit.embeddings.position_embeddings": (1, 6, 4)},
+        {"pos_embed": (1, 5, 4), "dist_pos_embed": (1, 1, 4)},
+    ),
+    ({"heads.head.weight": (3, 4), "class_token": (1, 1, 4)}, {"head.weight": (3, 4)}),
+]
+
+
 @pytest.mark.parametrize("axes", [0, 1, 2])
-def test_shapes_become_the_own_ones(axes: int) -> None:
+def test_shapes_become_the_own_ones_and_rows_go_where_they_belong(axes: int) -> None:
     lead = (2, 3)[:axes]
-    for sent, own in (
-        ({"visual.class_embedding": (6,)}, {"cls_token": (1, 1, 6)}),
-        ({"positional_embedding": (5, 6)}, {"pos_embed": (1, 5, 6)}),
-        ({"ln_pre.bias": (6,), "proj": (6, 4)}, {"norm_pre.bias": (6,), "head.weight": (4, 6)}),
-        ({"pos_embed.weight": (6, 4)}, {"pos_embed": (1, 5, 4), "unk_embed": (1, 1, 4)}),
-        (
-            {"deit.embeddings.position_embeddings": (1, 6, 4)},
-            {"pos_embed": (1, 5, 4), "dist_pos_embed": (1, 1, 4)},
-        ),
-        ({"heads.head.weight": (3, 4), "class_token": (1, 1, 4)}, {"head.weight": (3, 4)}),
-    ):
+    for sent, own in SHAPES:
         tensors = {name: numbers(*lead, *shape) for name, shape in sent.items()}
         found = recognised(tensors).to_own(tensors, axes=axes)
         assert {n: tuple(found[n].shape) for n in own} == {n: (*lead, *s) for n, s in own.items()}
-
-
-def test_rows_of_tables_go_where_they_belong() -> None:
-    table = numbers(1, 6, 2)
+    table, rows = numbers(1, 6, 2), numbers(6, 2)
     own = recognised(["deit.embeddings.cls_token"]).to_own(
         {"deit.embeddings.position_embeddings": table}
     )
     assert torch.equal(own["pos_embed"], table[:, [0, 2, 3, 4, 5]])
     assert torch.equal(own["dist_pos_embed"], table[:, 1:2])
-    rows = numbers(6, 2)
     own = recognised(["pos_embed.weight"]).to_own({"pos_embed.weight": rows})
-    assert torch.equal(own["pos_embed"][0], rows[:5])
-    assert torch.equal(own["unk_embed"][0], rows[5:])
+    assert torch.equal(torch.cat((own["pos_embed"][0], own["unk_embed"][0])), rows)
 
 
 @pytest.mark.parametrize("axes", [0, 1])
 def test_query_key_and_value_are_joined_when_all_are_there(axes: int) -> None:
-    lead = (2,)[:axes]
+    lead, attention = (2,)[:axes], f"{OLD_BLOCK}attention.attention"
     parts = {
-        f"{OLD_BLOCK}attention.attention.{part}.{kind}": index + numbers(*lead, *shape)
+        f"{attention}.{part}.{kind}": index + numbers(*lead, *shape)
         for kind, shape in {"weight": (4, 4), "bias": (4,)}.items()
         for index, part in enumerate(("value", "query", "key"))
     }
     own = recognised(parts).to_own(parts, axes=axes)
     assert own.keys() == {"blocks.3.attn.qkv.weight", "blocks.3.attn.qkv.bias"}
-    expected = [
-        parts[f"{OLD_BLOCK}attention.attention.{p}.bias"] for p in ("query", "key", "value")
-    ]
+    expected = [parts[f"{attention}.{part}.bias"] for part in ("query", "key", "value")]
     assert torch.equal(own["blocks.3.attn.qkv.bias"], torch.cat(expected, dim=axes))
-    del parts[f"{OLD_BLOCK}attention.attention.key.weight"]
+    odd = {**parts, f"{attention}.key.bias": numbers(*lead, 5)}
+    with pytest.raises(UserError, match=r"blocks.3.attn.qkv.bias"):
+        recognised(odd).to_own(odd, axes=axes)
+    del parts[f"{attention}.key.weight"]
     assert recognised(parts).to_own(parts, axes=axes).keys() == {"blocks.3.attn.qkv.bias"}
 
 
@@ -109,37 +108,31 @@ def test_precision_is_kept_and_unknown_names_stay() -> None:
     assert own.keys() == {"patch_embed.proj.weight", "module.heads.pre_logits.weight"}
     assert own["patch_embed.proj.weight"].dtype == torch.bfloat16
     assert layout.unknown(tensors) == ["module.heads.pre_logits.weight"]
+    for names, unknown in (  # poolers and text towers stand beside
+        (["vit.embeddings.cls_token", "vit.pooler.dense.weight", "vit.embeddings.mask_token"], []),
+        (["vision_model.embeddings.class_embedding", "text_model.ln.bias", "x"], ["x"]),
+        (
+            ["visual.class_embedding", "transformer.resblocks.0.ln_1.bias", "visual.pool.q"],
+            ["visual.pool.q"],
+        ),
+    ):
+        assert recognised(names).unknown(names) == unknown
 
 
-def test_poolers_and_text_towers_stand_beside() -> None:
-    vit = ["vit.embeddings.cls_token", "vit.pooler.dense.weight", "vit.embeddings.mask_token"]
-    assert recognised(vit).unknown(vit) == []
-    clip = ["vision_model.embeddings.class_embedding", "text_model.final_layer_norm.bias", "x"]
-    assert recognised(clip).unknown(clip) == ["x"]
-    whole = ["visual.class_embedding", "transformer.resblocks.0.ln_1.bias", "visual.attn_pool.q"]
-    assert recognised(whole).unknown(whole) == ["visual.attn_pool.q"]
-
-
-def test_two_names_of_one_parameter_are_refused() -> None:
+def test_names_that_fit_no_layout_or_mean_the_same() -> None:
+    bert = [f"bert.encoder.layer.{n}.attention.self.query.weight" for n in range(9)]
+    for names, came in (
+        ([], "no names"),
+        (["conv1.weight", "layer1.0.conv1.weight"], "conv1.weight, layer1.0.conv1.weight."),
+        (bert, "weight, …."),
+    ):
+        with pytest.raises(UserError) as error:
+            recognised(names)
+        assert came in str(error.value)
+        assert all(layout.title in str(error.value) for layout in LAYOUTS)
     both = {"cls_token": torch.zeros(1), "module.cls_token": torch.ones(1)}
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"'cls_token' and 'module.cls_token'"):
         recognised(both).to_own(both)
-    assert "'cls_token' and 'module.cls_token'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("names", "came"),
-    [
-        ([], "got no names"),
-        (["conv1.weight", "layer1.0.conv1.weight"], "got conv1.weight, layer1.0.conv1.weight."),
-        ([f"bert.encoder.layer.{n}.attention.self.query.weight" for n in range(9)], "weight, …."),
-    ],
-)
-def test_names_that_fit_no_layout(names: list[str], came: str) -> None:
-    with pytest.raises(UserError) as error:
-        recognised(names)
-    assert came in str(error.value)
-    assert all(layout.title in str(error.value) for layout in LAYOUTS)
 
 
 README = Path(mjp_privacy.models.__file__).parent / "README.md"
@@ -218,10 +211,10 @@ def test_block_0_counts_the_tokens_that_it_sees(variant: dict[str, bool]) -> Non
     assert attacked("token_span", TINY_PRIOR, model, "a", 2).min() > 99
 
 
-@pytest.mark.parametrize("name", ["april", "april_prior"])
-def test_april_without_a_patch_bias(name: str) -> None:
-    options = {} if name == "april" else TINY_PRIOR
-    assert attacked(name, options, planted_model(patch_bias=False), "a", 1).min() > 99
+def test_april_without_a_patch_bias() -> None:
+    model = planted_model(patch_bias=False)
+    for name, options in (("april", {}), ("april_prior", TINY_PRIOR)):
+        assert attacked(name, options, model, "a", 1).min() > 99
 
 
 def with_and_without_tokens(**variant: bool) -> tuple[list[Tensor], Tensor]:

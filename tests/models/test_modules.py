@@ -1,13 +1,18 @@
-"""Live networks of other libraries: the same outputs and gradients here, or a refusal."""
+"""Live networks of other libraries: the same outputs and gradients here, or a refusal; those that
+are no plain ViT with their own forward, and tables that are stretched."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
@@ -28,7 +33,6 @@ from tests.helpers.libraries import (
 from tests.helpers.models import tiny
 
 EXACT = 1e-5
-each_source = pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
 
 
 def loaded(module: nn.Module, **facts: Any) -> LoadedModel:
@@ -54,53 +58,36 @@ def gradients(parameters: dict[str, nn.Parameter], outputs: Tensor) -> dict[str,
     return {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
 
 
-@each_source
-def test_outputs_are_the_librarys(source: Source) -> None:
+@pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
+def test_outputs_and_gradients_are_the_librarys_under_own_names(source: Source) -> None:
     module = randomised(source.build())
     model, x = loaded(module), pictures()
-    assert model.card.checkpoint.layout == source.layout
-    assert not model.training
-    expected = source.run(module, x)
-    assert float(expected.detach().std()) > 0.05
-    assert_equal(model(x), expected)
-
-
-@each_source
-def test_gradients_are_the_librarys_under_own_names(source: Source) -> None:
-    module = randomised(source.build())
-    model, x = loaded(module), pictures()
-    sent = gradients(dict(module.named_parameters()), source.run(module, x))
-    own = recognised(dict(module.named_parameters())).to_own(sent)
-    expected = gradients(dict(model.named_parameters()), model(x))
+    assert (model.card.checkpoint.layout, model.training) == (source.layout, False)
+    outputs = source.run(module, x)
+    assert float(outputs.detach().std()) > 0.05
+    assert_equal(model(x), outputs)
+    names = dict(module.named_parameters())
+    sent, layout = gradients(names, outputs), recognised(names)
+    own, expected = layout.to_own(sent), gradients(dict(model.named_parameters()), model(x))
     assert own.keys() == expected.keys() == dict(model.named_parameters()).keys()
     for name, grad in expected.items():
-        # The gradient of a key's bias is zero: what is left there is rounding.
-        if name.endswith("qkv.bias"):
+        if name.endswith("qkv.bias"):  # that of a key's bias is zero: what is left is rounding
             assert float((own[name] - grad).abs().max()) <= EXACT * float(grad.abs().max())
         else:
             assert_equal(own[name], grad, name)
-
-
-@each_source
-def test_gradients_with_a_step_axis_and_in_part(source: Source) -> None:
-    module = randomised(source.build())
-    names = dict(module.named_parameters())
-    sent, layout = gradients(names, source.run(module, pictures())), recognised(names)
     steps = {name: torch.stack((grad, 2 * grad, 3 * grad)) for name, grad in sent.items()}
-    one, three = layout.to_own(sent), layout.to_own(steps, axes=1)
-    assert one.keys() == three.keys()
-    assert all(torch.equal(three[name][1], 2 * one[name]) for name in one)
+    three = layout.to_own(steps, axes=1)
+    assert own.keys() == three.keys()
+    assert all(torch.equal(three[name][1], 2 * own[name]) for name in own)
     first = dict(list(sent.items())[::2])
     in_part = recognised(first).to_own(first)
-    assert in_part
     if recognised(first).name == layout.name:  # the names of a part may fit a simpler layout
-        assert all(torch.equal(in_part[name], one[name]) for name in in_part)
+        assert all(torch.equal(in_part[name], own[name]) for name in in_part)
 
 
 @pytest.mark.nightly
 def test_the_real_size_of_torchvision() -> None:
-    vision = library("torchvision.models")
-    module = randomised(vision.vit_b_32())
+    module = randomised(library("torchvision.models").vit_b_32())
     model, x = loaded(module), pictures(224, 1)
     assert model.card.architecture == "vit d768 l12 h12 p32@224"
     assert_equal(model(x), module(x))
@@ -109,32 +96,27 @@ def test_the_real_size_of_torchvision() -> None:
 def test_a_fresh_head_of_zeros_hides_no_difference() -> None:
     """torchvision's head starts at zero, so the outputs of any network agree; what enters it does
     not."""
-    module = torchvision_vit().eval()
+    module: Any = torchvision_vit().eval()
     assert not bool(module(pictures()).any())
-    assert_equal(loaded(module).forward_features(pictures())[:, 0], _before_head(module))
-    module.encoder.layers[1].mlp[1] = nn.SiLU()  # type: ignore[union-attr, index]
-    with pytest.raises(UserError, match="the blocks compute something else"):
+    features = loaded(module).forward_features(pictures())[:, 0]
+    heads, module.heads = module.heads, nn.Identity()
+    assert_equal(features, module(pictures()))
+    module.heads = heads
+    module.encoder.layers[1].mlp[1] = nn.SiLU()
+    with pytest.raises(UserError, match="VisionTransformer"):
         loaded(module, num_heads=12)
     assert isinstance(loaded(module), TimmNetwork)  # with its own forward
-
-
-def _before_head(module: Any) -> Tensor:
-    module.heads, heads = nn.Identity(), module.heads
-    features = module(pictures())
-    module.heads = heads
-    return features
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["parallel", "compiled"])
 def test_wrappers_are_taken_off(wrap: Any) -> None:
     module = randomised(torchvision_vit())
     wrapped = wrap(module)
-    assert all(name.startswith(("module.", "_orig_mod.")) for name, _ in wrapped.named_parameters())
+    parameters = dict(wrapped.named_parameters())
+    assert all(name.startswith(("module.", "_orig_mod.")) for name in parameters)
     assert_equal(loaded(wrapped)(pictures()), module(pictures()))
-    names = [name for name, _ in wrapped.named_parameters()]
-    assert recognised(names).to_own(dict(wrapped.named_parameters())).keys() == {
-        name for name, _ in loaded(module).named_parameters()
-    }
+    own = recognised(parameters).to_own(parameters)
+    assert own.keys() == dict(loaded(module).named_parameters()).keys()
 
 
 def test_the_module_keeps_its_modes_and_its_weights() -> None:
@@ -143,125 +125,127 @@ def test_the_module_keeps_its_modes_and_its_weights() -> None:
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     modes = [part.training for part in module.modules()]
     model = loaded(module)
-    assert [part.training for part in module.modules()] == modes
-    assert all(p.grad is None and torch.equal(p, before[n]) for n, p in module.named_parameters())
     with torch.no_grad():
         model.cls_token.add_(1)
-    assert torch.equal(module.get_parameter("cls_token"), before["cls_token"])
+    assert [part.training for part in module.modules()] == modes
+    assert all(p.grad is None and torch.equal(p, before[n]) for n, p in module.named_parameters())
 
 
 def test_own_models_are_returned_and_precision_is_kept() -> None:
-    model = loaded(randomised(timm_vit()))
-    assert load_module(model) is model
-    assert load_module(nn.DataParallel(model)) is model
-    double = loaded(randomised(timm_vit()).double())
-    assert double.cls_token.dtype == torch.float64
-    half = loaded(randomised(timm_vit()).bfloat16())
-    assert half.cls_token.dtype == torch.float32
+    model = tiny(torch.float32)
+    for same in (load_module(model), load_module(nn.DataParallel(model), mean=model.card.mean)):
+        assert same is model
+    for facts, said in (({"mean": 0.5}, r"mean: .*0\.485"), ({"img_size": 48}, "32, got 48")):
+        with pytest.raises(UserError, match=said):
+            load_module(model, **facts)
+    for change, dtype in (("double", torch.float64), ("bfloat16", torch.float32)):
+        copy = loaded(getattr(randomised(timm_vit()), change)())
+        assert copy.cls_token.dtype == dtype
     plain = loaded(randomised(timm_vit(pos_embed="none")))
     assert (plain.position_embedding, plain.card.img_size) == ("strict", SIDE)
 
 
-class Scaled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 1.01 * x
+def test_networks_that_compute_something_else_keep_their_forward() -> None:
+    """Also in half precision, which rounds by more than a small scale changes the outputs."""
 
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1.01 * x
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_does_not_hide_another_network(dtype: torch.dtype) -> None:
-    """bfloat16 rounds by more than this scale changes the outputs."""
-    module: Any = randomised(timm_vit()).to(dtype)
-    module.blocks[0].ls1 = Scaled()
-    assert isinstance(loaded(module), TimmNetwork)  # it keeps timm's own forward
-    with pytest.raises(UserError, match="the blocks compute something else"):
-        loaded(module, num_heads=4)
-    assert next(module.parameters()).dtype == dtype
+    silu: Any = randomised(timm_vit())
+    silu.blocks[1].mlp.act = nn.SiLU()
+    pooled = randomised(timm_vit(global_pool="avg", fc_norm=False))
+    scaled = randomised(timm_vit(init_values=0.1))
+    for other in (silu, pooled, scaled, randomised(open_clip_tower(ls_init_value=0.1))):
+        copy = loaded(other)
+        assert isinstance(copy, TimmNetwork)
+        assert_equal(copy(pictures()), other(pictures()))
+    for dtype in (torch.bfloat16, torch.float16):
+        half: Any = randomised(timm_vit()).to(dtype)
+        half.blocks[0].ls1 = Scaled()
+        assert isinstance(loaded(half), TimmNetwork)
+        with pytest.raises(UserError, match="VisionTransformer"):
+            loaded(half, num_heads=4)
+        assert next(half.parameters()).dtype == dtype
 
 
 # refusals -----------------------------------------------------------------------------------------
 
 
 def test_mean_and_std_are_never_guessed() -> None:
-    with pytest.raises(UserError, match="mean=… and std=…"):
-        load_module(torchvision_vit())
     module: Any = timm_vit()
     module.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
-    with pytest.raises(UserError, match=r"mean: .*127\.5"):
-        load_module(module, mean=127.5, std=127.5)
-    with pytest.raises(UserError, match=r"declares std=\(0.5, 0.5, 0.5\)"):
-        load_module(module, mean=0.5)
     tower: Any = open_clip_tower()
     tower.image_mean = (0.48, 0.46, 0.41)
-    with pytest.raises(UserError, match=r"declares mean=\(0.48, 0.46, 0.41\)"):
-        load_module(tower)
-    with pytest.raises(UserError, match="mean: "):
-        load_module(timm_vit(), mean=(0.5, 0.5), std=0.5)
+    for network, given, said in (
+        (torchvision_vit(), {}, "mean=… and std=…"),
+        (module, {"mean": 127.5, "std": 127.5}, r"mean: .*127\.5"),
+        (module, {"mean": 0.5}, r"std=\(0.5, 0.5, 0.5\)"),
+        (tower, {}, r"mean=\(0.48, 0.46, 0.41\)"),
+        (module, {"mean": (0.5, 0.5), "std": 0.5}, "mean: "),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_module(network, **given)
 
 
 def test_heads_that_no_part_states_must_be_given() -> None:
     module: Any = randomised(timm_vit())
+
+    def attention_of(attention: Any) -> Any:
+        def forward(x: Tensor, **_: Any) -> Tensor:
+            q, k, v = attention.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            return attention.proj(mixed.transpose(1, 2).flatten(2))
+
+        return forward
+
     for block in module.blocks:
-        heads = block.attn.num_heads
-        block.attn.heads = heads
         del block.attn.num_heads
-        block.attn.forward = _attention_of(block.attn)
+        block.attn.forward = attention_of(block.attn)
     assert isinstance(loaded(module), TimmNetwork)
     assert_equal(loaded(module, num_heads=4)(pictures()), module(pictures()))
-    with pytest.raises(UserError, match="the blocks compute something else"):
+    with pytest.raises(UserError, match="VisionTransformer"):
         loaded(module, num_heads=2)
 
 
-def _attention_of(attention: Any) -> Any:
-    def forward(x: Tensor, **_: Any) -> Tensor:
-        q, k, v = attention.qkv(x).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        return attention.proj(mixed.transpose(1, 2).flatten(2))
+class Wrapped(nn.Module):
+    """A network whose answer, or whose failure, is another's than its weights'."""
 
-    return forward
+    def __init__(self, answer: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.answer = randomised(timm_vit()), answer
 
-
-def test_a_network_that_computes_something_else_keeps_its_forward() -> None:
-    module: Any = randomised(timm_vit())
-    module.blocks[1].mlp.act = nn.SiLU()
-    pooled = randomised(timm_vit(global_pool="avg", fc_norm=False))
-    scaled = randomised(open_clip_tower(ls_init_value=0.1))
-    for other in (module, pooled, randomised(timm_vit(init_values=0.1)), scaled):
-        copy = loaded(other)
-        assert isinstance(copy, TimmNetwork)
-        assert_equal(copy(pictures()), other(pictures()))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(self.model(x))
 
 
-def test_parameters_that_a_plain_vit_has_not_are_named() -> None:
-    with pytest.raises(UserError, match=r"blocks.0.ls1.gamma"):
-        loaded(timm_vit(init_values=0.1), num_heads=4)
-    with pytest.raises(UserError, match=r"blocks.0.attn.k_norm"):
-        loaded(timm_vit(qk_norm=True), num_heads=4)
-    teacher = hugging_face("DeiTForImageClassificationWithTeacher", "DeiTConfig")
-    with pytest.raises(UserError, match="cls_classifier, distillation_classifier"):
-        loaded(teacher, num_heads=4)
-    grey = timm_vit(in_chans=1)
-    with pytest.raises(UserError, match="3 channels, got 1"):
-        loaded(grey)
+def fails(x: Tensor) -> Tensor:
+    raise RuntimeError("two pictures are needed")
 
 
-def test_a_module_that_does_not_take_a_picture_or_returns_something_else() -> None:
-    class Renamed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = randomised(timm_vit())
+REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "layer scale": (lambda: timm_vit(init_values=0.1), {"num_heads": 4}, "blocks.0.ls1.gamma"),
+    "norms": (lambda: timm_vit(qk_norm=True), {"num_heads": 4}, "blocks.0.attn.k_norm"),
+    "teacher": (
+        lambda: hugging_face("DeiTForImageClassificationWithTeacher", "DeiTConfig"),
+        *({"num_heads": 4}, "cls_classifier, distillation_classifier"),
+    ),
+    "grey": (lambda: timm_vit(in_chans=1), {}, "3 channels, got 1"),
+    "answer": (
+        lambda: Wrapped(lambda x: x.softmax(-1)[:, :3]),
+        *({"num_heads": 4}, r"\(1, 10\).*\(1, 3\)"),
+    ),
+    "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
+    "linear": (lambda: nn.Linear(3, 3), {}, "Vision Transformer"),
+    "no table": (lambda: nn.Sequential(nn.Conv2d(3, 8, 4, 4)), {}, "Vision Transformer"),
+}
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x).softmax(-1)[:, :3]
 
-    with pytest.raises(UserError, match=r"\(1, 10\).*\(1, 3\)"):
-        loaded(Renamed(), num_heads=4)
-
-    class Failing(Renamed):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("two pictures are needed")
-
-    with pytest.raises(UserError, match="RuntimeError: two pictures"):
-        loaded(Failing())
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_network_that_is_refused_is_told_what_it_lacks(kind: str) -> None:
+    build, given, said = REFUSED[kind]
+    with pytest.raises(UserError, match=said):
+        loaded(build(), **given)
 
 
 def test_the_text_tower_is_left_alone() -> None:
@@ -273,9 +257,98 @@ def test_the_text_tower_is_left_alone() -> None:
     assert recognised(grads).unknown(grads) == []
 
 
-def test_a_model_of_this_package_keeps_its_own_normalisation() -> None:
-    model = tiny(torch.float32)
-    assert load_module(model) is model
-    assert load_module(nn.DataParallel(model), mean=model.card.mean) is model
-    with pytest.raises(UserError, match=r"mean: .*0\.485"):
-        load_module(model, mean=0.5)
+# networks with their own forward ------------------------------------------------------------------
+
+WIDE = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3}
+
+
+def dinov2(kind: str, side: int = 56, **more: Any) -> nn.Module:
+    """transformers' Dinov2 with random weights, whose table is for pictures of this side."""
+    transformers = library("transformers")
+    config = "Dinov2WithRegistersConfig" if "Registers" in kind else "Dinov2Config"
+    settings = getattr(transformers, config)(image_size=side, patch_size=14, **WIDE, **more)
+    return getattr(transformers, kind)(settings).eval()  # type: ignore[no-any-return]
+
+
+def siglip(kind: str) -> nn.Module:
+    transformers = library("transformers")
+    vision = {"image_size": 64, "patch_size": 16, "intermediate_size": 384, **WIDE}
+    if kind == "SiglipVisionModel":
+        settings = transformers.SiglipVisionConfig(**vision)
+    else:
+        settings = transformers.SiglipConfig(vision_config=vision, num_labels=7)
+    return getattr(transformers, kind)(settings).eval()  # type: ignore[no-any-return]
+
+
+def stretching(name: str) -> nn.Module:
+    """timm's network, which stretches a table for 112 px to its pictures."""
+    options = {"img_size": 112, "dynamic_img_size": True, "num_classes": 9, "depth": 2}
+    return timm.create_model(name, **options).eval()  # type: ignore[no-any-return]
+
+
+CLASSIFIER = "Dinov2ForImageClassification"
+OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
+    CLASSIFIER: (lambda: dinov2(CLASSIFIER, num_labels=5), 56, None),
+    "Dinov2Model": (lambda: dinov2("Dinov2Model"), 56, None),
+    "Dinov2WithRegistersModel": (lambda: dinov2("Dinov2WithRegistersModel"), 56, None),
+    "SiglipVisionModel": (lambda: siglip("SiglipVisionModel"), 64, None),
+    "SiglipForImageClassification": (lambda: siglip("SiglipForImageClassification"), 64, None),
+    "stretched by transformers": (lambda: dinov2(CLASSIFIER, 112, num_labels=5), 56, 56),
+    "stretched dinov2": (lambda: stretching("vit_small_patch14_dinov2"), 56, 56),
+    "stretched plain": (lambda: stretching("vit_tiny_patch16_224"), 64, 64),
+    "stretched eva02": (lambda: stretching("eva02_tiny_patch14_224"), 56, 56),
+}
+
+
+def logits_of(module: nn.Module, x: Tensor) -> Tensor:
+    out = module(x)
+    if isinstance(out, Tensor):
+        return out
+    return out["logits"] if "logits" in out else out["pooler_output"]  # type: ignore[no-any-return]
+
+
+def of_one_step(module: nn.Module, side: int) -> Tensor:
+    """An 8-bit picture (1, 3, side, side), after the module's gradients of it were computed."""
+    picture = (torch.rand(1, 3, side, side) * 255).round() / 255
+    logits = logits_of(module, (picture - 0.5) / 0.5)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([3])).backward()  # type: ignore[no-untyped-call]
+    return picture
+
+
+@pytest.mark.parametrize("name", OWN_FORWARD)
+def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
+    """Also where a table is stretched: it still tells the rows of the patches."""
+    build, side, img_size = OWN_FORWARD[name]
+    module = build()
+    if img_size is None:
+        copy, x = loaded(module), torch.randn(2, 3, side, side)
+        assert isinstance(copy, TimmNetwork)
+        torch.testing.assert_close(copy(x), logits_of(module, x))
+        count = sum(parameter.numel() for parameter in module.parameters())
+        assert sum(parameter.numel() for parameter in copy.parameters()) == count
+    picture = of_one_step(module, side)
+    before = {key: parameter.clone() for key, parameter in module.named_parameters()}
+    given = {"mean": 0.5, "std": 0.5, "img_size": img_size, "attacks": ["patch_gradient"]}
+    leak = attack_gradients(module, images=picture, **given)
+    assert leak["patch_gradient"].psnr > 60
+    assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
+
+
+def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"64 positions .* 121"):
+        loaded(dinov2("Dinov2Model", side=112), img_size=154)
+    with pytest.raises(UserError, match="img_size"):
+        loaded(siglip("SiglipVisionModel"), img_size=96)
+    module = dinov2(CLASSIFIER, num_labels=5)
+    of_one_step(module, 56)
+    with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
+        save_upload(tmp_path, module, mean=0.5, std=0.5)
+
+
+def test_pixels_that_no_patch_covers_are_left_out() -> None:
+    """384 px are 27 patches of 14 px and six pixels that the convolution never sees."""
+    net = timm.create_model("vit_so400m_patch14_siglip_384", num_classes=3, depth=1)
+    copy = loaded(net)
+    assert (copy.grid, copy.card.img_size) == (27, 378)
+    x = torch.randn(1, 3, 384, 384)
+    torch.testing.assert_close(copy(x[..., :378, :378]), net.eval()(x))

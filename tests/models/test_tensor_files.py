@@ -75,74 +75,65 @@ KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int6
 KINDS += [torch.int16, torch.int8, torch.uint8, torch.bool]
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(DTYPES, KINDS, strict=True))
-def test_every_type_that_is_read(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    path, x = tmp_path / "x.safetensors", torch.tensor([0, 1, 1]).to(dtype)
-    save_file({"x": x}, path)
-    file = TensorFile(path, WEIGHTS)
-    assert file.dtypes == {"x": name}
-    assert file.tensors()["x"].dtype == dtype
-    assert torch.equal(file.tensors()["x"], x)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("C64", torch.complex64), ("X", None)]
-)
-def test_types_that_nobody_reads(path: Path, name: str, dtype: torch.dtype | None) -> None:
-    if dtype is None:
-        with_header(lambda header: header["a"].update(dtype=name))(path)
-    else:
+def test_types_that_are_read_and_others(path: Path) -> None:
+    for name, dtype in zip(DTYPES, KINDS, strict=True):
+        x = torch.tensor([0, 1, 1]).to(dtype)
+        save_file({"x": x}, path)
+        file = TensorFile(path, WEIGHTS)
+        assert file.dtypes == {"x": name}
+        assert file.tensors()["x"].dtype == dtype
+        assert torch.equal(file.tensors()["x"], x)
+    for name, dtype in (("F8_E4M3", torch.float8_e4m3fn), ("C64", torch.complex64)):
         save_file({"a": torch.ones(3).to(dtype)}, path)
-    assert name in refused(path)
+        assert name in refused(path)
+    with_header(lambda header: header["a"].update(dtype="X"))(path)
+    assert "X" in refused(path)
+
+
+LARGE = ("a further field", "a name with escapes", "metadata of 10^5 names", "10^5 empty tensors")
 
 
 @pytest.mark.parametrize("change", HEADER_CHANGES)
 def test_a_header_that_lies(path: Path, change: str) -> None:
     with_header(HEADER_CHANGES[change])(path)
-    if change in (
-        "a further field",
-        "a name with escapes",
-        "metadata of 10^5 names",
-        "10^5 empty tensors",
-    ):
-        with contextlib.suppress(BadFile):
-            TensorFile(path, WEIGHTS)
+    if change not in LARGE:
+        refused(path)
         return
-    refused(path)
+    with contextlib.suppress(BadFile):
+        TensorFile(path, WEIGHTS)
 
 
-def test_tensors_that_overlap_or_leave_gaps(path: Path) -> None:
-    header, data = header_of(path.read_bytes())
+def overlapping(content: bytes, *, gap: bool = False) -> bytes:
+    """Two tensors of the same bytes; or one that begins behind a gap."""
+    header, data = header_of(content)
     name, other = sorted(("a", "b"), key=lambda n: header[n]["data_offsets"][0])
     begin, end = header[name]["data_offsets"]
-    path.write_bytes(file_of({**header, other: header[name]}, data[: end - begin]))
-    refused(path)
-    moved = {**header[name], "data_offsets": [8, end - begin + 8]}
-    path.write_bytes(file_of({name: moved}, data))
-    refused(path)
+    if gap:
+        moved = {**header[name], "data_offsets": [8, end - begin + 8]}
+        return file_of({name: moved}, data)
+    return file_of({**header, other: header[name]}, data[: end - begin])
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: content[:5],
-        lambda content: b"\xff" * 8 + content[8:],
-        lambda content: content[:-1],
-        lambda content: content + b"more",
-        lambda content: file_of("[]", b""),
-        lambda content: file_of("5", b""),
-        lambda content: file_of("[" * 100_000, b""),
-        lambda content: file_of('{"a": 1, "a": 2}', b""),
-        lambda content: file_of('{"a": NaN}', b""),
-        lambda content: content[:9] + b"\xff" + content[10:],
-        lambda content: file_of(
-            {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}, b""
-        ),
-    ],
-)
-def test_damaged_bytes(path: Path, damage: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(damage(path.read_bytes()))
+HUGE = {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda content: b"",
+    "five bytes": lambda content: content[:5],
+    "a length of 2^64": lambda content: b"\xff" * 8 + content[8:],
+    "a byte less": lambda content: content[:-1],
+    "more": lambda content: content + b"more",
+    "no UTF-8": lambda content: content[:9] + b"\xff" + content[10:],
+    "overlap": overlapping,
+    "gap": lambda content: overlapping(content, gap=True),
+    **{
+        str(header)[:20]: lambda content, header=header: file_of(header, b"")
+        for header in ("[]", "5", "[" * 100_000, '{"a": 1, "a": 2}', '{"a": NaN}', HUGE)
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_bytes(path: Path, damage: str) -> None:
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     tracemalloc.start()
     refused(path)
     assert tracemalloc.get_traced_memory()[1] < 16 << 20  # not what a header claims
@@ -190,25 +181,22 @@ def test_slices_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
 
 NAME = "mjp-seal:" + "0" * 64
 """An image's name that looks like the place of a digest."""
+JSON = json.dumps({"seal": BLANK_DIGEST, "cells": [NAME, "ü"]})
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "tensors": lambda path: save_tensors(
+        path, {"x": torch.rand(4, 5)}, {"ids": json.dumps([NAME])}, digest=True
+    ),
+    "fields": lambda path: write_with_digest(path, lambda file: file.write_text(JSON)),
+    "lines": lambda path: write_with_digest(
+        path, lambda file: file.write_text(f"# {BLANK_DIGEST}\na: {NAME}\n")
+    ),
+}
 
 
-def tensors(path: Path) -> None:
-    save_tensors(path, {"x": torch.rand(4, 5)}, {"ids": json.dumps([NAME])}, digest=True)
-
-
-def fields(path: Path) -> None:
-    text = json.dumps({"seal": BLANK_DIGEST, "cells": [NAME, "ü"]})
-    write_with_digest(path, lambda file: file.write_text(text))
-
-
-def lines(path: Path) -> None:
-    write_with_digest(path, lambda file: file.write_text(f"# {BLANK_DIGEST}\na: {NAME}\n"))
-
-
-@pytest.mark.parametrize("write", [tensors, fields, lines])
-def test_any_changed_bit_is_noticed(tmp_path: Path, write: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("kind", WRITERS)
+def test_any_changed_bit_is_noticed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
-    write(path)
+    WRITERS[kind](path)
     check_digest(path, WEIGHTS, needed=True)
     content, draws = path.read_bytes(), random.Random(1)
     changes = [content[:7], content[:-1], content + b"\n", content * 2]
@@ -219,7 +207,7 @@ def test_any_changed_bit_is_noticed(tmp_path: Path, write: Callable[[Path], None
     for number, changed in enumerate(changes):
         other = tmp_path / f"changed {number}"
         other.write_bytes(changed)
-        with pytest.raises(BadFile, match="changed"):
+        with pytest.raises(BadFile, match=other.name):
             check_digest(other, WEIGHTS, needed=True)
 
 
@@ -247,24 +235,45 @@ def saved(path: Path, content: Any, *, old: bool = False) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("own", [False, True])
 @BOTH
-def test_both_formats_come_back(tmp_path: Path, old: bool, own: bool) -> None:
-    found = read_torch_file(saved(tmp_path / "w.pth", STATE, old=old), WEIGHTS, own=own)
+def test_both_formats_come_back_and_damage_is_a_sentence(
+    tmp_path: Path, old: bool, own: bool
+) -> None:
+    path = saved(tmp_path / "w.pth", STATE, old=old)
+    found = read_torch_file(path, WEIGHTS, own=own)
     assert torch.equal(found["a"], STATE["a"])
     assert found["b"] == STATE["b"]
+    good, draw = path.read_bytes(), random.Random(0)
+    for _ in range(60):
+        path.write_bytes(good[: draw.randrange(len(good))])
+        with pytest.raises(UserError, match=r"w\.pth"):
+            read_torch_file(path, WEIGHTS, own=own)
+        changed = bytearray(good)
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(UserError):
+            read_torch_file(path, WEIGHTS, own=own)
 
 
-def test_large_tensors_of_the_older_format_are_no_names(tmp_path: Path) -> None:
-    large = {"a": torch.ones(MOST_PICKLED // 4 + 10)}
-    found = read_torch_file(saved(tmp_path / "w.pth", large, old=True), WEIGHTS)
-    assert float(found["a"].sum()) == len(large["a"])
+def test_a_changed_bit_of_ones_own_file_is_found(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", {"a": torch.zeros(1000)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=r"w/data/0"):
+        read_torch_file(path, WEIGHTS, own=True)
 
 
 @BOTH
-def test_many_names_are_refused_before_they_are_read(
+def test_many_names_are_refused_before_they_are_read_and_large_tensors_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
+    large = {"a": torch.ones(MOST_PICKLED // 4 + 10)}
+    found = read_torch_file(saved(tmp_path / "w.pth", large, old=old), WEIGHTS)
+    assert float(found["a"].sum()) == len(large["a"])
     monkeypatch.setattr(tensor_files, "MOST_PICKLED", 1 << 18)
     path = saved(tmp_path / "w.pth", {f"n{i}": i for i in range(50_000)}, old=old)
     with pytest.raises(BadFile, match="names and settings"):
@@ -274,8 +283,7 @@ def test_many_names_are_refused_before_they_are_read(
 def test_a_zip_that_is_none_of_torchs_is_refused_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = saved(tmp_path / "w.pth", {"a": torch.zeros(10_000_000)})
-    packed = tmp_path / "packed.pth"
+    path, packed = saved(tmp_path / "w.pth", STATE), tmp_path / "packed.pth"
     with zipfile.ZipFile(path) as before, zipfile.ZipFile(packed, "w") as after:
         for entry in before.infolist():
             after.writestr(entry.filename, before.read(entry), zipfile.ZIP_DEFLATED)
@@ -289,28 +297,16 @@ def test_a_zip_that_is_none_of_torchs_is_refused_unread(
         read_torch_file(packed, WEIGHTS)
 
 
-def test_a_changed_bit_of_ones_own_file_is_found(tmp_path: Path) -> None:
-    path = saved(tmp_path / "w.pth", {"a": torch.zeros(1000)})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(BadFile, match=r"w/data/0"):
-        read_torch_file(path, WEIGHTS, own=True)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
+def test_numbers_that_are_not_in_the_file_are_refused(tmp_path: Path) -> None:
+    for tensor in (
         torch.zeros(1).expand(10**12),
         torch.empty(3, device="meta"),
         torch.zeros(2, 2).to_sparse(),
         torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8),
-    ],
-)
-def test_numbers_that_are_not_in_the_file_are_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
-    path = saved(tmp_path / "w.pth", {"a": tensor})
-    with pytest.raises(BadFile, match=r"w\.pth"):
-        check_stored(read_torch_file(path, WEIGHTS), path, WEIGHTS)
+    ):
+        path = saved(tmp_path / "w.pth", {"a": tensor})
+        with pytest.raises(BadFile, match=r"w\.pth"):
+            check_stored(read_torch_file(path, WEIGHTS), path, WEIGHTS)
 
 
 class Runs:
@@ -327,21 +323,3 @@ def test_nothing_in_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old
     with pytest.raises(BadFile, match="system"):
         read_torch_file(path, WEIGHTS)
     assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("own", [False, True])
-@BOTH
-def test_damage_anywhere_is_a_sentence(tmp_path: Path, old: bool, own: bool) -> None:
-    path = saved(tmp_path / "w.pth", STATE, old=old)
-    good, draw = path.read_bytes(), random.Random(0)
-    for _ in range(60):
-        path.write_bytes(good[: draw.randrange(len(good))])
-        with pytest.raises(UserError, match=r"w\.pth"):
-            read_torch_file(path, WEIGHTS, own=own)
-        changed = bytearray(good)
-        for _ in range(draw.randint(1, 4)):
-            changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
-        path.write_bytes(changed)
-        with contextlib.suppress(UserError):
-            read_torch_file(path, WEIGHTS, own=own)

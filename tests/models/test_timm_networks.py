@@ -26,13 +26,15 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.tensor_files import save_tensors
-from mjp_privacy.models.timm_networks import TimmNetwork, check_equation, parts_of
+from mjp_privacy.models.timm_networks import TimmNetwork, check_equation
 from tests.helpers.planted import planted_images
 
 TABLE, PATCH, BIAS = "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"
+DINOV2, DEIT3 = "vit_small_patch14_dinov2", "deit3_small_patch16_224"
 WITH_TABLE = {
-    "vit_small_patch14_dinov2": (56, 1),  # layer scale
-    "deit3_small_patch16_224": (64, 0),  # layer scale, no class row in the table
+    DINOV2: (56, 1),  # layer scale
+    DEIT3: (64, 0),  # layer scale, no class row in the table
+    "flexivit_small": (64, 0),
     "vit_base_patch16_siglip_224": (64, 0),  # no class token, attention pooling
     "vit_wee_patch16_reg1_gap_256": (64, 0),  # registers, mean pooling
     "deit_tiny_distilled_patch16_224": (64, 2),
@@ -41,13 +43,12 @@ WITH_TABLE = {
     "vit_so150m_patch16_reg4_map_256": (64, 4),
 }
 """Side of the pictures, and rows of the table that are not the patches'."""
-WITHOUT_TABLE = {
-    "vit_small_patch16_rope_224": 64,
-    "vit_small_patch16_dinov3": 64,
-    "vit_relpos_small_patch16_224": 64,
-    "beit_base_patch16_224": 64,
-}
+WITHOUT_TABLE = (
+    *("vit_small_patch16_rope_224", "vit_small_patch16_dinov3"),
+    *("vit_relpos_small_patch16_224", "beit_base_patch16_224"),
+)
 CLASSES = 7
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 
 
 def network(name: str, side: int, **more: Any) -> TimmNetwork:
@@ -91,9 +92,8 @@ def test_the_client_sends_timms_own_gradients_and_they_hold_every_patch(name: st
 
 @pytest.mark.parametrize("name", WITHOUT_TABLE)
 def test_without_a_table_the_bias_sums_what_multiplies_the_patches(name: str) -> None:
-    model = network(name, WITHOUT_TABLE[name])
-    assert model.pos_embed is None
-    assert model.position_embedding == "strict"
+    model = network(name, 64)
+    assert (model.pos_embed, model.position_embedding) == (None, "strict")
     x = model.normalize(pictures(model, 1))
     total, summed = own_gradients(model, x, 3, [PATCH, BIAS])
     # G = sum_i g_i x_i^T and b = sum_i g_i: adding a constant to all patches adds it times b.
@@ -103,14 +103,13 @@ def test_without_a_table_the_bias_sums_what_multiplies_the_patches(name: str) ->
     torch.testing.assert_close(wide.mT @ g, sent.mT, rtol=1e-7, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "deit3_small_patch16_224"])
+@pytest.mark.parametrize("name", [DINOV2, DEIT3])
 def test_masked_patches_have_e_unk_in_place_of_their_row(name: str) -> None:
     side, before = WITH_TABLE[name]
     model = network(name, side, unknown_embedding=True)
     mask = torch.zeros(2, 16, dtype=torch.bool)
     mask[0, [1, 7]] = mask[1, 3] = True
-    x = model.normalize(pictures(model))
-    replaced = copy.deepcopy(model)
+    x, replaced = model.normalize(pictures(model)), copy.deepcopy(model)
     for place in range(2):
         with torch.no_grad():
             rows = model.pos_embed.clone()  # type: ignore[union-attr]
@@ -126,60 +125,55 @@ def test_masked_patches_have_e_unk_in_place_of_their_row(name: str) -> None:
     assert update.grads["unk_embed"].abs().amax((1, 2, 3)).min() > 0
 
 
+# from a name or a file ----------------------------------------------------------------------------
+
+
 def test_a_file_gives_the_network_back(tmp_path: Path) -> None:
-    model = network("vit_small_patch14_dinov2", 56, unknown_embedding=True).float()
+    model = network(DINOV2, 56, unknown_embedding=True).float()
     path, x = tmp_path / "dinov2.safetensors", pictures(model).float()
     save_tensors(path, {key: t.contiguous() for key, t in model.state_dict().items()}, {})
-    given: dict[str, Any] = {"mean": 0.5, "std": 0.25, "img_size": 56}
-    loaded = load_model("vit_small_patch14_dinov2", checkpoint=path, **given)
+    loaded = load_model(DINOV2, checkpoint=path, img_size=56, **HALF)
     assert torch.equal(loaded(x), model(x))
     assert loaded.unk_embed is not None
-    outline = outline_model("vit_small_patch14_dinov2", checkpoint=path, img_size=56)
+    outline = outline_model(DINOV2, checkpoint=path, img_size=56)
     assert {p.device.type for p in outline.parameters()} == {"meta"}
-    with pytest.raises(UserError, match="pos_embed"):
-        load_model("vit_small_patch14_dinov2", checkpoint=path, mean=0.5, std=0.5, img_size=70)
-    with pytest.raises(UserError, match="mean=…"):
-        load_model("vit_small_patch14_dinov2", checkpoint=path, img_size=56)
+    for given, said in (({"img_size": 70, **HALF}, "pos_embed"), ({"img_size": 56}, "mean=…")):
+        with pytest.raises(UserError, match=said):
+            load_model(DINOV2, checkpoint=path, **given)
 
 
 def test_random_weights_are_those_of_the_name_and_the_seed() -> None:
     one, same, other = (
-        load_model(
-            "deit3_small_patch16_224",
-            checkpoint="random",
-            seed=seed,
-            mean=0.5,
-            std=0.5,
-            img_size=32,
-        )
-        for seed in (0, 0, 1)
+        load_model(DEIT3, checkpoint="random", seed=seed, img_size=32, **HALF) for seed in (0, 0, 1)
     )
     assert torch.equal(one.pos_embed, same.pos_embed)  # type: ignore[arg-type]
     assert not torch.equal(one.pos_embed, other.pos_embed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "given", "said"),
     [
-        ("xcit_nano_12_p16_224", "patch_embed.proj"),  # a stem of several convolutions
-        ("vit_small_r26_s32_224", "2048"),  # patches of a CNN's features
-        ("vit_small_patch14_dinov5", "vit_small_patch14_dinov5"),
+        ("xcit_nano_12_p16_224", {}, "patch_embed.proj"),  # a stem of several convolutions
+        ("vit_small_r26_s32_224", {}, "2048"),  # patches of a CNN's features
+        ("vit_small_patch14_dinov5", {}, "vit_small_patch14_dinov5"),
+        (DINOV2, {"depth": 3}, "depth"),  # timm's own
+        (DINOV2, {"img_size": 8, "num_classes": 2}, "img_size"),
+        ("vit_small_patch16_rope_224", {"unknown_embedding": True}, "unknown_embedding"),
     ],
 )
-def test_what_is_no_vit_of_pixels_is_refused(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_model(name, checkpoint="random", mean=0.5, std=0.5)
-
-
-def test_a_network_that_memory_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timm_networks, "free_bytes", lambda device: 10**8)
-    with pytest.raises(UserError, match=r"deit3_base_patch16_224 takes 0\.3 GB"):
-        load_model("deit3_base_patch16_224", checkpoint="random", mean=0.5, std=0.5)
-
-
-def test_a_network_of_a_single_size_is_not_taken_for_another(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_no_vit_of_pixels_or_not_timms_is_refused(
+    name: str, given: dict[str, Any], said: str
 ) -> None:
+    with pytest.raises(UserError, match=said):
+        load_model(name, checkpoint="random", **given, **HALF)
+
+
+def test_networks_that_memory_or_size_do_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=DINOV2):
+        load_model(DINOV2, **HALF)  # without a checkpoint
+    monkeypatch.setattr(timm_networks, "free_bytes", lambda device: 10**8)
+    with pytest.raises(UserError, match=r"deit3_base_patch16_224.*0\.3 GB"):
+        load_model("deit3_base_patch16_224", checkpoint="random", **HALF)
     create = timm.create_model
 
     def of_one_size(name: str, **options: Any) -> torch.nn.Module:
@@ -188,71 +182,17 @@ def test_a_network_of_a_single_size_is_not_taken_for_another(
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", of_one_size)
-    with pytest.raises(UserError, match="img_size=256 or none, got 64"):
+    with pytest.raises(UserError, match=r"256.* 64"):
         outline_model("vit_wee_patch16_reg1_gap_256", checkpoint="random", img_size=64)
 
 
 def test_an_outline_of_a_download_is_made_of_what_timm_declares() -> None:
-    name = "vit_small_patch14_dinov2.lvd142m"
-    for outline in (
-        outline_model(checkpoint=f"timm:{name}", num_classes=CLASSES),
-        outline_model(name, num_classes=CLASSES),
-    ):
+    name = f"{DINOV2}.lvd142m"
+    for given in ({"checkpoint": f"timm:{name}"}, {"name": name}):
+        outline = outline_model(num_classes=CLASSES, **given)
         assert isinstance(outline, TimmNetwork)
         assert (outline.card.img_size, outline.card.mean[0]) == (518, 0.485)
         assert outline.card.interpolation == "bicubic"
-
-
-def test_a_live_network_that_is_frozen_has_its_table() -> None:
-    net = timm.create_model("deit3_small_patch16_224", img_size=32, num_classes=CLASSES)
-    copied = load_module(net.requires_grad_(False), mean=0.5, std=0.5)
-    assert copied.position_embedding == "learned"
-    assert not any(parameter.requires_grad for parameter in net.parameters())
-
-
-def test_a_network_whose_table_is_used_otherwise_is_refused() -> None:
-    net = timm.create_model("vit_wee_patch16_reg1_gap_256", img_size=64, num_classes=CLASSES)
-    plain = net._pos_embed
-    net._pos_embed = lambda x: plain(x * 2)
-    with pytest.raises(UserError, match="patch embedding"):
-        check_equation(TimmNetwork(net))
-
-
-def test_parts_are_found_in_timms_module() -> None:
-    parts = parts_of(timm.create_model("flexivit_small", img_size=64))
-    assert (parts.grid, parts.before) == (4, 0)
-    assert parts.table is not None
-
-
-def test_a_live_module_is_attacked_and_its_upload_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    net = timm.create_model("vit_small_patch16_dinov3", img_size=64, num_classes=CLASSES).eval()
-    image = planted_images(1, side=64).float().mul(255).round() / 255
-    loss = torch.nn.functional.cross_entropy(net((image - 0.5) / 0.5), torch.tensor([3]))
-    loss.backward()
-    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
-    leak = attack_gradients(net, gradients, mean=0.5, std=0.5, attacks=["patch_lattice"])
-    patches, found = to_patches(image[0], 16), to_patches(leak.best.image.float(), 16)
-    for patch in patches:  # every patch to the bit, whatever place the jigsaw gave it
-        assert (found - patch).abs().amax(1).min() < 1e-6
-    save_upload(tmp_path / "ups", net, gradients, mean=0.5, std=0.5, images=image)
-    assert main(["check", str(tmp_path / "ups")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any("applies" in line and "patch_lattice" in line for line in lines)
-    assert any("april" in line and "not" in line for line in lines)
-    stated = json.loads(next((tmp_path / "ups").glob("*.json")).read_text())
-    assert stated["weights"].startswith("weights/")
-
-
-def test_check_says_what_applies_to_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--model", "vit_small_patch14_dinov2", "--img-size", "224"]) == 0
-    answers = dict(
-        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if " " in line
-    )
-    assert answers["patch_gradient"] == "yes"
-    assert answers["april"].startswith("no")
-    assert answers["patch_lattice"].startswith("no")  # 256 patches are too many for a lattice
 
 
 # folders and hubs ---------------------------------------------------------------------------------
@@ -260,27 +200,23 @@ def test_check_says_what_applies_to_any_name(capsys: pytest.CaptureFixture[str])
 
 def saved_as_on_a_hub(folder: Path, **more: Any) -> torch.nn.Module:
     """A backbone without a classifier, saved with its config as timm puts it on a hub."""
-    net = timm.create_model("vit_small_patch14_dinov2", img_size=28, num_classes=0, **more)
+    net = timm.create_model(DINOV2, img_size=28, num_classes=0, **more)
     timm.models.save_for_hf(net, str(folder), safe_serialization=True)
     return net.eval()  # type: ignore[no-any-return]
 
 
 def test_a_folder_with_timms_config_says_what_it_holds(tmp_path: Path) -> None:
-    net = saved_as_on_a_hub(tmp_path)
+    net, x = saved_as_on_a_hub(tmp_path), torch.randn(2, 3, 28, 28)
     model = load_model(checkpoint=tmp_path, num_classes=CLASSES)
     assert isinstance(model, TimmNetwork)
     assert (model.card.img_size, model.card.mean) == (28, (0.485, 0.456, 0.406))
-    x = torch.randn(2, 3, 28, 28)
     torch.testing.assert_close(model.forward_features(x), net.forward_features(x))
-    assert "a fresh classifier, seeded" in model.card.checkpoint.notes
+    assert len(model.card.checkpoint.notes) == 1  # a fresh classifier, seeded
     again = load_model(checkpoint=tmp_path, num_classes=CLASSES)
     assert torch.equal(model.head.weight, again.head.weight)
     assert outline_model(checkpoint=tmp_path, num_classes=CLASSES).grid == 2
     with pytest.raises(UserError, match="num_classes"):
         load_model(checkpoint=tmp_path)
-
-
-def test_a_folder_of_another_pooling_is_refused(tmp_path: Path) -> None:
     saved_as_on_a_hub(tmp_path, global_pool="avg")
     with pytest.raises(UserError, match="global_pool"):
         load_model(checkpoint=tmp_path, num_classes=CLASSES)
@@ -298,30 +234,63 @@ def test_a_repository_of_the_hub_is_a_folder(
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    model = load_model(checkpoint="hf-hub:someone/dinov2", num_classes=CLASSES)
-    assert isinstance(model, TimmNetwork)
+    given: dict[str, Any] = {"checkpoint": "hf-hub:someone/dinov2", "num_classes": CLASSES}
+    assert isinstance(load_model(**given), TimmNetwork)
     (tmp_path / "model.safetensors").unlink()
     from_hub.cache_clear()
-    with pytest.raises(UserError, match="holds no weights"):
-        load_model(checkpoint="hf-hub:someone/dinov2", num_classes=CLASSES)
+    with pytest.raises(UserError, match=r"model.safetensors"):
+        load_model(**given)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match=r"hf-hub:someone/other.*config.json"):
+    with pytest.raises(UserError, match=r"hf-hub:someone/other"):
         load_model(checkpoint="hf-hub:someone/other", num_classes=CLASSES)
 
 
-def test_a_table_behind_a_norm_does_not_send_the_rows_of_patches() -> None:
-    """As AIMv2 has it; the patch embedding's bias still sends their sum."""
-    net = timm.models.VisionTransformer(
-        img_size=32,
-        patch_size=16,
-        embed_dim=48,
-        depth=1,
-        num_heads=3,
-        num_classes=CLASSES,
-        embed_norm_layer=torch.nn.LayerNorm,
-    )
-    model = load_module(net, mean=0.5, std=0.5)
+# live ones ----------------------------------------------------------------------------------------
+
+
+def test_live_networks_that_are_frozen_or_use_their_table_otherwise() -> None:
+    net = timm.create_model(DEIT3, img_size=32, num_classes=CLASSES)
+    copied = load_module(net.requires_grad_(False), **HALF)
+    assert copied.position_embedding == "learned"
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    net = timm.create_model("vit_wee_patch16_reg1_gap_256", img_size=64, num_classes=CLASSES)
+    plain = net._pos_embed
+    net._pos_embed = lambda x: plain(x * 2)
+    with pytest.raises(UserError, match="patch embedding"):
+        check_equation(TimmNetwork(net))
+    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 1, "num_heads": 3}
+    norm = torch.nn.LayerNorm  # of the embedded patches, before the table, as AIMv2 has it
+    net = timm.models.VisionTransformer(**sizes, num_classes=CLASSES, embed_norm_layer=norm)
+    model = load_module(net, **HALF)
     assert (model.pos_embed, model.position_embedding) == (None, "strict")
     assert "behind a norm" in model.card.architecture
-    names = [name for name, _ in model.named_parameters()]
-    assert "pos_embed" in names
+    assert "pos_embed" in dict(model.named_parameters())
+
+
+def test_a_live_module_is_attacked_and_its_upload_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = timm.create_model("vit_small_patch16_dinov3", img_size=64, num_classes=CLASSES).eval()
+    image = planted_images(1, side=64).float().mul(255).round() / 255
+    torch.nn.functional.cross_entropy(net((image - 0.5) / 0.5), torch.tensor([3])).backward()
+    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    leak = attack_gradients(net, gradients, attacks=["patch_lattice"], **HALF)
+    found = to_patches(leak.best.image.float(), 16)
+    for patch in to_patches(image[0], 16):  # to the bit, whatever place the jigsaw gave it
+        assert (found - patch).abs().amax(1).min() < 1e-6
+    save_upload(tmp_path / "ups", net, gradients, images=image, **HALF)
+    assert main(["check", str(tmp_path / "ups")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("applies" in line and "patch_lattice" in line for line in lines)
+    assert any("april" in line and "not" in line for line in lines)
+    stated = json.loads(next((tmp_path / "ups").glob("*.json")).read_text())
+    assert stated["weights"].startswith("weights/")
+
+
+def test_check_says_what_applies_to_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--model", DINOV2, "--img-size", "224"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    answers = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    assert answers["patch_gradient"] == "yes"
+    assert answers["april"].startswith("no")
+    assert answers["patch_lattice"].startswith("no")  # 256 patches are too many for a lattice

@@ -1,26 +1,53 @@
-"""The plain Vision Transformer beside timm's: start, outputs and gradients, bit for bit."""
+"""The Vision Transformer beside timm's own, bit for bit; what MJP adds to it, its localization
+against NumPy; and low-rank adapters."""
 
+from __future__ import annotations
+
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer as TimmTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.sizes import Variant
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer, load_model
+from mjp_privacy.models.adapters import with_adapters
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.mjp_vit import (
+    LocalizationRegressor,
+    principal_directions,
+    with_closed_form_block,
+)
+from mjp_privacy.models.sizes import LowRank, Variant, low_rank
+from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.vit import VisionTransformer
+from mjp_privacy.uploads.record import save_weights
+from tests.helpers.models import (
+    ARCHITECTURE,
+    MEAN,
+    PATCHES,
+    SMALL,
+    STD,
+    some_images,
+    some_labels,
+    some_masks,
+    tiny,
+)
 
-SIZES: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 48,
-    "depth": 3,
-    "num_heads": 3,
-    "num_classes": 7,
-}
+close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+# timm's own ---------------------------------------------------------------------------------------
+
+SIZES = {**ARCHITECTURE, "embed_dim": 48, "depth": 3, "num_classes": 7}
 CLIPS = Variant(pre_norm=True, patch_bias=False, norm_eps=1e-5, activation="quick_gelu")
+TIMMS_CLIP = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5)}
 NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our arguments, timm's
     "plain": ({}, {}),
     "narrow": ({"mlp_ratio": 1.5}, {"mlp_ratio": 1.5}),
@@ -30,26 +57,11 @@ NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our arguments,
     "no qkv bias": ({"variant": Variant(qkv_bias=False)}, {"qkv_bias": False}),
     "tanh": ({"variant": Variant(activation="gelu_tanh")}, {"act_layer": "gelu_tanh"}),
     "relu": ({"variant": Variant(activation="relu")}, {"act_layer": "relu"}),
-    "CLIP's": (
-        {"variant": CLIPS},
-        {
-            "pre_norm": True,
-            "norm_layer": partial(nn.LayerNorm, eps=1e-5),
-            "act_layer": "quick_gelu",
-        },
-    ),
+    "CLIP's": ({"variant": CLIPS}, {**TIMMS_CLIP, "act_layer": "quick_gelu"}),
 }
 
 
-def both(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[Any, Any]:
-    """Our network and timm's, each made from the same seed."""
-    torch.manual_seed(5)
-    our_network = VisionTransformer(**{**SIZES, **ours})
-    torch.manual_seed(5)
-    return our_network, TimmTransformer(**{**SIZES, **theirs})
-
-
-def logits(network: Any, images: torch.Tensor) -> torch.Tensor:
+def logits(network: Any, images: Tensor) -> Tensor:
     """The logits, in training mode with the same draws for every network."""
     torch.manual_seed(6)
     if isinstance(network, TimmTransformer):
@@ -62,39 +74,479 @@ def logits(network: Any, images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_seed_gives_the_parameters_of_timms_network(kind: str) -> None:
-    ours, theirs = both(*NETWORKS[kind])
-    expected = dict(theirs.named_parameters())
-    assert [name for name, _ in ours.named_parameters()] == list(expected)
-    for name, parameter in ours.named_parameters():
-        assert torch.equal(parameter, expected[name]), name
+def test_start_outputs_and_gradients_are_timms_bit_for_bit(kind: str) -> None:
+    """Each made from the same seed; with torch's attention kernel and with plain products."""
+    torch.manual_seed(5)
+    ours = VisionTransformer(**{**SIZES, **NETWORKS[kind][0]}).train()
+    torch.manual_seed(5)
+    theirs = TimmTransformer(**{**SIZES, **NETWORKS[kind][1]}).train()
+    assert list(map(str, dict(ours.named_parameters()))) == list(dict(theirs.named_parameters()))
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
     assert ours.no_weight_decay() <= theirs.no_weight_decay()
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("fused", [True, False])
-def test_outputs_and_gradients_are_timms_bit_for_bit(kind: str, fused: bool) -> None:
-    ours, theirs = (network.train() for network in both(*NETWORKS[kind]))
-    for module in [*ours.modules(), *theirs.modules()]:
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
     images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(7))
-    found, expected = logits(ours, images), logits(theirs, images)
-    assert torch.equal(found, expected)
+    for fused in (True, False):
+        for module in [*ours.modules(), *theirs.modules()]:
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        found, expected = logits(ours, images), logits(theirs, images)
+        assert torch.equal(found, expected)
+        weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(8))
+        (found * weights).sum().backward()
+        (expected * weights).sum().backward()
+        for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(mine.grad, other.grad), name
     if kind == "drop path":
         assert not torch.equal(found, logits(ours.eval(), images))
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(8))
-    (found * weights).sum().backward()
-    (expected * weights).sum().backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        assert torch.equal(parameter.grad, gradients[name]), name
+    with pytest.raises(UserError, match=r"32, 32.*40, 40"):
+        ours.patch_embed(torch.rand(1, 3, 40, 40))
 
 
-def test_a_picture_of_another_size_is_refused() -> None:
-    network = VisionTransformer(**SIZES)
-    with pytest.raises(
-        UserError,
-        match=r"Expected images \(B, 3, 32, 32\), got \(1, 3, 40, 40\). Resize the images, or load",
+@pytest.mark.parametrize("image", [32, 48])
+@pytest.mark.parametrize("train", [False, True])
+def test_the_same_weights_give_timms_logits(image: int, train: bool) -> None:
+    model = tiny(img_size=image).train(train)
+    theirs = TimmTransformer(**{**ARCHITECTURE, "img_size": image}).double().train(train)
+    theirs.load_state_dict(model.state_dict(), strict=True)
+    x = some_images(2, image)
+    close(model(x), theirs(x))
+    close(model.forward_features(x), theirs.forward_features(x))
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def on_meta(name: str, **changes: Any) -> MJPVisionTransformer:
+    """The named model without memory for its weights."""
+    with torch.device("meta"):
+        known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
+        return load_model(name, checkpoint="random", **known)
+
+
+@pytest.mark.parametrize(
+    ("name", "timms"),
+    [
+        ("vit_small", "vit_small_patch16_224"),
+        ("deit_small", "deit_small_patch16_224"),
+        *((name, name) for name in ("vit_base_patch8_224", "deit_base_patch16_384")),
+        ("vit_large_patch16_224", "vit_large_patch16_224"),
+    ],
+)
+def test_parameter_names_and_shapes_are_timms(name: str, timms: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(timms)
+    ours = on_meta(name)
+    assert list(shapes(ours).items()) == list(shapes(theirs).items())
+    assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
+    assert ours.norm.eps == theirs.norm.eps
+    assert not list(ours.buffers())
+
+
+def test_the_models_of_mjp_stand_beside_timms_names() -> None:
+    plain = shapes(on_meta("deit_small"))
+    regressor = {"0.weight": (384, 384), "0.bias": (384,), "2.weight": (2, 384), "2.bias": (2,)}
+    added = {"unk_embed": (1, 1, 384), "index_embed": (1, 197, 384)}
+    added |= {f"dal_regressor.layers.{name}": shape for name, shape in regressor.items()}
+    mjp = shapes(on_meta("deit_small_mjp", dal="nonlinear", index_embedding=True))
+    assert mjp == {**plain, **added}
+    assert shapes(on_meta("deit_small_mjp_no_unk")) == plain
+    assert shapes(on_meta("deit_small_no_pe")) == plain  # exposed: the table's gradient is uploaded
+    strict = shapes(on_meta("deit_small_no_pe", position_embedding="strict"))
+    assert strict == {name: shape for name, shape in plain.items() if name != "pos_embed"}
+
+
+def test_random_weights_come_from_the_seed_alone() -> None:
+    """Rows that were made from them stay finished: their digest is the seed's alone."""
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = load_model(checkpoint="random", **SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    second = load_model(checkpoint="random", **SMALL, activation="gelu", norm_eps=1e-6)
+    other = load_model(checkpoint="random", seed=1, **SMALL)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert not torch.equal(first.pos_embed, other.pos_embed)
+    assert first.card == second.card
+    assert (first.card.checkpoint.layout, first.card.checkpoint.sha256) == ("random", "random-0")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
+def test_normalize_works_in_the_precision_of_the_images(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    model, x = tiny(), some_images(2).to(dtype)
+    mean, std = (np.array(v).reshape(3, 1, 1) for v in (MEAN, STD))
+    found = model.normalize(x)
+    assert found.dtype == dtype
+    expected = (x.double().numpy() - mean) / std
+    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(model.denormalize(found), x)
+
+
+# masks --------------------------------------------------------------------------------------------
+
+
+def gradient_of_z(model: MJPVisionTransformer, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Backward through the cross-entropy; the gradient at z, the input of block 0."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        inputs[0].retain_grad()
+        kept.append(inputs[0])
+
+    handle = model.blocks[0].register_forward_pre_hook(keep)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x, mask), some_labels(len(x)), reduction="sum").backward()
+    handle.remove()
+    assert kept[0].grad is not None
+    return kept[0].grad
+
+
+def test_z_has_the_unknown_embedding_at_masked_patches_and_the_class_row_kept() -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(3)
+    z, tokens = model.embed(x, mask), model.patch_embed(x)
+    for image in range(3):
+        torch.testing.assert_close(z[image, 0], model.cls_token[0, 0] + model.table[0, 0])
+        for patch in range(PATCHES):
+            row = model.unk_embed[0, 0] if mask[image, patch] else model.table[0, patch + 1]
+            torch.testing.assert_close(z[image, patch + 1], tokens[image, patch] + row)
+    assert torch.equal(model.positions(mask)[:, 0], model.table[:, 0].expand(3, -1))
+    alone = torch.cat([model(x[i : i + 1], mask[i]) for i in range(3)])
+    close(model(x, mask), alone)  # each row of a mask is its image's
+    close(model(x, torch.zeros(PATCHES, dtype=torch.bool)), model(x))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_masked_rows_of_the_table_get_no_gradient_and_the_unknown_gets_their_sum(
+    batch: int,
+) -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(batch), some_masks(batch)
+    g = gradient_of_z(model, x, mask)
+    table, unknown = model.pos_embed.grad[0], model.unk_embed.grad[0, 0]
+    everywhere = mask.all(0)
+    assert (table[1:][everywhere] == 0).all()
+    close(unknown, g[:, 1:][mask].sum(0))
+    close(table[1:], (g[:, 1:] * (~mask).unsqueeze(-1)).sum(0))
+    close(table[0], g[:, 0].sum(0))
+    assert (table[~torch.cat((torch.tensor([False]), everywhere))].abs().sum(-1) > 0).all()
+
+
+def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
+    """Permuting masked patches among themselves changes nothing but rounding: only order hides."""
+    model, x, mask = tiny(unknown_embedding=True), some_images(1), some_masks(1)[0]
+    patches = x.reshape(1, 3, 4, 8, 4, 8).permute(0, 2, 4, 1, 3, 5).reshape(1, 16, -1).clone()
+    patches[:, mask] = patches[:, mask].roll(1, 1)
+    moved = patches.reshape(1, 4, 4, 3, 8, 8).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 32, 32)
+    assert not torch.allclose(moved, x)
+    close(model(moved, mask), model(x, mask))
+    assert not torch.allclose(model(moved), model(x))
+
+
+WRONG_MASKS = [
+    (torch.zeros(PATCHES), r"float32.*\(16,\)"),
+    (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
+    (torch.zeros(3, PATCHES, dtype=torch.bool), r"\(3, 16\)"),
+    (torch.zeros(2, 4, 4, dtype=torch.bool), r"\(2, 4, 4\)"),
+    (torch.tensor(True), r"\(\)"),
+]
+
+
+@pytest.mark.parametrize(("mask", "came"), WRONG_MASKS)
+@pytest.mark.parametrize("unknown", [True, False])
+def test_a_wrong_mask_is_refused(mask: Tensor, came: str, unknown: bool) -> None:
+    model = tiny(unknown_embedding=unknown, dal="linear")
+    with pytest.raises(UserError, match=f"16 patches.*{came}"):
+        model(some_images(2), mask)
+    if mask.shape != (3, PATCHES):  # which fits a batch of another size
+        for method in (model.dal, model.dal_loss):
+            with pytest.raises(UserError, match=came):
+                method(mask)
+
+
+# no table, one of zeros, a second one; the altered block -----------------------------------------
+
+
+def test_without_position_embeddings_exposed_and_strict() -> None:
+    exposed, strict = tiny(position_embedding="exposed"), tiny(position_embedding="strict")
+    assert not exposed.pos_embed.any()
+    g = gradient_of_z(exposed, some_images(1), None)
+    close(exposed.pos_embed.grad, g)
+    assert (g.abs().sum(-1) > 0).all()
+    assert strict.pos_embed is None
+    strict.load_state_dict({n: p for n, p in exposed.state_dict().items() if n != "pos_embed"})
+    x = some_images(2)
+    close(strict(x), exposed(x))
+    assert torch.equal(strict(x, some_masks(2)), strict(x))
+    for reading in ("exposed", "strict"):
+        for asked in ({"unknown_embedding": True}, {"dal": "linear"}):
+            with pytest.raises(UserError, match=reading):
+                tiny(position_embedding=reading, **asked)
+
+
+def test_the_index_embedding_is_added_and_never_masked() -> None:
+    model, x, mask = tiny(unknown_embedding=True, index_embedding=True), some_images(1), None
+    index, mask = model.index_embed.detach().clone(), some_masks(1)
+    z = model.embed(x, mask)
+    with torch.no_grad():
+        model.index_embed.zero_()
+    torch.testing.assert_close(z, model.embed(x, mask) + index)
+    g = gradient_of_z(model, x, mask)
+    close(model.index_embed.grad, g)
+
+
+def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(2), some_masks(2)
+    before, altered, block = model(x, mask), with_closed_form_block(model), model.blocks[0]
+    z = model.embed(x, mask)
+    expected = block.mlp(block.norm2(block.attn(z)))
+    torch.testing.assert_close(altered.blocks[0](z), expected)
+    rest = model.forward_head(model.norm(model.blocks[1](expected)))
+    torch.testing.assert_close(altered(x, mask), rest)
+    with torch.no_grad():
+        altered.pos_embed.zero_()
+    assert torch.equal(model(x, mask), before)
+    assert set(shapes(model)) - set(shapes(altered)) == {
+        "blocks.0.norm1.weight",
+        "blocks.0.norm1.bias",
+    }
+    assert set(shapes(altered)) <= set(shapes(model))
+    assert altered.card == model.card
+    assert with_closed_form_block(altered).first_block == "closed_form"
+
+
+# variants -----------------------------------------------------------------------------------------
+
+CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}
+VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, ""),
+    "pre-norm": ({"pre_norm": True}, ", pre-norm"),
+    "CLIP": (
+        {**CLIP, "activation": "quick_gelu"},
+        ", pre-norm, no patch bias, no head bias, eps 1e-05, quick_gelu",
+    ),
+    "no biases": ({"patch_bias": False, "qkv_bias": False}, ", no patch bias, no qkv bias"),
+    "distilled": (
+        {"distillation_token": True, "norm_eps": 1e-12},
+        ", distillation token, eps 1e-12",
+    ),
+}
+
+
+def metadata(model: LoadedModel) -> dict[str, str]:
+    """As a recorded upload's weights carry it: what the card states."""
+    facts = {name: getattr(model.card, name, None) for name in METADATA} | {"num_heads": 3}
+    return {name: json.dumps(value) for name, value in facts.items() if value is not None}
+
+
+@pytest.mark.parametrize(("fields", "words"), VARIANTS.values(), ids=list(VARIANTS))
+def test_a_variant_is_described_and_survives_a_file(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    model = tiny(torch.float32, unknown_embedding=True, **fields)
+    assert model.card.architecture == f"vit d24 l2 h3 p8@32{words}"
+    path = tmp_path / "weights.safetensors"
+    state = {name: p.detach().contiguous() for name, p in model.state_dict().items()}
+    assert ("norm_eps" in metadata(model)) == bool(fields)  # files of plain ViTs stay as they were
+    save_file(state, path, metadata(model))
+    again = load_model(checkpoint=path)
+    assert again.variant == model.variant == Variant(**fields)
+    assert again.card.architecture == model.card.architecture
+    assert again.state_dict().keys() == state.keys()
+    x, mask = some_images(2).float(), some_masks(2)
+    assert torch.equal(again(x, mask), model(x, mask))
+    assert not torch.equal(model(x, mask), model(x))
+
+
+def test_the_parameters_of_a_variant() -> None:
+    plain, clip, distilled = tiny(), tiny(**CLIP), tiny(distillation_token=True)
+    assert set(shapes(plain)) - set(shapes(clip)) == {"patch_embed.proj.bias", "head.bias"}
+    assert set(shapes(clip)) - set(shapes(plain)) == {"norm_pre.weight", "norm_pre.bias"}
+    assert set(shapes(distilled)) - set(shapes(plain)) == {"dist_token", "dist_pos_embed"}
+    assert {"dist_token", "dist_pos_embed"} <= distilled.no_weight_decay()
+    assert (plain.tokens, distilled.tokens) == (17, 18)
+    assert distilled.embed(some_images(1)).shape == (1, 18, 24)
+    assert torch.equal(clip.patch_bias, torch.zeros(24, dtype=torch.float64))
+    assert torch.equal(plain.patch_bias, plain.patch_embed.proj.bias)
+    bare = tiny(patch_bias=False, head_bias=False, norm_eps=1e-5)
+    bare.load_state_dict(clip.state_dict(), strict=False)
+    x = some_images(1)  # a norm before block 0, and behind the class row, as in CLIP
+    assert torch.equal(clip.embed(x), clip.norm_pre(bare.embed(x)))
+
+
+# localization -------------------------------------------------------------------------------------
+
+ROWS_AND_COLUMNS = np.array([(row, column) for row in range(4) for column in range(4)])
+
+
+@pytest.mark.parametrize("kind", ["linear", "nonlinear"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_dal_is_the_regressor_on_the_unmasked_rows(kind: str, normalize: bool) -> None:
+    model = tiny(unknown_embedding=True, dal=kind)
+    mask = some_masks(1)[0]
+    target, prediction = model.dal(mask, normalize=normalize)
+    rows = model.pos_embed.detach().numpy()[0, 1:][~mask.numpy()]
+    weights = {k: p.detach().numpy() for k, p in model.dal_regressor.named_parameters()}
+    if kind == "linear":
+        expected = rows @ weights["layers.weight"].T + weights["layers.bias"]
+    else:
+        hidden = np.maximum(rows @ weights["layers.0.weight"].T + weights["layers.0.bias"], 0)
+        expected = hidden @ weights["layers.2.weight"].T + weights["layers.2.bias"]
+    grid = ROWS_AND_COLUMNS[~mask.numpy()] / (4 if normalize else 1)
+    np.testing.assert_allclose(prediction.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(target.numpy(), grid, rtol=1e-15)
+    loss = model.dal_loss(mask, normalize=normalize).item()
+    assert loss == pytest.approx(np.abs(expected - grid).mean(), rel=1e-12)
+    masks = torch.arange(PATCHES) < torch.tensor([[3], [5]])  # rows of unequal numbers
+    with pytest.raises(UserError, match=r"\[13, 11\]"):
+        model.dal(masks)
+    each = torch.stack([model.dal_loss(one) for one in masks])
+    torch.testing.assert_close(model.dal_loss(masks), each.mean())
+    assert model.dal(some_masks(2))[1].shape == (2, 11, 2)
+    with pytest.raises(UserError, match="dal='linear'"):
+        tiny(unknown_embedding=True).dal(mask)
+
+
+def spectral_rows(number: int, dim: int) -> np.ndarray:
+    """Rows with singular values 8, 4, 1, .5, ... around a mean of 3."""
+    rng = np.random.default_rng(0)
+    columns = rng.standard_normal((number, dim))
+    left, _ = np.linalg.qr(columns - columns.mean(0))
+    right, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+    values = np.array([8, 4, *(0.5 ** np.arange(dim - 2))])
+    return (left * values) @ right.T + 3
+
+
+@pytest.mark.parametrize("hidden", [0, 9])
+def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: int) -> None:
+    rows, visible = spectral_rows(49, 12), np.arange(49) >= hidden
+    regressor = LocalizationRegressor(12, "pca")
+    assert not list(regressor.parameters())
+    found = regressor(torch.tensor(rows), torch.tensor(visible)).numpy()[visible]
+    shown = rows[visible]
+    _, values, directions = np.linalg.svd(shown - shown.mean(0), full_matrices=False)
+    assert values[1] > 3 * values[2]
+    expected = shown @ directions[:2].T  # torch.pca_lowrank's way: directions of the centred rows
+    signs = np.sign((found * expected).sum(0))
+    np.testing.assert_allclose(found, expected * signs, rtol=1e-6, atol=1e-6)
+    lowrank = torch.pca_lowrank(torch.tensor(shown), q=2, niter=5)[-1].numpy()
+    np.testing.assert_allclose(np.abs(lowrank.T @ directions[:2].T), np.eye(2), atol=1e-6)
+
+
+def test_pca_has_the_same_signs_for_the_same_directions_and_a_gradient() -> None:
+    rows, visible = torch.tensor(spectral_rows(49, 12)), torch.ones(49, dtype=torch.bool)
+    order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
+    regressor = LocalizationRegressor(12, "pca")
+    torch.testing.assert_close(regressor(rows[order], visible), regressor(rows, visible)[order])
+    for turned in (rows, -rows, rows.flip(-1), rows @ torch.tensor(spectral_rows(12, 12))):
+        directions = principal_directions(turned, visible)
+        assert (directions.max(0).values > -directions.min(0).values).all()
+        torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
+    few = torch.tensor(spectral_rows(9, 4), requires_grad=True)
+    some, regressor = torch.arange(9) > 1, LocalizationRegressor(4, "pca")
+    assert torch.autograd.gradcheck(lambda rows: regressor(rows, some), few, rtol=1e-4)
+    model, masks = tiny(unknown_embedding=True, dal="pca"), some_masks(3)
+    losses = torch.stack([model.dal_loss(mask) for mask in masks])
+    torch.testing.assert_close(model.dal_loss(masks), losses.mean())
+
+
+@pytest.mark.parametrize("kind", ["pca", "linear", "nonlinear"])
+def test_the_gradient_of_dal_is_finite_and_holds_nothing_of_the_image(kind: str) -> None:
+    """The attacker can compute it from the model and the mask, and subtract it."""
+    model, mask = tiny(unknown_embedding=True, dal=kind), some_masks(1)
+    found = []
+    for x in some_images(2).split(1):
+        gradients = []
+        for weight in (0, 1):
+            model.zero_grad()
+            loss = nn.functional.cross_entropy(model(x, mask), some_labels(1))
+            (loss + weight * model.dal_loss(mask)).backward()
+            gradients.append(model.pos_embed.grad.clone())
+        found.append(gradients[1] - gradients[0])
+    assert found[0].any()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+    assert not found[0][0, 1:][mask[0]].any()
+    assert not found[0][0, 0].any()
+    for visible in range(4):
+        model.zero_grad()
+        loss = model.dal_loss(torch.arange(PATCHES) >= visible)
+        loss.backward()
+        assert loss.isfinite()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        assert visible or (loss == 0 and not model.pos_embed.grad.any())
+
+
+# low-rank adapters --------------------------------------------------------------------------------
+
+BOTH = LowRank(4, ("qkv", "fc2"), alpha=6.0, spread=0.3)
+
+
+def test_an_adapter_adds_its_product_to_the_weight() -> None:
+    adapted, plain, images = with_adapters(tiny(), BOTH, seed=0), tiny(), some_images(3)
+    assert (adapted(images) - plain(images)).abs().max() > 0.01
+    parameters = dict(adapted.named_parameters())
+    with torch.no_grad():  # W + (alpha / rank) B A, written out
+        for name, weight in plain.named_parameters():
+            layer = name.removesuffix(".weight")
+            if f"{layer}.lora_A.weight" in parameters:
+                first = parameters[f"{layer}.lora_A.weight"]
+                weight.add_(6.0 / 4 * parameters[f"{layer}.lora_B.weight"] @ first)
+    torch.testing.assert_close(adapted(images), plain(images))
+
+
+def test_adapters_start_as_pefts_do_from_the_seed_and_the_layer_alone() -> None:
+    """B is zero, so that nothing changes at first; A is uniform within 1 / sqrt(in)."""
+    model, images = tiny(), some_images(2)
+    adapted = with_adapters(model, LowRank(4, ("qkv", "proj", "fc1", "fc2")), seed=1)
+    assert torch.equal(adapted(images), model(images))
+    layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    assert set(shapes(adapted)) - set(shapes(model)) == {
+        f"blocks.{block}.{layer}.lora_{side}.weight"
+        for block in range(2)
+        for layer in layers
+        for side in "AB"
+    }
+    first, bound = adapted.get_parameter("blocks.0.mlp.fc2.lora_A.weight"), 96**-0.5
+    assert first.shape == (4, 96)
+    assert 0.9 * bound < first.abs().max() <= bound
+    assert float(first.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.1)
+    name = "blocks.1.attn.qkv.lora_A.weight"
+    drawn, others = (adapted.get_parameter(n) for n in (name, name.replace("1", "0")))
+    assert torch.equal(drawn, with_adapters(tiny(), BOTH, seed=1).get_parameter(name))
+    assert not torch.equal(drawn, with_adapters(tiny(), LowRank(4), seed=2).get_parameter(name))
+    assert not torch.equal(drawn, others)
+    single = with_adapters(tiny(torch.float32), LowRank(4), seed=1).get_parameter(name)
+    assert torch.equal(single, drawn.float())
+
+
+def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
+    adapted = with_adapters(tiny(torch.float32), BOTH, seed=0)
+    path, images = tmp_path / "weights.safetensors", some_images(2).float()
+    save_weights(path, adapted)
+    loaded = load_model(checkpoint=path)
+    assert loaded.adapters == BOTH
+    assert torch.equal(loaded(images), adapted(images))
+    assert list(shapes(outline_model(checkpoint=path))) == list(shapes(adapted))
+    again = with_adapters(loaded, LowRank(4, ("qkv", "fc2"), alpha=6.0), seed=5)
+    assert all(map(torch.equal, again.parameters(), loaded.parameters()))  # a tuned model keeps its
+    tensors = {name: p.detach().contiguous() for name, p in adapted.named_parameters()}
+    save_file(tensors, path, {"mean": "0.5", "std": "0.5", "num_heads": "3"})
+    with pytest.raises(UserError, match="lora_A"):  # adapters that are not stated
+        load_model(checkpoint=path)
+    with pytest.raises(UserError, match=r"alpha: 6\.0.*rank: 2"):
+        with_adapters(loaded, LowRank(2), seed=0)
+    with pytest.raises(UserError, match=r"24.*blocks.0.attn.qkv.weight.*25"):
+        with_adapters(tiny(), LowRank(25), seed=0)
+
+
+def test_adapters_are_a_line_of_text_and_a_mistake_is_named() -> None:
+    for adapters in (LowRank(1), BOTH, LowRank(2, ("proj",), head=False)):
+        assert low_rank(adapters.text) == adapters
+    for given, word in (
+        ("rank 4", "'rank 4'"),
+        ({"targets": ["qkv"]}, "rank"),
+        ({"rank": 4, "targets": ["query"]}, "'query'"),
+        ({"rank": 4, "targets": ["qkv", "qkv"]}, "qkv, qkv"),
+        ({"rank": 4, "target": ["qkv"]}, "targets"),
     ):
-        network.patch_embed(torch.rand(1, 3, 40, 40))
+        with pytest.raises(UserError, match=word):
+            low_rank(given)

@@ -17,15 +17,22 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.models.zoo import NAMED_MODELS, NamedCheckpoint, keep_earlier, named_checkpoints
-from mjp_privacy.training.config import plain
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.models.zoo import (
+    NAMED_MODELS,
+    NamedCheckpoint,
+    keep_earlier,
+    named_checkpoints,
+    spec_by_name,
+)
+from mjp_privacy.training.config import load_training, recipe_in
 from mjp_privacy.training.evaluation import Protocol, load_checkpoint, measure
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from tests.helpers.models import KNOWN, MEAN, SMALL, STD, saved, state_of
 
 ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")
 PATCH14_ROWS = ("vit", "vit_mjp")
+MODELS = [*((f"cifar_{row}", "zoo.yaml", row) for row in ROWS)]
+MODELS += [*((f"patch14_{row}", "patch14.yaml", row) for row in PATCH14_ROWS)]
 CONFIGS = Path(__file__).parents[2] / "configs" / "training"
 LEAST = {"cifar_vit": 60, "cifar_vit_closed_form": 45, "patch14_vit": 45, "patch14_vit_mjp": 50}
 """The accuracy in percent that a model reaches at least; all others 55."""
@@ -33,51 +40,40 @@ LEAST = {"cifar_vit": 60, "cifar_vit_closed_form": 45, "patch14_vit": 45, "patch
 
 def test_the_files_are_small_and_no_other_lies_there() -> None:
     files = {path.stem: path.stat().st_size for path in PACKAGED_FOLDER.glob("*.safetensors")}
-    of_batches = {f"patch14_{row}" for row in PATCH14_ROWS}
-    assert set(files) == {f"cifar_{row}" for row in ROWS} | of_batches
+    assert set(files) == {name for name, _, _ in MODELS}
     assert max(files.values()) <= 2.8e6
-    assert sum(size for name, size in files.items() if name not in of_batches) <= 16e6
+    assert sum(size for name, size in files.items() if name.startswith("cifar")) <= 16e6
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "row"),
-    [
-        *(("zoo.yaml", f"cifar_{row}", row) for row in ROWS),
-        *(("patch14.yaml", f"patch14_{row}", row) for row in PATCH14_ROWS),
-    ],
-)
-def test_a_model_was_trained_as_its_config_says(config: str, name: str, row: str) -> None:
+@pytest.mark.parametrize(("name", "config", "row"), MODELS)
+def test_a_model_was_trained_as_its_config_says(name: str, config: str, row: str) -> None:
     metadata = read_metadata(f"packaged:{name}")
     facts = {key: json.loads(value) for key, value in metadata.items() if key != DIGEST_KEY}
     training = load_training(CONFIGS / config, row)
-    assert facts["recipe"] == json.loads(json.dumps(plain(training)))
+    assert recipe_in(metadata) == training
     assert facts["steps"] == training.recipe.epochs * (50_000 // training.recipe.batch)
     assert facts["val_top1"] >= LEAST.get(name, 55)
     assert facts["commit"]
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_a_model_is_what_its_name_says(row: str) -> None:
-    model = load_model(f"cifar_{row}")
+@pytest.mark.parametrize(("name", "config", "row"), MODELS)
+def test_a_model_is_what_its_name_says(name: str, config: str, row: str) -> None:
+    """A CIFAR model's embedding can be inverted, and its patches are fewer than the width; a step
+    of ten pictures of a patch14 model is within reach of the closed forms for batches."""
+    model = load_model(name)
     assert (model.unk_embed is not None) == ("mjp" in row)
     assert (model.position_embedding == "exposed") == (row == "vit_no_pe")
     assert (model.first_block == "closed_form") == (row == "vit_closed_form")
     assert model.card.trained_gamma == (0.27 if "jp" in row else 0)
-    assert (model.card.img_size, model.card.resize, model.patch_size) == (56, 56, 7)
+    side = 7 if name.startswith("cifar") else 14
+    assert (model.card.img_size, model.card.resize, model.patch_size) == (56, 56, side)
     embedding = model.patch_embed.proj.weight.detach().flatten(1)
-    assert embedding.shape == (160, 147)
-    assert torch.linalg.matrix_rank(embedding.double()) == 147  # so it can be inverted
-    assert model.patch_embed.num_patches + 1 <= 160
-
-
-@pytest.mark.parametrize("row", PATCH14_ROWS)
-def test_the_patches_of_ten_pictures_are_fewer_than_the_width(row: str) -> None:
-    """So a step of ten pictures of these models is within reach of the closed forms for batches."""
-    model = load_model(f"patch14_{row}")
-    assert (model.unk_embed is not None) == ("mjp" in row)
-    assert model.card.trained_gamma == (0.27 if "mjp" in row else 0)
-    assert (model.card.img_size, model.card.resize, model.patch_size) == (56, 56, 14)
-    assert model.patch_embed.num_patches * 10 <= model.embed_dim == 160
+    assert embedding.shape == (160, 3 * side**2)
+    if side == 7:
+        assert torch.linalg.matrix_rank(embedding.double()) == 147
+        assert model.patch_embed.num_patches + 1 <= 160
+    else:
+        assert model.patch_embed.num_patches * 10 <= model.embed_dim
 
 
 def test_without_positions_a_jigsaw_changes_nothing() -> None:
@@ -86,35 +82,49 @@ def test_without_positions_a_jigsaw_changes_nothing() -> None:
     assert (rows["consistency"] == 1).all()
 
 
-@pytest.fixture
-def silent(tmp_path: Path) -> Path:
-    """A file that states nothing of itself."""
-    path = tmp_path / "silent.safetensors"
-    save_file({"x": torch.zeros(1)}, path)
-    return path
+def test_the_normalisation_of_named_models_is_known() -> None:
+    half = (0.5, 0.5, 0.5)
+    assert spec_by_name("vit_small").mean == spec_by_name("vit_small").std == half
+    for name in ("deit_small", "deit_small_no_pe", "deit_small_mjp", "deit_small_mjp_no_unk"):
+        assert (spec_by_name(name).mean, spec_by_name(name).std) == (MEAN, STD)
+    tagged = spec_by_name("vit_base_patch16_384.augreg_in21k_ft_in1k")
+    assert (tagged.mean, tagged.std, tagged.img_size, tagged.resize) == (half, half, 384, 384)
+    assert spec_by_name("deit_tiny_patch16_224.fb_in1k").mean == MEAN
+    assert spec_by_name("vit_base_patch16_224").mean is None  # an architecture is no checkpoint
+    check_names("vit_tiny_patch16_224", "nowhere.pth")
+    check_names(None, "packaged:cifar_vit")
 
 
-def test_options_are_about_the_files_that_do_not_state_it(silent: Path) -> None:
+# checkpoints of a command line --------------------------------------------------------------------
+
+
+def test_options_are_about_the_files_that_do_not_state_it(tmp_path: Path) -> None:
+    silent = tmp_path / "silent.safetensors"  # states nothing of itself
+    save_file({"x": torch.zeros(1)}, silent)
     mixed = named_checkpoints(["cifar_vit", "timm:resnet18", str(silent)], "--checkpoint")
     assert [item.described for item in mixed] == [False, False, True]
+    assert mixed[2].label == "silent"
     stating = named_checkpoints(["cifar_vit", "cifar_vit_mjp"], "--checkpoint")
     assert [item.described for item in stating] == [True, True]
+    own = mixed[0].source
+    for described, given, mean in (
+        (False, {"model": "vit_tiny_patch16_224"}, (0.4914, 0.4822, 0.4465)),
+        (True, {}, (0.1, 0.1, 0.1)),
+    ):
+        arguments = EvaluationArguments(("cifar_vit",), mean=(0.1,), **given)
+        loaded = load_checkpoint(NamedCheckpoint("cifar_vit", own, described), arguments)
+        assert loaded.card.mean == pytest.approx(mean)
 
 
-def test_a_model_that_states_its_mean_keeps_it_beside_one_that_does_not() -> None:
-    arguments = EvaluationArguments(("cifar_vit",), model="vit_tiny_patch16_224", mean=(0.1,))
-    source = named_checkpoints(["cifar_vit"], "--checkpoint")[0].source
-    own = load_checkpoint(NamedCheckpoint("cifar_vit", source, described=False), arguments)
-    assert own.card.mean == pytest.approx((0.4914, 0.4822, 0.4465))
-    given = EvaluationArguments(("cifar_vit",), mean=(0.1,))
-    replaced = load_checkpoint(NamedCheckpoint("cifar_vit", source), given)
-    assert replaced.card.mean == pytest.approx((0.1, 0.1, 0.1))
-
-
-def test_a_name_that_is_nearly_right_is_corrected_and_a_path_is_a_path() -> None:
-    with pytest.raises(UserError, match=r"cifar_vit\?"):
-        named_checkpoints(["cifar_vitt"], "--checkpoint")
+def test_names_that_are_nearly_right_twice_or_none_are_named() -> None:
     assert named_checkpoints(["cifar_vit.pth"], "--checkpoint")[0].source == "cifar_vit.pth"
+    for items, said in (
+        (["cifar_vitt"], r"cifar_vit\?"),
+        (["a=x.pth", "a=y.pth"], "'a'"),
+        (["=x.pth"], "=x.pth"),
+    ):
+        with pytest.raises(UserError, match=said):
+            named_checkpoints(items, "--checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -140,32 +150,31 @@ def test_a_table_of_other_models_is_not_replaced(
         keep_earlier(tmp_path, "summary.csv", named)
 
 
-def shapes(model: LoadedModel) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+# outlines -----------------------------------------------------------------------------------------
 
 
 def facts(model: LoadedModel) -> dict[str, Any]:
     card = {name: v for name, v in vars(model.card).items() if name != "checkpoint"}
-    return card | {"dal": model.dal_kind, "positions": model.position_embedding}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return card | {"dal": model.dal_kind, "positions": model.position_embedding} | shapes
 
 
-def same(outline: LoadedModel, model: LoadedModel) -> None:
-    assert shapes(outline) == shapes(model)
-    assert facts(outline) == facts(model)
+def assert_outline(given: dict[str, Any]) -> None:
+    """An outline has all but the weights of the model."""
+    outline = outline_model(**given, whole=True)
+    assert facts(outline) == facts(load_model(**given))
     assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
     assert not outline.training
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED_MODELS if name.startswith("cifar")])
-def test_an_outline_has_all_but_the_weights_of_a_packaged_model(name: str) -> None:
-    same(outline_model(name, whole=True), load_model(name))
+def test_an_outline_of_a_packaged_model(name: str) -> None:
+    assert_outline({"name": name})
 
 
 @pytest.mark.parametrize("kind", ["plain", "mjp", "official", "overridden", "random"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_an_outline_has_all_but_the_weights_of_a_file(
-    tmp_path: Path, kind: str, suffix: str
-) -> None:
+def test_an_outline_of_a_file(tmp_path: Path, kind: str, suffix: str) -> None:
     changes = {"unknown_embedding": True, "dal": "linear"} if kind in ("mjp", "official") else {}
     state = state_of(**changes)
     if kind == "official":
@@ -173,16 +182,13 @@ def test_an_outline_has_all_but_the_weights_of_a_file(
         state = {n.replace("dal_regressor.", "dlocr."): t for n, t in state.items()}
         state["pos_embed.weight"] = table
     path = tmp_path / f"weights{suffix}"
-    if suffix == ".pth":
-        saved(tmp_path, {"model": state, "epoch": 3})
-    else:
-        save_file(state, path)
+    saved(tmp_path, {"model": state}) if suffix == ".pth" else save_file(state, path)
     given = {**KNOWN, "checkpoint": path}
     if kind == "overridden":
         given |= {"img_size": 48, "position_embedding": "exposed"}
     if kind == "random":
         given = {**SMALL, "checkpoint": "random", "unknown_embedding": True, "trained_gamma": 0.5}
-    same(outline_model(**given, whole=True), load_model(**given))
+    assert_outline(given)
 
 
 def test_metadata_are_read_and_pixels_or_heads_may_be_unknown(tmp_path: Path) -> None:
@@ -193,7 +199,6 @@ def test_metadata_are_read_and_pixels_or_heads_may_be_unknown(tmp_path: Path) ->
     assert (card.mean, card.std, card.trained_gamma) == (MEAN, STD, 0.25)
     save_file(state_of(), path)
     assert outline_spec(checkpoint=path)[0].num_heads is None
-    assert outline_model(checkpoint=path).embed_dim == 24
     with pytest.raises(UserError, match=r"num_heads, mean, std .*--num-heads, --mean, --std"):
         outline_model(checkpoint=path, whole=True)
 
@@ -204,8 +209,3 @@ def test_large_and_downloadable_models_need_neither_weights_nor_a_network() -> N
     assert (large.embed_dim, len(large.blocks)) == (1024, 24)
     assert outline_model("vit_base_patch32_224.augreg_in21k_ft_in1k", whole=True).patch_size == 32
     assert time.process_time() - started < 2
-
-
-def test_known_names_and_files_pass() -> None:
-    check_names("vit_tiny_patch16_224", "nowhere.pth")
-    check_names(None, "packaged:cifar_vit")

@@ -284,8 +284,8 @@ def test_mistakes_with_a_and_o(
         ("--data", "thousand", "--imagenet-o", whole, "--data", other),
         ("--imagenet-a", "thousand", "--imagenet-a", whole, "--out", whole / "out"),
         ("--data", "thousand"),
-        ("--paper-row", "thousand", "--imagenet-a", whole, "--paper-row", "Z"),
-        ("--seed", "thousand", "--imagenet-a", whole, "--seed", "-1"),
+        ("paper_row", "thousand", "--imagenet-a", whole, "--paper-row", "Z"),
+        ("seed", "thousand", "--imagenet-a", whole, "--seed", "-1"),
         ("--data", "thousand", "--imagenet-a", whole, "--data", flat),
         ("one", "one", "--imagenet-c", c),
     ):

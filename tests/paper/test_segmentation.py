@@ -25,8 +25,7 @@ from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.paper.segmentation_data import find_pairs
 from mjp_privacy.paper.segmentation_network import build_segmentation, load_segmentation
 from mjp_privacy.paper.shapes import make_shapes
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small

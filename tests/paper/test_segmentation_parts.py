@@ -41,7 +41,7 @@ from mjp_privacy.paper.segmentation_network import (
     resized,
     starts,
 )
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import load_training
 from mjp_privacy.training.processes import World
 from tests.helpers.segmentation import CLASSES, SWIN, pair_folder, small
 from tests.helpers.training import content as classification

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.config import expand, load_experiment
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import load_training
 from tests.helpers.report_rows import intact
 from tests.tools.test_publish import planted_run
 from tools import published_rows, trained_rows

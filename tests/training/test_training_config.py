@@ -14,10 +14,9 @@ import yaml
 from mjp_privacy.cli import main
 from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training
 from mjp_privacy.training.learner import dal_weight
-from mjp_privacy.training.published import PUBLISHED, TABLE1, TABLE3, TABLE4, counterpart
+from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.training import content, small
@@ -255,19 +254,12 @@ def test_rows_are_asked_for_by_name_and_the_command_line_goes_before_the_file() 
     assert config.initial.checkpoint == "x.pth"
 
 
-def test_an_earlier_runs_record_equals_that_of_the_same_config() -> None:
-    record = plain(stock("imagenet", "J"))
-    assert not {"preset", "task", "family", "stages"} & set(record)
-    assert "dal_schedule" not in record["jigsaw"]
-    assert plain(stock("imagenet", "J", preset="paper"))["preset"] == "paper"
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         *(("--epochs", "0"), ("--batch", "-3"), ("--lr", "nan"), ("--seed", str(2**63))),
         *(("--workers", "1000000"), ("--threads", "0"), ("--row", "A")),
-        *(("--initial", "nowhere.pth"), ("--overlay", "nowhere"), ("--val", "nowhere")),
+        *(("--initial", "nowhere.pth"), ("--val", "nowhere")),
     ],
 )
 def test_options_are_as_bounded(

@@ -21,7 +21,7 @@ from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import learner, snapshots
 from mjp_privacy.training.batches import Batches
-from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.config import load_training
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.learner import Learner, RoundedProducts
 from mjp_privacy.training.trainer import train
@@ -384,40 +384,22 @@ def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:
 def test_the_command_trains_a_row_and_says_what_is_wrong(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({**content(), "rows": {"J": {}, "K": {"seed": 4}}}))
-    where = ["train", str(config), "--data", str(data), "--device", "cpu", "--out"]
-    run = str(tmp_path / "run")
-    assert main([*where, run, "--row", "K", "--epochs", "1"]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{run}/model.safetensors\n"
-    (line,) = (line for line in said.err.splitlines() if line.startswith("Next:"))
-    assert line.startswith("Next: mjp attack own --weights")  # nothing was held out to evaluate on
-    preset = [str(tmp_path / "preset"), "--epochs", "1", "--preset", "authors_code"]
-    assert main([*where, *preset, "--row", "K"]) == 0
-    first = capsys.readouterr().err.splitlines()[0]
-    assert {"authors_code", "rising_then_halving,"} <= set(first.replace(":", " ").split())
-    for wrong, named in (([], "--row"), (["--row", "K"], "recipe.epochs")):
-        assert main([*where, run, *wrong]) == 2
-        assert named in capsys.readouterr().err
-
-
-def test_the_commands_that_follow_a_training_can_be_copied(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """From folders whose names hold a blank, in ImageNet's layout, which brings its own images to
-    validate on."""
-    files, out, config = tmp_path / "my pictures", tmp_path / "a run", tmp_path / "config.yaml"
+    """In ImageNet's layout, which brings its own images to validate on; what it says next can be
+    copied, from a folder whose name holds a blank."""
+    files, config, run = tmp_path / "my pictures", tmp_path / "config.yaml", tmp_path / "run"
     files.mkdir()
     data.rename(files / "test")
     shutil.copytree(files / "test", files / "train")
-    config.write_text(yaml.safe_dump(content(recipe={"epochs": 1})))
-    words = ["train", config, "--data", files, "--out", out, "--device", "cpu"]
-    assert main([str(word) for word in words]) == 0
-    assert "val_top1" in curve(out)[-1]
-    lines = capsys.readouterr().err.splitlines()[-2:]
-    evaluate, attack = (shlex.split(line.removeprefix("Next:")) for line in lines)
-    assert attack[:3] == ["mjp", "attack", "own"]
-    assert attack[attack.index("--images") + 1] == str(files / "test")
-    assert main(evaluate[1:]) == 0
-    assert "| Model |" in capsys.readouterr().out
+    config.write_text(yaml.safe_dump({**content(), "rows": {"J": {}, "K": {"seed": 4}}}))
+    where = ["train", str(config), "--data", str(files), "--device", "cpu", "--out", str(run)]
+    assert main([*where, "--row", "K", "--epochs", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{run}/model.safetensors\n"
+    assert "val_top1" in curve(run)[-1]
+    (line,) = (line for line in said.err.splitlines() if line.startswith("Next:"))
+    following = shlex.split(line.removeprefix("Next:"))
+    assert following[:3] == ["mjp", "attack", "own"]
+    assert following[following.index("--images") + 1] == str(files)
+    for wrong, named in (([], "--row"), (["--row", "K"], "recipe.epochs")):
+        assert main([*where, *wrong]) == 2
+        assert named in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -172,15 +171,6 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     assert "metrics.jsonl: 8 " in capsys.readouterr().err
     assert curve(run) == lines[1:]
     assert b"\xff" not in path.read_bytes()
-
-
-def test_a_journal_of_an_earlier_version_is_read(data: Path, run: Path) -> None:
-    path, lines = run / "metrics.jsonl", curve(run)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert curve(run) == lines
-    again(run, data)
-    assert curve(run) == lines
-    assert path.read_text().count('"check": "') == len(lines)
 
 
 @pytest.mark.parametrize(

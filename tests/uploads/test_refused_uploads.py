@@ -16,7 +16,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import REFUSED
-from mjp_privacy.uploads.header import UploadHeader, read_header
+from mjp_privacy.uploads.header import read_header
 from tests.helpers.families import checkpoint
 from tests.helpers.uploads import (
     ATTACKS,
@@ -30,7 +30,6 @@ from tests.helpers.uploads import (
     edit,
     edit_all,
 )
-from tests.inputs.values import bad_contents
 
 Spoil = Callable[[Path], Any]
 OTHER = NAME.replace("_000_", "_001_")
@@ -226,44 +225,6 @@ def test_a_folder_without_uploads_is_an_error(recorded: Path, tmp_path: Path) ->
             check_uploads(tmp_path / place)
 
 
-# headers, made from the schema --------------------------------------------------------------------
-
-GOOD: dict[str, Any] = {
-    **{"label": "my client", "weights": "weights/round_17.safetensors", "format": 1},
-    **{"mean": [0.5] * 3, "std": [0.5] * 3, "weights_sha256": "0" * 64},
-    "model": {"model": "vit_small_patch16_224", "img_size": 32, "mlp_ratio": 4.0},
-    **{"round": 17, "client": "3", "series": "cat", "kind": "weight_difference"},
-    **{"dtype": "float32", "batch": 1, "steps": 2, "optimizer": "sgd", "momentum": 0.5},
-    **{"lr": 0.1, "weight_decay": 0.1, "autocast": "bf16", "gamma": 0.27},
-    "recipe": {"dal": True, "dal_lambda": 0.1, "withhold": ["cls_token"], "mask": "image"},
-    **{"noise": {"pos_embed": 0.1}, "rounding": {"pos_embed": 0.1}, "undeclared": False},
-    **{"labels": [3], "partial": True},
-}
-
-
-def written(path: Path, content: Any) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_every_bad_field_is_refused_by_its_name(tmp_path: Path) -> None:
-    """Those that may be legal are read, or refused as clearly; nothing else is raised."""
-    assert read_header(written(tmp_path / "a.json", GOOD)).labels == (3,)
-    assert set(GOOD) == set(UploadHeader.__dataclass_fields__)
-    wrong, cases = [], list(bad_contents(UploadHeader, GOOD))
-    assert len(cases) > 200
-    for case in cases:
-        said = "accepted" if case.bad.certain else ""
-        try:
-            read_header(written(tmp_path / "a.json", case.content))
-        except UserError as error:
-            named = case.field in str(error) or "entry: NaN" in str(error)  # what is no JSON
-            clear = named and "a.json" in str(error) and len(str(error)) <= 6000
-            said = "" if clear else str(error)[:300]
-        wrong += [f"{case.place}: {case.bad.title}: {said}"] if said else []
-    assert not wrong, "\n".join(wrong[:20])
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -273,5 +234,7 @@ def test_every_bad_field_is_refused_by_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_recipe_is_a_clients_config(tmp_path: Path, field: str, value: Any) -> None:
+    path, content = tmp_path / "a.json", {"label": "a", "weights": "b", "recipe": {field: value}}
+    path.write_text(json.dumps(content | {"mean": [0.5] * 3, "std": [0.5] * 3}))
     with pytest.raises(UserError, match=rf"a\.json, recipe: .*{field}"):
-        read_header(written(tmp_path / "a.json", GOOD | {"recipe": {field: value}}))
+        read_header(path)

@@ -2,37 +2,60 @@
 
     flwr run . --run-config 'config="configs/federated/cifar10.yaml" data="/images" out="/run"'
 
+OUT/received/r00003_c0017.safetensors   client 17's upload in round 3, with its header
+OUT/rounds.jsonl                        a line for each round: who answered, who did not, and why
+
 A SuperNode plays the clients of its partition: with `partition-id=p num-partitions=n` in its node
 config, which simulated nodes have, these are p, p + n, p + 2n, ... A node config may also name a
 `data` and a `device` of its own. The server needs the images too, since it splits them.
+
+Probes, metrics, checkpoints and the final model are those of `rounds.Federation`, so a run that
+was stopped can go on, also with another engine. A client that fails is left out of its round.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.files import lock, output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.federation.config import FederationConfig, load_federation
-from mjp_privacy.federation.flower.run import MARK
-from mjp_privacy.federation.flower.strategy import (
-    PARTITION,
-    RecordingStrategy,
-    arrays,
-    read_order,
-    reply_of,
-)
+from mjp_privacy.core.read import FileKind, json_lines
+from mjp_privacy.core.schema import parse
+from mjp_privacy.core.text import cut, first_of
+from mjp_privacy.federation.config import FederationConfig, load_federation, plain
+from mjp_privacy.federation.flower.run import MARK, RunOptions
+from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.federation.task import Task
+from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.training.journal import Journal
+from mjp_privacy.uploads.record import write_upload
 
 try:
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.app import (
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Message,
+        MessageType,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import Strategy
 except ImportError as error:
     raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
 
@@ -63,13 +86,15 @@ def train(message: Message, context: Context) -> Message:
         )
     task = _task(config, _setting(context, "data"), _setting(context, "device") or "cpu")
     update = task.client_update(weights, client, round)
-    return Message(reply_of(update, config.client.batch), reply_to=message)
+    return Message(reply_of(update), reply_to=message)
 
 
 @lru_cache(maxsize=1)
 def _task(config: FederationConfig, data: str, device: str) -> Task:
     """Made once for each process, because a simulation's processes serve many messages."""
-    return Task.from_config(config, _folder(data, "data"), device=pick_device(device))
+    if not data:
+        raise UserError("data: expected a path in Flower's run config or the node's, got none.")
+    return Task(config, Path(data), device=pick_device(device))
 
 
 def _partition(context: Context) -> tuple[int, int]:
@@ -99,30 +124,20 @@ def _setting(context: Context, name: str) -> str:
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run all rounds that are left, in a folder laid out like that of the in-process engine."""
-    run = context.run_config
-    path = _folder(str(run["config"]), "config")
-    config = load_federation(path, str(run["row"]) or None)
-    data = _folder(str(run["data"]), "data")
-    val = Path(str(run["val"])) if run["val"] else None
-    folder = output_folder(_folder(str(run["out"]), "out"))
+    given = {name.replace("-", "_"): value for name, value in context.run_config.items()}
+    run = parse(RunOptions, given, "Flower's run config")
+    config = load_federation(Path(run.config), run.row or None)
+    val, folder = Path(run.val) if run.val else None, output_folder(Path(run.out))
     with lock(folder):
-        device = pick_device(str(run["device"]) or "cpu")
-        federation = Federation(Task.from_config(config, data, val, device), folder)
+        task = Task(config, Path(run.data), val, pick_device(run.device or "cpu"))
+        federation = Federation(task, folder)
         federation.journal = _Marked(folder, config.rounds)
         if federation.begin():
             return
-        strategy = RecordingStrategy(
-            federation,
-            record=str(run["record"]),
-            patience=_seconds(run, "patience"),
-        )
+        strategy = RecordingStrategy(federation, run.record, run.patience)
         strategy.meet(grid)
-        strategy.start(
-            grid,
-            arrays(federation.weights),
-            num_rounds=config.rounds - federation.round,
-            timeout=_seconds(run, "round-timeout"),
-        )
+        left, timeout = config.rounds - federation.round, run.round_timeout
+        strategy.start(grid, arrays(federation.weights), num_rounds=left, timeout=timeout)
         federation.end()
 
 
@@ -134,17 +149,276 @@ class _Marked(Journal):
         super().say(MARK + message)
 
 
-def _folder(value: str, name: str) -> Path:
-    if not value:
-        raise UserError(
-            f"{name}: expected a path in Flower's run config, got none. "
-            f"Give one: flwr run . --run-config '{name}=\"PATH\"'"
+# the rounds ---------------------------------------------------------------------------------------
+
+RECEIVED, ROUNDS = "received", "rounds.jsonl"
+LINES = FileKind(
+    "a line for each round, as the federation writes them",
+    "Delete this file; it says who answered in which round, and nothing is computed from it.",
+)
+PARTITION = "partition"
+SHOWN, MOST = 8, 1000  # clients that a message names, and characters of what it says of all
+WAIT = 1.0  # seconds between two searches for SuperNodes
+
+
+class RecordingStrategy(Strategy):
+    """Sends one message to each participant of a round; all else is left to the federation.
+
+    record, patience: as in RunOptions
+    """
+
+    def __init__(self, federation: Federation, record: str = "attacked", patience: float = 60.0):
+        self.federation, self.keeps, self.patience = federation, record, patience
+        self.received = federation.out / RECEIVED
+        # By SuperNode: its partition-id and num-partitions, or None where it named none.
+        self.nodes: dict[int, tuple[int, int] | None] = {}
+        self._sent: list[tuple[int, Message]] = []
+        self._missing: dict[int, str] = {}
+
+    # who is there -----------------------------------------------------------------------------
+
+    def meet(self, grid: Grid) -> None:
+        """Wait until every client has a node, but no longer than `patience`."""
+        clients = range(self.federation.config.clients.number)
+        until = time.monotonic() + self.patience
+        while absent := [client for client in clients if self._host(client) is None]:
+            self._introduce(grid)
+            if time.monotonic() > until:
+                break
+            if any(self._host(client) is None for client in absent):
+                time.sleep(WAIT)
+        if len(absent) == len(clients):
+            raise UserError(
+                f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
+                "num-partitions in their node config. Start them, or give a longer `patience`."
+            )
+        if absent:
+            self._say(
+                f"going on without clients {first_of(absent, SHOWN)}: no SuperNode plays them"
+            )
+
+    def _introduce(self, grid: Grid) -> None:
+        """Ask new nodes which clients they play; forget the nodes that are gone."""
+        present = set(grid.get_node_ids())
+        self.nodes = {node: part for node, part in self.nodes.items() if node in present}
+        new = sorted(present - set(self.nodes))
+        asked = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
+        for reply in grid.send_and_receive(asked, timeout=self.patience) if asked else ():
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                self.nodes[node] = None
+                self._say(f"SuperNode {node} cannot take part: {cause(reply.error.reason or '')}")
+                continue
+            fields = reply.content.config_records[PARTITION]
+            self.nodes[node] = whole(fields["partition-id"]), whole(fields["num-partitions"])
+
+    def _host(self, client: int) -> int | None:
+        """The node that plays a client."""
+        for node, part in sorted(self.nodes.items()):
+            if part is not None and client % part[1] == part[0]:
+                return node
+        return None
+
+    # a round ----------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The orders of a round, one for each participant that has a node."""
+        federation = self.federation
+        federation.record()
+        self._introduce(grid)
+        self._sent, self._missing = [], {}
+        for client in federation.task.participants(federation.round):
+            if (node := self._host(client)) is None:
+                self._missing[client] = "no SuperNode plays it"
+                continue
+            order = order_of(federation.config, arrays, client, federation.round)
+            self._sent.append((client, Message(order, node, MessageType.TRAIN)))
+        return [message for _, message in self._sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Write the uploads that came and make the server's step; the new weights."""
+        federation = self.federation
+        uploads = self._read(replies)
+        for client, update in uploads.items():
+            self._keep(client, update)
+        self._note(sorted(uploads))
+        if not uploads:
+            federation.save()
+            why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
+            raise UserError(
+                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). "
+                f"What was received before is in {self.received}. Mend the clients and run "
+                "the same command again; it goes on from this round."
+            )
+        federation.advance(list(uploads.values()))
+        arrived = MetricRecord({"uploads": len(uploads), "missing": len(self._missing)})
+        return arrays(federation.weights), arrived
+
+    def _read(self, replies: Iterable[Message]) -> dict[int, ClientUpdate]:
+        """Uploads by client; who sent none is noted as missing."""
+        client_of = {message.metadata.message_id: client for client, message in self._sent}
+        uploads: dict[int, ClientUpdate] = {}
+        for reply in replies:
+            client = client_of.pop(reply.metadata.reply_to_message_id)
+            try:
+                if reply.has_error():
+                    raise UserError(cause(reply.error.reason or f"error {reply.error.code}"))
+                update = read_reply(reply.content, self.federation.task.device)
+                self._check(update)
+                uploads[client] = update
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                self._missing[client] = str(error)
+        self._missing |= dict.fromkeys(client_of.values(), "no answer in time")
+        self._missing = dict(sorted(self._missing.items()))  # not in the order of arrival
+        return dict(sorted(uploads.items()))
+
+    def _check(self, update: ClientUpdate) -> None:
+        """Refuse an upload that does not fit the weights, the client or the round."""
+        weights = self.federation.weights
+        for name, grad in update.grads.items():
+            expected = (1, *weights[name].shape) if name in weights else None
+            if tuple(grad.shape) != expected:
+                raise UserError(f"{name}: expected shape {expected}, got {tuple(grad.shape)}")
+        expected_of = {"round": self.federation.round, "batch": self.federation.config.client.batch}
+        for field, number in expected_of.items():
+            if (got := getattr(update, field)) != number:
+                raise UserError(f"{field}: expected {number}, got {got}")
+
+    def _keep(self, client: int, update: ClientUpdate) -> None:
+        """Write an upload's files, before the server uses it."""
+        if self.keeps == "none":
+            return
+        config, root = self.federation.config, self.received
+        model = self.federation.task.with_weights(self.federation.weights)
+        kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
+        header = header_of(config, config.client, model, root, not kept >= set(update.grads))
+        grads, noise, rounding = (
+            {name: tensor for name, tensor in of.items() if name in kept}
+            for of in (update.grads, update.noise, update.rounding)
         )
-    return Path(value)
+        part = replace(update, grads=grads, noise=noise, rounding=rounding)
+        name = f"r{update.round:05d}_c{client:04d}"
+        write_upload(root, name, replace(header, client=str(client)), part)
+
+    def _note(self, arrived: list[int]) -> None:
+        """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
+        round, path = self.federation.round, self.federation.out / ROUNDS
+        lines = [
+            line
+            for line in json_lines(path, LINES)[0]
+            if type(line.get("round")) is int and line["round"] < round  # others were damaged
+        ]
+        lines.append({"round": round, "arrived": arrived, "missing": self._missing})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(path, lambda place: place.write_text(text, "utf-8"))
+        for client, why in self._missing.items():
+            self._say(
+                f"round {round}: client {client} sent no upload ({why}); going on with "
+                f"{len(arrived)} of {len(arrived) + len(self._missing)}"
+            )
+
+    def _say(self, message: str) -> None:
+        self.federation.journal.say(message)
+
+    # the rest of Flower's interface -----------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: the server evaluates, on test images."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing: no client evaluates."""
+        return None
+
+    def summary(self) -> None:
+        """Print how many clients and SuperNodes take part."""
+        config = self.federation.config
+        self._say(
+            f"{config.name}: {config.clients.per_round} of {config.clients.number} clients a "
+            f"round, on {sum(part is not None for part in self.nodes.values())} SuperNodes"
+        )
 
 
-def _seconds(run: Any, name: str) -> float:
-    value = run[name]
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise UserError(f"{name}: expected seconds above 0 in the run config, got {value!r}.")
-    return float(value)
+# what is sent -----------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+LONGEST = 300  # characters that are shown of a client's failure
+TENSORS = ("grads", "noise", "rounding")
+"""Fields of an upload that hold tensors by name. Of `undeclared`, a tensor, its number is sent;
+`weights_before` is not, for the server has the weights that it gave."""
+
+
+def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
+    """What the server sends to a client; the config goes along, so that nodes need only images."""
+    fields: dict[str, Any] = {"client": client, "round": round}
+    fields["config"] = json.dumps(plain(config))
+    return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
+
+
+def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor], int, int]:
+    """An order's content: the federation's config, the weights, the client and the round."""
+    order = content.config_records["order"]
+    config = load_federation(json.loads(str(order["config"])))
+    weights = tensors(content.array_records["weights"])
+    return config, weights, whole(order["client"]), whole(order["round"])
+
+
+def reply_of(update: ClientUpdate) -> RecordDict:
+    """An upload as a reply: its tensors, and its other fields as far as they have values."""
+    content, fields = RecordDict(), dict[str, Any]()
+    for field in dataclasses.fields(update):
+        value = getattr(update, field.name)
+        if field.name in TENSORS:
+            content[field.name] = arrays(value)
+        elif value is not None and field.name != "weights_before":
+            fields[field.name] = value
+    fields["dtype"] = str(update.dtype).removeprefix("torch.")
+    if update.undeclared is not None:
+        fields["undeclared"] = bool(update.undeclared[0])
+    content["upload"] = ConfigRecord(fields)
+    return content
+
+
+def read_reply(content: RecordDict, device: torch.device) -> ClientUpdate:
+    """A reply's upload, on this device; unknown fields are an error."""
+    fields: dict[str, Any] = dict(content.config_records["upload"])
+    fields |= {name: tensors(content.array_records[name], device) for name in TENSORS}
+    fields["dtype"] = getattr(torch, str(fields["dtype"]))
+    if "undeclared" in fields:
+        fields["undeclared"] = torch.tensor([bool(fields["undeclared"])], device=device)
+    return ClientUpdate(**fields)
+
+
+def cause(reason: str) -> str:
+    """What went wrong with a client, without what Flower and Ray put around the message."""
+    inner = re.sub(r"\x1b\[\d+m", "", reason).rpartition("Message: ")[2]
+    wrapped = re.fullmatch(r"<class '[^']*'>:<'(.*)", inner, re.DOTALL)
+    text = (wrapped[1] if wrapped else inner).removesuffix("'>")
+    return cut(" ".join(text.split()), LONGEST)
+
+
+def arrays(by_name: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors by name as a record that Flower sends."""
+    return ArrayRecord({name: tensor.detach().cpu() for name, tensor in by_name.items()})
+
+
+def tensors(record: ArrayRecord, device: torch.device = CPU) -> dict[str, Tensor]:
+    """A record's tensors by name, on this device; they do not share the record's memory."""
+    return {
+        name: torch.from_numpy(array.numpy().copy()).to(device) for name, array in record.items()
+    }
+
+
+def whole(value: Any) -> int:
+    """The value as a whole number; a message from elsewhere may hold anything."""
+    if not isinstance(value, int):
+        raise UserError(f"A message holds {value!r} where a whole number was expected.")
+    return value

@@ -9,6 +9,7 @@ OUT/flower/   Flower's home: the app, its run config, and the programs' logs
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -25,12 +26,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.core.schema import PathText, Positive, schema
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.federation.task import data_path
@@ -41,83 +42,72 @@ HOME, NAME = "flower", "mjp-federation"
 CLIENT_APP = "mjp_privacy.federation.flower.app:client_app"
 SERVER_APP = "mjp_privacy.federation.flower.app:server_app"
 
-RUN_CONFIG: Mapping[str, str | float] = {
-    "config": "",
-    "row": "",
-    "data": "",
-    "val": "",
-    "out": "",
-    "device": "cpu",
-    "record": "attacked",
-    "patience": 60.0,
-    "round-timeout": 600.0,
-}
-"""The app's options with their defaults; pyproject.toml must hold the same.
 
-record  which tensors of each upload are written: all, attacked (`record.parameters`) or none
-patience  seconds within which every client should have a SuperNode
-round-timeout  seconds after which a client that has not answered is left out of its round
-"""
+@schema
+class RunOptions:
+    """The app's options with their defaults, in Flower's run config with - for _."""
+
+    config: PathText = ""
+    row: str = ""
+    data: PathText = ""
+    val: str = ""
+    out: PathText = ""
+    device: str = "cpu"
+    record: Literal["all", "attacked", "none"] = "attacked"
+    """Which tensors of each upload are written: every one, those of `record.parameters`, none."""
+    patience: Positive = 60.0
+    """Seconds within which every client should have a SuperNode."""
+    round_timeout: Positive = 600.0
+    """Seconds after which a client that has not answered is left out of its round."""
+
+
+RUN_CONFIG: Mapping[str, str | float] = {
+    name.replace("_", "-"): value for name, value in dataclasses.asdict(RunOptions()).items()
+}
+"""The options as the app's defaults; pyproject.toml must hold the same."""
 
 
 def run_flower(
     config: FederationConfig,
     data: str | Path,
     out: str | Path,
-    engine: str = "flower",
+    engine: Engine = "flower",
     *,
     val: str | Path | None = None,
-    nodes: int | None = None,
+    device: str = "cpu",
+    record: str = "attacked",
     client: str = CLIENT_APP,
-    **options: str | float,
 ) -> Path:
     """Run all rounds that are left under Flower; the final model's path.
 
-    nodes  SuperNodes of a deployment; None: one for each client, at most as many as processors
+    device, record  as in RunOptions
     client  the ClientApp as module:attribute, Flower's notation
-    options  those of RUN_CONFIG: device, record, patience, round_timeout
 
-    `run_flower(config, "images", "out", "flower-deployment", nodes=2, record="all")`
+    `run_flower(config, "images", "out", "flower-deployment", record="all")`
     """
-    require_flower(engine)
-    keep_apart(out, {"--data": data, "--val": val})
+    for name in ("flwr", "ray") if engine == "flower" else ("flwr",):
+        if find_spec(name) is None:
+            raise UserError(
+                f"--engine {engine}: expected the package {name}, which is not installed here. "
+                "Run pip install '.[federated]' on Python 3.11 or newer."
+            )
     folder = output_folder(Path(out)).resolve()
-    home = folder / HOME
+    home, number = folder / HOME, config.clients.number
     run: dict[str, str | float] = {
         "config": str(home / RESOLVED),
         "data": data_path(data),
         "val": data_path(val) if val else "",
         "out": str(folder),
-        **{name.replace("_", "-"): value for name, value in options.items()},
+        "device": device,
+        "record": record,
     }
-    if unknown := sorted(set(run) - set(RUN_CONFIG)):
-        raise UserError(
-            f"Flower's options: expected {', '.join(RUN_CONFIG)}, got {', '.join(unknown)}."
-        )
-    number = config.clients.number
-    if nodes is not None and not 1 <= nodes <= number:
-        raise UserError(
-            f"nodes: expected 1 to {number} SuperNodes for {number} clients, got {nodes}."
-        )
     simulated = number if engine == "flower" else None
     with lock(home), superlink(home, simulated) as link:
         write_json(home / RESOLVED, plain(config))
         if simulated is None:
-            link.start_nodes(nodes or min(number, max(2, os.cpu_count() or 2)))
+            link.start_nodes(min(number, max(2, os.cpu_count() or 2)))
         link.run(write_app(home / NAME, client), run)
     return folder / MODEL
-
-
-def require_flower(engine: str) -> None:
-    """Raise UserError for an unknown engine, or where a package that it needs is missing."""
-    if engine not in get_args(Engine):
-        raise UserError(f"--engine: expected {' or '.join(get_args(Engine))}, got {engine!r}.")
-    needed = ("flwr", "ray") if engine == "flower" else ("flwr",)
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise UserError(
-            f"--engine {engine}: expected the package {missing[0]}, which is not installed here. "
-            "Run pip install '.[federated]' on Python 3.11 or newer."
-        )
 
 
 def write_app(folder: Path, client: str = CLIENT_APP) -> Path:

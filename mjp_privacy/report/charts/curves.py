@@ -29,7 +29,6 @@ from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Line,
     client_text,
-    coded,
     fact,
     options_of,
     options_text,
@@ -166,7 +165,7 @@ def _level(line: Line, diagnostic: str) -> float:
 
 def _median(line: Line) -> dict[str, float]:
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    groups = None if line.groups is None else coded(line.groups[values.index])
+    groups = None if line.groups is None else pd.Categorical(line.groups[values.index])
     low, high = median_interval(values.to_numpy(), groups)
     ends = {"psnr_median_lo": low, "psnr_median_hi": high}
     return {"psnr_median": capped_median(line), **ends}

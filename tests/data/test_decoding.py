@@ -1,0 +1,240 @@
+"""Every kind of image file, with known pixels, and every reason to refuse one."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import struct
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.PngImagePlugin import PngImageFile
+
+from mjp_privacy.data import ImageError, decoding
+from mjp_privacy.data.decoding import decode_image, decoded, header
+
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def encode(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def noise(width: int = 12, height: int = 8) -> Image.Image:
+    generator = np.random.default_rng(0)
+    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def pixels(content: bytes) -> np.ndarray:
+    picture = decode_image(content)
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+def row(picture: Image.Image, kind: str = "PNG", **options: Any) -> list[tuple[int, ...]]:
+    """The first row of a file's pixels."""
+    return [tuple(pixel) for pixel in pixels(encode(picture, kind, **options))[0].tolist()]
+
+
+def of_row(mode: str, *values: Any) -> Image.Image:
+    picture = Image.new(mode, (len(values), 1))
+    picture.putdata(values)
+    return picture
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "JPEG", "GIF", "WEBP", "JPEG2000"])
+def test_rgb_is_what_pillow_reads(kind: str) -> None:
+    content = encode(noise(), kind)
+    assert np.array_equal(pixels(content), np.asarray(Image.open(io.BytesIO(content)).convert()))
+    if kind in ("PNG", "BMP", "PPM", "TIFF"):
+        assert np.array_equal(pixels(content), np.asarray(noise()))
+
+
+def test_grey_one_bit_and_transparent_pixels() -> None:
+    assert row(of_row("L", 7, 9)) == [(7,) * 3, (9,) * 3]
+    assert row(of_row("1", 0, 1)) == [(0,) * 3, WHITE]
+    assert row(of_row("LA", (40, 255), (40, 0))) == [(40,) * 3, WHITE]
+    assert row(of_row("RGB", RED, GREEN), transparency=RED) == [WHITE, GREEN]
+    colours = of_row("RGBA", (10, 20, 30, 255), (10, 20, 30, 0), (0, 100, 200, 51))
+    assert row(colours) == [(10, 20, 30), WHITE, (204, 224, 244)]  # 255 · 0.8 + value · 0.2
+
+
+def test_palettes() -> None:
+    palette = of_row("P", 0, 0, 1, 1)
+    palette.putpalette([*RED, *BLUE])
+    assert row(palette) == [RED, RED, BLUE, BLUE]
+    for kind in ("PNG", "GIF"):
+        assert row(palette, kind, transparency=0) == [WHITE, WHITE, BLUE, BLUE]
+    assert row(palette, transparency=b"\x80\xff") == [(255, 127, 127)] * 2 + [BLUE] * 2
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
+def test_cmyk(kind: str) -> None:
+    picture = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    assert np.abs(pixels(encode(picture, kind)).astype(int) - np.array(RED)).max() <= 2
+
+
+def test_16_bit_grey_is_scaled_not_clipped_in_both_byte_orders() -> None:
+    eight = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    for kind in ("PNG", "TIFF"):
+        assert np.array_equal(pixels(encode(Image.fromarray(eight * 257), kind))[..., 0], eight)
+    levels = np.array([[0, 128, 129, 257, 30000, 65535]], dtype=">u2")
+    found = pixels(b"P5 6 1 65535\n" + levels.tobytes())[..., 0]
+    assert np.array_equal(found, np.round(levels.astype(float) / 257))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_and_told(kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encode(noise(6, 4), kind, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    found, turn, _ = decoded(content)
+    assert np.array_equal(np.asarray(found), np.asarray(upright.convert("RGB")))
+    told = 1 if kind == "TIFF" else orientation  # Pillow has turned it by itself
+    assert (turn, header(content, behind=True)[:2]) == (told, (upright.size, told))
+    grey = encode(noise(6, 4).getchannel(0), "PNG", exif=exif)
+    numbers, turn, _ = decoded(grey, labels=True)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(grey)))
+    assert (np.array(numbers).tolist(), turn) == (np.asarray(upright).tolist(), orientation)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"nonsense", b"MM\x00*", b"MM|*\x00\x00\x00\x08\x00"])
+def test_nonsense_in_exif_is_no_orientation(kind: str, exif: bytes) -> None:
+    content = encode(noise(), kind, exif=b"Exif\x00\x00" + exif)
+    assert pixels(content).shape == (8, 12, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "P"])
+def test_large_pictures_are_converted_in_strips(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    shape = {"RGBA": (50, 40, 4), "LA": (50, 40, 2)}.get(mode, (50, 40))
+    dtype = np.uint16 if mode == "I;16" else np.uint8
+    picture = Image.fromarray(rng.integers(0, np.iinfo(dtype).max, shape, dtype=dtype))
+    picture = picture.convert("P") if mode == "P" else picture
+    content = encode(picture, **({"transparency": 3} if mode == "P" else {}))
+    whole = pixels(content)
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 300)
+    assert np.array_equal(pixels(content), whole)
+
+
+# refusals ---------------------------------------------------------------------------------------
+
+
+def reason(content: bytes, **options: int) -> str:
+    with pytest.raises(ImageError) as caught:
+        decode_image(content, **options)
+    assert "\n" not in caught.value.reason
+    return caught.value.reason
+
+
+def damaged() -> bytes:
+    content = bytearray(encode(noise()))
+    content[content.index(b"IDAT") + 12] ^= 0xFF
+    return bytes(content)
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF"
+RGB16 = Image.new("RGB", (16, 16), "red")
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "0 bytes"),
+    "text": (b"not an image", "Pillow"),
+    "checksum": (damaged(), "decoded"),
+    "float": (encode(Image.new("F", (4, 4), 0.5), "TIFF"), "8 bits"),
+    "32 bits": (encode(Image.new("I", (4, 4), 70000), "TIFF"), "8 bits"),
+    "narrow": (encode(Image.new("L", (500, 4))), "500×4"),
+    "PostScript": (POSTSCRIPT, "Pillow"),  # a program
+    **{kind: (encode(RGB16, kind), "Pillow") for kind in ("DDS", "TGA", "ICO", "PCX", "SGI")},
+}
+"""Only formats of photographs are opened: a texture once took a whole folder with it."""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_is_refused_says_why(kind: str) -> None:
+    content, said = REFUSED[kind]
+    assert said in reason(content)
+
+
+@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None])
+def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header that announces 10^10 pixels; also where a program lifted Pillow's limit."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    assert "too many pixels" in reason(b"P6 100000 100000 255\n" + bytes(100))
+
+
+def test_the_short_side_of_a_patch_and_maps_of_labels() -> None:
+    content = encode(noise(40, 15))
+    assert "15 px" in reason(content, min_side=16)
+    assert decode_image(content, min_side=15).size == (40, 15)
+    with pytest.raises(ImageError, match="RGB"):
+        decoded(content, labels=True)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_truncated_files(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a library, as breaching does, made Pillow fill the missing part with grey."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    content = encode(noise(64, 64), kind)
+    assert reason(content[: len(content) // 2])
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+Panic.__name__ = "PanicException"
+RAISED = [
+    *(ZeroDivisionError("division by zero"), RecursionError("maximum recursion depth exceeded")),
+    *(struct.error("unpack requires a buffer"), AssertionError(), AttributeError("no such thing")),
+    *(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), Panic("index out of bounds")),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_a_decoder_raises_is_a_reason(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(PngImageFile, "load", fail)
+    monkeypatch.setattr(BmpImageFile, "_open", fail)
+    kinds = ("PNG",) if isinstance(error, MemoryError) else ("PNG", "BMP")
+    for kind in kinds:
+        assert ("memory" in reason(encode(noise(), kind))) == isinstance(error, MemoryError)
+
+
+def test_a_damaged_tiff_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    bits = np.random.default_rng(0).integers(0, 2, (64, 64), dtype=np.uint8) * 255
+    picture = Image.fromarray(bits).convert("1")
+    content = bytearray(encode(picture, "TIFF", compression="group4"))
+    content[20:120] = bytes(100)
+    try:
+        decode_image(bytes(content))
+    except ImageError:
+        logging.getLogger(__name__).info("refused")
+    os.write(2, b"still open")
+    assert capfd.readouterr().err == "still open"
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM"]))
+def test_damage_never_raises_anything_else(data: st.DataObject, kind: str) -> None:
+    content = bytearray(encode(noise(), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = content[: data.draw(st.integers(0, len(content)))]
+    with suppress(ImageError):
+        assert decode_image(bytes(content)).mode == "RGB"

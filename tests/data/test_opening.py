@@ -1,0 +1,268 @@
+"""Folders and zips, of friends and of strangers: what one file holds or is harms no other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageError, files, load_images, open_images
+from mjp_privacy.data.files import LONGEST, named_by_id
+from tests.helpers.image_files import make_images, zipped
+
+
+def read_all(path: Path) -> dict[str, str]:
+    """What became of every image: its size, or the reason why it has none."""
+    source, outcome = open_images(path), {}
+    for record in source.records:
+        try:
+            outcome[record.image_id] = str(source.decode(record).size)
+        except ImageError as error:
+            outcome[error.image_id] = error.reason
+    return outcome
+
+
+def error_of(path: str | Path) -> str:
+    with pytest.raises(UserError) as caught:
+        open_images(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_records_are_sorted_and_other_files_ignored(tmp_path: Path) -> None:
+    images = ["b.PNG", "a.jpeg", "deep/er/c.webp", "Z.tif", "x.png/d.png"]
+    folder = make_images(tmp_path / "in", [*images, ".hidden.png", "__MACOSX/x.png", ".git/y.png"])
+    for name in ("notes.txt", "table.csv", "Thumbs.db"):
+        (folder / name).write_text("x")
+    for path in (folder, zipped(folder)):
+        source = open_images(str(path))
+        assert [record.image_id for record in source.records] == sorted(images)
+        assert all(record.group == record.image_id for record in source.records)
+        assert source.path == path
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_bytes_and_pictures_also_elsewhere(tmp_path: Path, as_zip: bool) -> None:
+    """After pickling, and after a fork, in which a zip's handle is opened again."""
+    folder = make_images(tmp_path / "in", ["a.png", "x/b.png"])
+    source = open_images(zipped(folder) if as_zip else folder)
+    second = source.records[1]
+    assert source.read_bytes(second) == (folder / "x/b.png").read_bytes()
+    assert [source.decode(r).getpixel((0, 0)) for r in source.records] == [(0,) * 3, (1,) * 3]
+    copy = pickle.loads(pickle.dumps(source))  # noqa: S301
+    assert copy.read_bytes(second) == source.read_bytes(second)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(source.decode(second).size != (8, 8))
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "in", ["x/a.png"])
+    make_images(tmp_path / "other", ["b.png"])
+    (folder / "y").symlink_to(tmp_path / "other")
+    (folder / "x" / "loop").symlink_to(folder)
+    assert set(read_all(folder)) == {"x/a.png", "y/b.png"}
+
+
+def test_links_that_multiply_folders_are_refused(tmp_path: Path) -> None:
+    """Forty folders, each with two links to the next: a trillion paths."""
+    for number in range(40):
+        (tmp_path / "in" / str(number)).mkdir(parents=True)
+        for name in "ab":
+            (tmp_path / "in" / str(number) / name).symlink_to(f"../../in/{number + 1}")
+    (tmp_path / "in" / "40").mkdir()
+    assert str(files.MOST_WAYS) in error_of(tmp_path / "in" / "0")
+
+
+def a_socket(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket is a hundred bytes at most
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (os.mkfifo, "a named pipe"),
+    "socket": (a_socket, "a socket"),
+    "empty folder": (lambda path: path.mkdir(), "a folder"),
+    "link to nothing": (lambda path: path.symlink_to("nowhere"), "cannot be read"),
+    "link to itself": (lambda path: path.symlink_to(path), "cannot be read"),
+    "endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
+    "empty device": (lambda path: path.symlink_to("/dev/null"), "a device"),
+    "nothing": (lambda path: path.write_bytes(b""), "0 bytes"),
+    "text": (lambda path: path.write_text("<svg>"), "not an image"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_file_is_one_images_reason(kind: str, tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "in", ["a.png"])
+    make, expected = ODD[kind]
+    make(folder / "b.png")
+    outcome = read_all(folder)
+    assert outcome["a.png"] == "(8, 8)"
+    assert expected in outcome["b.png"]
+
+
+# paths that hold no images ----------------------------------------------------------------------
+
+
+def test_missing_paths_suggest_a_near_one(tmp_path: Path) -> None:
+    make_images(tmp_path / "imagenet" / "val", ["a.png"])
+    assert f"{tmp_path / 'imagenet'}?" in error_of(tmp_path / "imagnet")
+    assert f"{tmp_path / 'imagenet' / 'val'}?" in error_of(tmp_path / "imagnet/val")
+    assert "'xyz'" in error_of(tmp_path / "xyz")
+
+
+def test_paths_that_hold_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert str(empty) in error_of(empty)
+    for name in ("empty/x.npy", "empty/README", "x.tar", "x.zip"):
+        (tmp_path / name).write_bytes(b"PK")
+    assert "1 × no ending, 1 × .npy" in error_of(empty)
+    assert "x.tar" in error_of(tmp_path / "x.tar")
+    assert "x.zip" in error_of(tmp_path / "x.zip")
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "Permission denied" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", "  ", "x" * 300, "a\0b"])
+def test_a_path_that_is_none(path: str) -> None:
+    assert "zip of images" in error_of(path)
+
+
+# zips -------------------------------------------------------------------------------------------
+
+
+def test_unsafe_zips_are_refused(tmp_path: Path) -> None:
+    for name in ("/a.png", "../a.png", "x/../a.png", "C:/a.png", "x\\a.png"):
+        with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+            archive.writestr("good.png", b"x")
+            archive.writestr(name, b"x")
+        assert repr(name) in error_of(tmp_path / "bad.zip")
+
+
+def test_damaged_and_encrypted_entries(tmp_path: Path) -> None:
+    path = zipped(make_images(tmp_path / "in", ["a.png", "b.png"]))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT")] ^= 0xFF
+    first = content.index(b"PK\x01\x02")
+    for word, flag in (("damaged", 0), ("encrypted", 1)):
+        content[first + 8] |= flag
+        path.write_bytes(content)
+        outcome = read_all(path)
+        assert word in outcome["a.png"]
+        assert outcome["b.png"] == "(8, 8)"
+    content[content.index(b"PK\x01\x02", first + 1) + 8] |= 1
+    path.write_bytes(content)
+    assert "encrypted" in error_of(path)
+
+
+def test_a_bomb_or_a_name_twice_is_one_images_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zipped(make_images(tmp_path / "in", ["a.png", "twice.png"]))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.png", bytes(1 << 20))
+        archive.writestr("small.png", bytes(100))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("twice.png", archive.read("a.png"))
+        archive.writestr("zip.png", path.read_bytes())
+        archive.writestr("more.zip", path.read_bytes())
+        archive.writestr("esc\x1b[2J.png", archive.read("a.png"))
+    assert "bomb" not in read_all(path)["bomb.png"]
+    monkeypatch.setattr(files, "BOMB_FROM", 1 << 16)
+    outcome = read_all(path)
+    assert "bomb" in outcome.pop("bomb.png")
+    assert "two entries" in outcome.pop("twice.png")
+    assert "not an image" in outcome.pop("small.png")
+    assert "not an image" in outcome.pop("zip.png")
+    assert outcome.pop("a.png") == "(8, 8)"
+    ((image_id, size),) = outcome.items()
+    assert (size, image_id.isprintable()) == ("(8, 8)", True)
+
+
+def test_zips_that_lie_about_themselves(tmp_path: Path) -> None:
+    """The entries of a bomb of one kernel share its bytes, so their sizes exceed the file's."""
+    path = zipped(make_images(tmp_path / "in", ["a.png", "bé.png"]))
+    good = path.read_bytes()
+    content = bytearray(good)
+    at = content.index(b"PK\x01\x02") + 20
+    content[at : at + 4] = struct.pack("<I", 1 << 24)
+    path.write_bytes(content)
+    assert "overlap" in error_of(path)
+    path.write_bytes(good.replace("é".encode(), b"\xff\xfe"))
+    assert path.name in error_of(path)
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_huge_files_are_not_read(
+    tmp_path: Path, as_zip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_images(tmp_path / "in", ["a.png"])
+    with (folder / "a.png").open("ab") as file:
+        file.write(b"x" * (1 << 20))
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "IMAGE_FILE", replace(files.IMAGE_FILE, max_bytes=1 << 20))
+    assert "MiB" in read_all(zipped(folder) if as_zip else folder)["a.png"]
+
+
+# names ------------------------------------------------------------------------------------------
+
+NAMES = [
+    *(b"caf\xe9.png", b"esc\x1b[2J.png", b"line\nbreak.png", b"tab\there.png", b"A.png", b"a.png"),
+    *("sep\u2028arator.png".encode(), "\u00e9.png".encode(), "e\u0301.png".encode()),
+    *(b"=1+1.png", b"[x](http://x.example).png", b"$x_{.png"),
+]
+
+
+def test_every_name_is_an_image_with_an_id_of_its_own(tmp_path: Path) -> None:
+    folder, made = tmp_path / "in", 0
+    folder.mkdir()
+    for level, name in enumerate(NAMES):
+        try:
+            Image.new("L", (8, 8), level).save(folder / os.fsdecode(name), "PNG")
+            made += 1
+        except OSError:  # a disk that takes UTF-8 names only, or two for one
+            continue
+    outcome = read_all(folder)
+    assert len(outcome) == made
+    assert set(outcome.values()) == {"(8, 8)"}
+    assert all(image_id.encode() and image_id.isprintable() for image_id in outcome)
+    assert {item.image_id for item in load_images(folder, size=8)} == set(outcome)
+
+
+def test_ids_tell_names_apart_whatever_they_are() -> None:
+    names = ["a\x01.png", "a%01.png", "a\x02.png", "x" * 600 + "1.png", "x" * 600 + "2.png"]
+    names += ["\udce9.png", "\ud800.png", "k/" + "y" * 300 + ".png", "\u0439" * 200 + ".png"]
+    by_id = named_by_id(names)
+    assert sorted(by_id.values()) == sorted(names)
+    assert by_id["a%01.png"] == "a%01.png"
+    for image_id in by_id:
+        assert len(image_id) <= LONGEST
+        assert all(len(part.encode()) <= 255 for part in image_id.split("/"))
+        assert image_id.endswith(".png")
+    (escaped,) = (image_id for image_id, name in by_id.items() if name == "a\x01.png")
+    again = named_by_id([*names, escaped])  # somebody took the id of another for a name
+    assert sorted(again.values()) == sorted([*names, escaped])

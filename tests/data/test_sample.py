@@ -1,0 +1,214 @@
+"""`mjp sample`: which images are chosen, that a sample is whole or not there, and mistakes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mjp_privacy.cli import main
+from mjp_privacy.core import progress
+from mjp_privacy.data import ImageSource, open_images
+from tests.helpers.image_files import FLAT_VAL, make_images, zipped
+
+NAMES = [f"{name}/{at}.png" for name in ("cat", "cow", "dog") for at in range(4)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_images(tmp_path / "in", NAMES)
+
+
+def run(source: Path, out: Path, *options: str) -> int:
+    return main(["sample", "--from", str(source), "--out", str(out), *options])
+
+
+def files_in(out: Path) -> dict[str, bytes]:
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_a_sample_is_a_copy_with_its_tables(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
+    out = tmp_path / "deep" / "out"
+    assert run(folder, out, "--per-class", "2") == 0
+    printed = capsys.readouterr()
+    assert str(out) in printed.out
+    assert "3/3" in printed.err.splitlines()[-1]
+    manifest = pd.read_csv(out / "manifest.csv")
+    assert manifest["label"].tolist() == [0, 0, 1, 1, 2, 2]
+    for file, sha256 in zip(manifest["file"], manifest["sha256"], strict=True):
+        content = (out / file).read_bytes()
+        assert content == (folder / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == sha256
+    assert pd.read_csv(out / "labels.csv").equals(manifest[["file", "label"]])
+    assert (out / "skipped.csv").read_text() == "file,label,reason\n"
+    assert len(files_in(out)) == 9
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    records = [(record.label, record.label_source) for record in open_images(out).records]
+    assert records == [(label, "csv") for label in manifest["label"]]
+    before = files_in(out)
+    assert run(folder, out, "--per-class", "2") == 0  # it is there already
+    assert files_in(out) == before
+    assert run(folder, tmp_path / "two", "--per-class", "2", "--limit", "2") == 0
+    assert len({record.label for record in open_images(tmp_path / "two").records}) == 2
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "other seed": lambda out: None,
+    "changed": lambda out: next(out.rglob("*.png")).write_bytes(b"x"),
+    "missing": lambda out: next(out.rglob("*.png")).unlink(),
+    "extra": lambda out: make_images(out, ["cat/more.png"]),
+    "foreign": lambda out: (out / "manifest.csv").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_folder_is_left_alone(
+    folder: Path, tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert run(folder, out) == 0
+    CHANGES[change](out)
+    before = files_in(out)
+    assert run(folder, out, "--seed", "3" if change == "other seed" else "0") == 2
+    assert str(out) in capsys.readouterr().err
+    assert files_in(out) == before
+
+
+def test_choice_depends_on_the_seed_alone(folder: Path, tmp_path: Path) -> None:
+    def chosen(source: Path, out: str, seed: int) -> dict[str, bytes]:
+        assert run(source, tmp_path / out, "--seed", str(seed)) == 0
+        return files_in(tmp_path / out)
+
+    again = tmp_path / "again"
+    for name in reversed(NAMES):
+        (again / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / name, again / name)
+    first = chosen(folder, "a", 0)
+    assert chosen(again, "b", 0) == chosen(zipped(folder), "c", 0) == first
+    assert {tuple(chosen(folder, f"s{seed}", seed)) for seed in range(1, 6)} != {tuple(first)}
+
+
+def test_every_layout_of_imagenet_gives_the_same_images(tmp_path: Path) -> None:
+    flat = make_images(tmp_path / "flat", FLAT_VAL)
+    synsets = ["n01440764", "n01443537", "n01440764", "n01443537"]
+    (flat / "synset_labels.txt").write_text("\n".join(synsets))
+    sorted_names = [f"{synset}/{name}" for synset, name in zip(synsets, FLAT_VAL, strict=True)]
+    assert run(flat, tmp_path / "a") == 0
+    assert run(make_images(tmp_path / "sorted", sorted_names), tmp_path / "b") == 0
+    first, second = (pd.read_csv(tmp_path / out / "labels.csv") for out in "ab")
+    second["file"] = [Path(file).name for file in second["file"]]
+    assert first.equals(second.sort_values("file", ignore_index=True))
+
+
+def test_unreadable_images_give_way_to_the_next(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, tmp_path / "whole") == 0
+    broken = pd.read_csv(tmp_path / "whole" / "labels.csv")["file"][0]
+    (folder / broken).write_bytes(b"")
+    for name in NAMES[8:]:  # all dogs
+        (folder / name).write_bytes(b"x")
+    capsys.readouterr()
+    assert run(folder, tmp_path / "out") == 3
+    printed = capsys.readouterr().out
+    assert broken in printed
+    assert "2 (0)" in printed  # a class without an image
+    skipped = pd.read_csv(tmp_path / "out" / "skipped.csv")
+    assert "0 bytes" in skipped["reason"][0]
+    assert skipped["label"].tolist() == [0, 2, 2, 2, 2]
+    assert len(pd.read_csv(tmp_path / "out" / "labels.csv")) == 2
+
+
+def test_labels_given_and_classes_with_too_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = make_images(tmp_path / "flat", ["a.png", "b.png", "c.png"])
+    table = tmp_path / "l.csv"
+    table.write_text("file,label\na.png,7\nb.png,7\nc.png,9\n")
+    assert run(flat, tmp_path / "out", "--labels", str(table), "--per-class", "2") == 0
+    assert pd.read_csv(tmp_path / "out" / "labels.csv")["label"].tolist() == [7, 7, 9]
+    assert "9 (1)" in capsys.readouterr().out
+
+
+def test_errors_of_the_user(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flat = make_images(tmp_path / "flat", ["a.png"])
+    bad = make_images(tmp_path / "bad", ["x/a.png", "y/b.png"])
+    for path in bad.rglob("*.png"):
+        path.write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    for source, out, options, expected in [
+        (flat, "out", [], "--labels"),
+        (Path("embedded"), "out", [], "embedded"),
+        (folder, "out", ["--per-class", "0"], "got 0"),
+        (bad, "out", [], "x/a.png"),
+        (folder, "flat/a.png", [], "flat/a.png"),
+        (folder, "in/out", [], "--from"),
+        (tmp_path / "inn", "out", [], f"{folder}?"),
+        (folder, "flat/a.png/out", [], "flat/a.png"),
+        (folder, "s3://bucket/sample", [], "s3:/bucket/sample"),
+        (folder, "s3://bucket/sample", ["--corrupt"], "s3:/bucket/sample"),
+    ]:
+        assert run(source, Path(out), *options) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ")
+        assert expected in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_left_after_a_copy_that_failed(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A full disk; one that takes `A.png` and `a.png` for one name; images that change."""
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if "dog" in path.parts:
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, content)
+
+    contents = (bytes([number]) for number in range(100))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert run(folder, tmp_path / "out") == 74
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", lambda path, content: write(path, content[:-1]))
+        assert run(folder, tmp_path / "out") == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageSource, "read_bytes", lambda source, record: next(contents))
+        patch.setattr(ImageSource, "decode", lambda source, record: None)
+        assert run(folder, tmp_path / "out") == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_progress_bar_on_a_terminal(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert run(folder, tmp_path / "out") == 0
+    assert "3/3" in capsys.readouterr().err

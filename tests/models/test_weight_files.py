@@ -1,0 +1,327 @@
+"""Files of weights in every layout: what is read, and what the report says of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.tensor_files import save_tensors
+from tests.helpers.models import (
+    ARCHITECTURE,
+    KNOWN,
+    MEAN,
+    STD,
+    State,
+    saved,
+    some_images,
+    some_masks,
+    state_of,
+    tiny,
+)
+
+FULL = {"unknown_embedding": True, "index_embedding": True}
+
+
+def official(state: State) -> State:
+    """The authors' names: one table of N+2 rows, the regressor under `dlocr`."""
+    table = torch.cat((state["pos_embed"], state["unk_embed"]), dim=1)[0]
+    others = {name: t for name, t in state.items() if name not in ("pos_embed", "unk_embed")}
+    renamed = {name.replace("dal_regressor.", "dlocr."): t for name, t in others.items()}
+    return {"pos_embed.weight": table, **renamed}
+
+
+def prefixed(state: State, prefix: str) -> State:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def assert_loaded(model: LoadedModel, state: State) -> None:
+    """Same parameters, to the bit, and nothing else."""
+    found = model.state_dict()
+    assert set(found) == set(state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert all(tensor.dtype == torch.float32 for tensor in found.values())
+
+
+# formats and layouts ------------------------------------------------------------------------------
+
+FORMS: dict[str, Callable[[State], Any]] = {
+    "flat": lambda s: s,
+    "ordered": OrderedDict,
+    "parameters": lambda s: {name: nn.Parameter(tensor) for name, tensor in s.items()},
+    "model": lambda s: {"model": s, "epoch": 3},
+    "state_dict in model": lambda s: {"model": {"state_dict": s}},
+    "module. in model": lambda s: {"model": prefixed(s, "module.")},
+    "module.model.": lambda s: prefixed(s, "module.model."),
+    "compiled": lambda s: {"model": prefixed(s, "_orig_mod.")},
+}
+SUFFIXES = (".pt", ".bin", ".pth.tar", ".PTH")
+FILES = [*((form, ".pth") for form in FORMS), *(("model", suffix) for suffix in SUFFIXES)]
+
+
+@pytest.mark.parametrize(("form", "suffix"), FILES)
+def test_pytorch_files(tmp_path: Path, form: str, suffix: str) -> None:
+    state = state_of()
+    path = saved(tmp_path, FORMS[form](state), f"weights{suffix}")
+    model = load_model(checkpoint=path, **KNOWN)
+    assert_loaded(model, state)
+    report = model.card.checkpoint
+    assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (report.source, report.layout) == (path.name, "timm")
+    assert report.missing == report.unexpected == report.notes == ()
+    assert (model.card.architecture, model.card.num_classes) == ("vit d24 l2 h3 p8@32", 5)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "safetensors", "model.", "module."])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_every_precision_becomes_float32(tmp_path: Path, dtype: torch.dtype, form: str) -> None:
+    state = {name: tensor.to(dtype) for name, tensor in state_of().items()}
+    more = {"steps": torch.tensor(3)}  # of another part: of any kind, and not noted
+    if form in ("zip", "legacy"):
+        path = tmp_path / "weights.pth"
+        torch.save({**state, **more}, path, _use_new_zipfile_serialization=form == "zip")
+    else:
+        path = tmp_path / "weights.safetensors"
+        save_file(prefixed({**state, **more}, "" if form == "safetensors" else form), path)
+    model = load_model(checkpoint=str(path), **KNOWN)
+    assert_loaded(model, {name: tensor.float() for name, tensor in state.items()})
+    report = model.card.checkpoint
+    kind = str(dtype).removeprefix("torch.")
+    assert (report.stored_as, report.unexpected) == (kind if kind != "float32" else "", ("steps",))
+    assert report.notes == ()  # a note would give a run's rows another name
+
+
+class CfgNode(dict[str, Any]):
+    """yacs' settings object, as far as pickle sees it: a dict with attributes beside its items."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__({k: CfgNode(v) if isinstance(v, dict) else v for k, v in items.items()})
+        self.__dict__["__immutable__"] = True
+        self.__dict__["__deprecated_keys__"] = {"OLD.KEY", "OLDER.KEY"}
+        self.__dict__["__renamed_keys__"] = {"A": ("B", "because")}
+
+
+@pytest.fixture
+def yacs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Lets CfgNode be pickled as yacs.config.CfgNode; call it to take yacs away again."""
+    module = types.ModuleType("yacs.config")
+    module.CfgNode = CfgNode  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(CfgNode, "__module__", "yacs.config")
+        patch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
+        patch.setitem(sys.modules, "yacs.config", module)
+        yield patch.undo
+
+
+@pytest.mark.parametrize("dal", ["none", "pca", "linear", "nonlinear"])
+def test_the_official_layout_as_its_trainer_saves_it(
+    tmp_path: Path, yacs: Callable[[], None], dal: str
+) -> None:
+    model = tiny(torch.float32, dal=dal, **FULL)
+    content = {
+        "model": official(model.state_dict()),
+        "optimizer": torch.optim.AdamW(model.parameters()).state_dict(),
+        "lr_scheduler": {"t_initial": 10, "base_values": [1e-3], "noise_range_t": None},
+        "max_accuracy": 80.5,
+        "config": CfgNode({"DATA": {"PATHS": ("a", "b"), "ZIP": False}, "AUG": {"ON": {1, 2}}}),
+    }
+    path = saved(tmp_path, content)
+    yacs()
+    assert "yacs" not in sys.modules
+    found = load_model(checkpoint=path, dal="pca" if dal == "pca" else None, **KNOWN)
+    assert_loaded(found, model.state_dict())
+    report = found.card.checkpoint
+    assert (found.dal_kind, report.layout) == (dal, "official_mjp")
+    assert report.beside == ("config", "lr_scheduler", "max_accuracy", "optimizer")
+    assert report.missing == report.unexpected == report.notes == ()
+    x, mask = some_images(2).float(), some_masks(2)
+    assert torch.equal(found(x, mask), model(x, mask))
+    assert dal == "none" or torch.equal(found.dal_loss(mask), model.dal_loss(mask))
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_the_official_layout_flat(tmp_path: Path, suffix: str) -> None:
+    state, path = state_of(dal="linear", **FULL), tmp_path / f"weights{suffix}"
+    flat = {**prefixed(official(state), "model."), "io.logits": torch.zeros(2)}
+    torch.save(flat, path) if suffix == ".pth" else save_file(flat, path)
+    model = load_model(checkpoint=path, **KNOWN)
+    assert_loaded(model, state)
+    assert model.card.checkpoint.beside == ("io.logits",)
+    assert (model.dal_kind, model.index_embed is not None) == ("linear", True)
+
+
+def test_a_named_model_takes_a_file_and_keeps_what_it_knows(tmp_path: Path) -> None:
+    state = state_of(unknown_embedding=True, dal="nonlinear")
+    path = saved(tmp_path, {"model": official(state)})
+    model = load_model("deit_small_mjp", checkpoint=path, **ARCHITECTURE)
+    assert_loaded(model, state)
+    assert (model.card.name, model.card.mean, model.card.std) == ("deit_small_mjp", MEAN, STD)
+    model = load_model("deit_small_mjp_no_unk", checkpoint=path, **ARCHITECTURE)
+    assert model.unk_embed is None
+    assert torch.equal(model(some_images(1).float(), some_masks(1)), model(some_images(1).float()))
+    assert model.card.checkpoint.unexpected == ("unk_embed",)
+    assert len(model.card.checkpoint.notes) == 1
+
+
+def test_an_mlp_of_any_width_is_read_off_the_file(tmp_path: Path) -> None:
+    """int(dim * (width / dim)) may be width - 1, as for 152 and 405; the file's width counts."""
+    assert int(152 * (405 / 152)) == 404
+    model = VisionTransformer(**{**ARCHITECTURE, "embed_dim": 152, "num_heads": 2, "depth": 1})
+    for width in (404, 405, 608):
+        model.blocks[0].mlp.fc1 = nn.Linear(152, width)
+        model.blocks[0].mlp.fc2 = nn.Linear(width, 152)
+        path = saved(tmp_path, model.state_dict())
+        assert_loaded(load_model(checkpoint=path, **{**KNOWN, "num_heads": 2}), model.state_dict())
+
+
+def test_facts_in_the_files_metadata_are_used(tmp_path: Path) -> None:
+    (tmp_path / "my_vit").mkdir()
+    path = tmp_path / "my_vit" / "model.safetensors"  # which many files are called
+    facts = {"mean": MEAN, "std": 0.5, "num_heads": 3, "img_size": 48, "trained_gamma": 0.03}
+    strange = {"format": "pt", "recipe": "mine", "depth": "x", "": "{", "author": "\x1b[2J"}
+    save_file(state_of(), path, strange | {key: json.dumps(v) for key, v in facts.items()})
+    card = load_model(checkpoint=path).card
+    assert (card.mean, card.std, card.img_size) == (MEAN, (0.5,) * 3, 48)
+    assert (card.trained_gamma, card.architecture) == (0.03, "vit d24 l2 h3 p8@48")
+    assert card.checkpoint.source == "model.safetensors"  # a folder is no part of a run_id
+    card = load_model(checkpoint=path, mean=0.25, img_size=32).card  # the user's word goes first
+    assert (card.mean, card.std, card.img_size) == ((0.25,) * 3, (0.5,) * 3, 32)
+
+
+# the report ---------------------------------------------------------------------------------------
+
+
+def test_tensors_the_model_does_not_use_are_reported(tmp_path: Path) -> None:
+    state = {**state_of(dal="linear", **FULL), "teacher.weight": torch.zeros(3)}
+    path, nothing = saved(tmp_path, {**state, "step": 7}), dict.fromkeys(FULL, False)
+    report = load_model(checkpoint=path, dal="none", **nothing, **KNOWN).card.checkpoint
+    assert report.beside == ("step",)
+    regressor = ("dal_regressor.layers.bias", "dal_regressor.layers.weight")
+    assert report.unexpected == (*regressor, "index_embed", "teacher.weight", "unk_embed")
+
+
+@pytest.mark.parametrize("reading", ["exposed", "strict"])
+def test_weights_with_and_without_position_embeddings(tmp_path: Path, reading: str) -> None:
+    trained = saved(tmp_path, official(state_of(unknown_embedding=True, dal="linear")))
+    model = load_model(checkpoint=trained, position_embedding=reading, **KNOWN)
+    report, strict = model.card.checkpoint, reading == "strict"
+    assert len(report.notes) == 2  # removed from weights that were trained with them; E_unk too
+    assert ("pos_embed" in report.unexpected) == (model.pos_embed is None) == strict
+    assert {"unk_embed", "dal_regressor.layers.weight"} <= set(report.unexpected)
+    assert strict or not model.pos_embed.any()
+    state = state_of(position_embedding="strict")
+    path = saved(tmp_path, state)
+    with pytest.raises(UserError, match="img_size=…"):
+        load_model(checkpoint=path, position_embedding=reading, **KNOWN)
+    model = load_model(checkpoint=path, position_embedding=reading, img_size=32, **KNOWN)
+    zero = {} if strict else {"pos_embed": torch.zeros(1, 17, 24)}
+    assert_loaded(model, {**state, **zero})
+    report = model.card.checkpoint
+    assert (report.missing, len(report.notes)) == (tuple(zero), len(zero))
+    path = saved(tmp_path, state_of(position_embedding="exposed"))  # saved at zero: no remark
+    model = load_model(checkpoint=path, position_embedding=reading, **KNOWN)
+    assert model.card.checkpoint.notes == ()
+
+
+@pytest.mark.parametrize("how", ["mean_position", "zeros", "random"])
+def test_a_missing_unknown_embedding_is_filled_as_asked_alone(tmp_path: Path, how: Any) -> None:
+    state = state_of()
+    given = {"checkpoint": saved(tmp_path, state), "unknown_embedding": True, **KNOWN}
+    with pytest.raises(UserError, match="unknown_init"):
+        load_model(**given)
+    model = load_model(unknown_init=how, **given)
+    expected = state["pos_embed"][:, 1:].mean(1, keepdim=True)
+    if how == "zeros":
+        expected = torch.zeros(1, 1, 24)
+    elif how == "random":  # the same each time, and of N(0, 1)
+        expected = load_model(unknown_init=how, **given).unk_embed.detach()
+        assert 0.5 < float(expected.std()) < 1.5
+    assert_loaded(model, {**state, "unk_embed": expected})
+    report = model.card.checkpoint
+    assert (report.missing, len(report.notes)) == (("unk_embed",), 1)
+    trained = state_of(unknown_embedding=True)
+    model = load_model(checkpoint=saved(tmp_path, official(trained)), unknown_init=how, **KNOWN)
+    assert_loaded(model, trained)
+    assert model.card.checkpoint.missing == model.card.checkpoint.notes == ()
+
+
+@pytest.mark.parametrize("size", [24, 48, 64])
+def test_position_embeddings_are_resampled_as_timm_does(tmp_path: Path, size: int) -> None:
+    state, grid = state_of(**FULL), size // 8
+    path = saved(tmp_path, {"model": official(state)})
+    model = load_model(checkpoint=path, img_size=size, **KNOWN)
+    for name in ("pos_embed", "index_embed"):
+        state[name] = resample_abs_pos_embed(state[name], [grid, grid], num_prefix_tokens=1)
+    assert_loaded(model, state)
+    assert len(model.card.checkpoint.notes) == 2
+    assert f"{grid}×{grid}" in model.card.checkpoint.notes[0]
+    assert model.card.img_size == size
+    assert model(some_images(1, size).float()).shape == (1, 5)
+
+
+def test_what_this_package_sealed_is_known_when_a_bit_changed(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_tensors(path, state_of(), {}, digest=True)
+    assert load_model(checkpoint=path, **KNOWN).embed_dim == 24
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"weights.safetensors: .*changed"):
+        load_model(checkpoint=path, **KNOWN)
+
+
+# timm's downloads ---------------------------------------------------------------------------------
+
+
+def test_a_failed_download_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str, pretrained: bool) -> nn.Module:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(timm, "create_model", fails)
+    with pytest.raises(UserError, match=r"vit_small_patch16_224.augreg.*OSError"):
+        load_model("vit_small")
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("tag", ["", ".augreg_in21k_ft_in1k"])
+def test_a_download_brings_its_own_normalisation(
+    monkeypatch: pytest.MonkeyPatch, tag: str, named: bool
+) -> None:
+    asked: list[str] = []
+
+    def downloads(name: str, pretrained: bool) -> nn.Module:
+        assert pretrained
+        asked.append(name)
+        torch.manual_seed(0)
+        sizes = {"embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 1000}
+        return VisionTransformer(img_size=384, patch_size=16, **sizes)
+
+    monkeypatch.setattr(timm, "create_model", downloads)
+    name, half = f"vit_tiny_patch16_384{tag}", (0.5, 0.5, 0.5)
+    given = {"checkpoint": f"timm:{name}", "depth": 1}
+    plain = "vit_tiny_patch16_384" if named else None
+    model = load_model(plain, **given)
+    assert asked == [name]
+    card = model.card
+    assert (card.mean, card.std, card.img_size, card.resize) == (half, half, 384, 384)
+    assert card.architecture == "vit d192 l1 h3 p16@384"
+    assert_loaded(model, downloads(name, True).state_dict())
+    assert (card.checkpoint.source, len(card.checkpoint.sha256)) == (name, 64)
+    assert load_model(plain, **given).card.checkpoint.sha256 == card.checkpoint.sha256
