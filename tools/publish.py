@@ -40,6 +40,7 @@ from mjp_privacy.data.images import Preprocessing
 from mjp_privacy.data.opening import open_images
 from mjp_privacy.metrics.comparisons import paired_test
 from mjp_privacy.metrics.statistics import Share
+from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
 from tools.published_rows import REPEATS, Line, Published, mean_text, number
 
@@ -207,13 +208,9 @@ def _files(names: Sequence[str], folder: Path) -> str:
     return _text(["rows", "config", "commit", "date", "images"], rows)
 
 
-def _text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _text(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
-    head, *lines = (
-        "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
-        for row in (heads, *rows)
-    )
-    return "\n".join([head, "|---" * len(heads) + "|", *lines])
+    return "\n".join(markdown_table(heads, [[*map(str, row)] for row in rows]))
 
 
 @cache

@@ -7,9 +7,9 @@ slice of the images. One image in one cell is a unit. The files in the order of 
     config      the experiment as YAML states it; overrides: what the command line changes in it
     run         from an experiment and images, or recorded uploads, to a finished run folder;
                 run_folder: which one that is, and whether it may be; and how it ended
-    plan        which cells there are, on which blocks; what is finished, what will not apply
+    plan        which cells there are, on which blocks; what will not apply
     refusals    why an attack does not apply
-    work        opens models, reads blocks, has each cell done, writes its rows
+    work        what is finished; opens models, reads blocks, has each cell done, writes its rows
     cell        one cell on one block: observe the uploads, attack, score; diagnostics: what
                 stands beside the scores
     store       the run folder; block_file: one of its files

@@ -87,7 +87,6 @@ FULL = 256 << 20  # bytes of a file that compaction adds nothing to: damage cost
 GROUPS = 4  # row groups of pictures that a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
-OLD_FILE = re.compile(r"([0-9]{5,}|part-[0-9]{5,})\.parquet")  # of versions with reconstructions/
 CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else of them
 
 CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
@@ -369,22 +368,17 @@ class RunStore:
         return list(latest.values())
 
     def check_format(self) -> None:
-        """Raise for a folder that an earlier version wrote."""
-        if old := self._old_file():
+        """Raise for a folder that an earlier version wrote: it has no list of cells of this one."""
+        if any(file.block == "cells" for file in stored_files(self.root)):
+            return
+        paths = [self.root / "cells.json", *self.root.glob("rows/*/*.parquet")]
+        old = (path.name for path in paths if is_there(path) and not NAME.fullmatch(path.name))
+        if name := next(old, ""):
             raise UserError(
                 f"{shown(self.root)} was written by an earlier version of mjp-privacy: expected "
-                f"cells.….parquet, got {old}. `{CONVERT} {shown(self.root)} OUT`, a file of the "
+                f"cells.….parquet, got {name}. `{CONVERT} {shown(self.root)} OUT`, a file of the "
                 "sources of mjp-privacy, makes a folder of this version of it, with equal numbers."
             )
-
-    def _old_file(self) -> str:
-        """A file as an earlier version wrote it, in a folder without a list of cells; or ""."""
-        if any(file.block == "cells" for file in stored_files(self.root)):
-            return ""
-        if is_there(self.root / "cells.json"):
-            return "cells.json"
-        paths = (path for r in self.stored_cells() for path in self.folder(r).glob("*.parquet"))
-        return next((path.name for path in paths if OLD_FILE.fullmatch(path.name)), "")
 
 
 @dataclass(frozen=True)

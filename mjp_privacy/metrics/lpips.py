@@ -46,11 +46,12 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 """LPIPS' own: from [-1, 1] to the values that AlexNet was trained on."""
 CONVOLUTIONS = ((0, 4, 2), (3, 1, 2), (6, 1, 1), (8, 1, 1), (10, 1, 1))  # index, stride, padding
 POOLED_BEFORE = (3, 6)
+EPS = 1e-10  # as in the lpips package
 
 
-def alexnet_layers(images: Tensor) -> list[Tensor]:
-    """The five rectified layers of images (n, C, H, W) in [0, 1], C = 3, or 1 for grey taken as
-    three equal channels: each (n, C', h, w) float32.
+def unit_layers(images: Tensor) -> Iterator[Tensor]:
+    """AlexNet's five rectified layers (n, places, channels) float32 of images (n, C, H, W) in
+    [0, 1], at every place divided by their length; C = 3, or 1 for grey taken as three equal ones.
 
     On a CPU their memory has the channels last, which is what its convolutions are fastest with.
     """
@@ -58,17 +59,16 @@ def alexnet_layers(images: Tensor) -> list[Tensor]:
     gain, offset = (x.reshape(1, 3, 1, 1) for x in (2 / scale, -(1 + shift) / scale))
     layout = _layout(images.device)
     flowing = (images.float() * gain + offset).contiguous(memory_format=layout)
-    layers = []
-    exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
-    with torch.no_grad(), exact:
-        for (index, stride, padding), (weight, bias) in zip(
-            CONVOLUTIONS, _convolutions(images.device), strict=True
-        ):
+    for (index, stride, padding), (weight, bias) in zip(
+        CONVOLUTIONS, _convolutions(images.device), strict=True
+    ):
+        exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+        with torch.no_grad(), exact:
             if index in POOLED_BEFORE:
                 flowing = max_pool2d(flowing, kernel_size=3, stride=2)
             flowing = conv2d(flowing, weight, bias, stride=stride, padding=padding).relu_()
-            layers.append(flowing)
-    return layers
+        features = flowing.permute(0, 2, 3, 1).flatten(1, 2)
+        yield features / (torch.linalg.vector_norm(features, dim=-1, keepdim=True) + EPS)
 
 
 def lpips_backbone() -> str:
@@ -133,9 +133,6 @@ def _downloaded(file: Path) -> dict[str, Tensor]:
     return weights
 
 
-EPS = 1e-10  # as in the lpips package
-
-
 @dataclass(frozen=True)
 class Lpips:
     """LPIPS as a measure: weighted squared distance of unit-length features, averaged over space,
@@ -159,13 +156,6 @@ class Lpips:
             squares = features.sub_(known).square_()
             total += (squares @ head.flatten().to(squares)).mean(1)
         return total
-
-
-def unit_layers(images: Tensor) -> Iterator[Tensor]:
-    """AlexNet's five layers (m, places, channels), at every place divided by their length."""
-    for layer in alexnet_layers(images):
-        features = layer.permute(0, 2, 3, 1).flatten(1, 2)
-        yield features / (torch.linalg.vector_norm(features, dim=-1, keepdim=True) + EPS)
 
 
 def _check_shape(images: Tensor) -> None:

@@ -41,6 +41,7 @@ from mjp_privacy.models.mjp_vit import (
 )
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import STATES, ModelSpec, overridden, stated
+from mjp_privacy.models.vit import Common
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def card_of(spec: ModelSpec, architecture: str, report: CheckpointReport) -> Mod
     )
 
 
-class OtherNetwork(WithCard, nn.Module):
+class OtherNetwork(WithCard, Common):
     """What training, evaluation and clients use of a network that is no plain ViT.
 
     Its features are what its classifier reads, (B, 1, D), in the place of a ViT's tokens: the first
@@ -125,11 +126,6 @@ class OtherNetwork(WithCard, nn.Module):
         self.dal_kind, self.first_block = sizes.dal, "intact"
         self.unk_embed = self.dal_regressor = None
         self.pos_embed = self.index_embed = self.adapters = None
-
-    @property
-    def like(self) -> Tensor:
-        """A parameter, by which callers tell the network's device and precision."""
-        return next(self.parameters())
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay."""

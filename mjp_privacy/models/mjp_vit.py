@@ -156,11 +156,6 @@ class MJPVisionTransformer(VisionTransformer):
             self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
 
     @property
-    def like(self) -> Tensor:
-        """A parameter, by which callers tell the network's device and precision."""
-        return self.cls_token
-
-    @property
     def first_block(self) -> FirstBlock:
         """Whether block 0 is the intact one or the altered one without norm1 and residuals."""
         return "closed_form" if isinstance(self.blocks[0], ClosedFormBlock) else "intact"
@@ -179,12 +174,6 @@ class MJPVisionTransformer(VisionTransformer):
     def tokens(self) -> int:
         """How many tokens block 0 sees: the patches, the class token, a distillation token."""
         return int(self.patch_embed.num_patches) + 1 + int(self.variant.distillation_token)
-
-    @property
-    def patch_bias(self) -> Tensor:
-        """The patch embedding's bias (D,): zeros where it has none."""
-        bias = self.patch_embed.proj.bias
-        return self.cls_token.new_zeros(self.embed_dim) if bias is None else bias
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay: timm's and the new tables."""

@@ -3,7 +3,7 @@
 An attack on patches needs three places of such a network and nothing of what comes after them: the
 convolution that embeds the patches, the table of positions that is added to them, if there is one,
 and how many of the table's rows belong to other tokens. `parts_of` finds them by shapes. What they
-are taken for is one equation, which `equation_error` measures on the network itself:
+are taken for is one equation, which `check_equation` measures on the network itself:
 
     patch_embed.proj.weight.grad = sum_i g_i x_i^T,    g_i = row i of pos_embed.grad
 
@@ -37,7 +37,7 @@ from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
-from mjp_privacy.models.vit import START_STD, input_of, start_
+from mjp_privacy.models.vit import START_STD, Common, input_of, start_
 from mjp_privacy.models.zoo import timm_spec
 
 CHANNELS = 3
@@ -82,18 +82,13 @@ def parts_of(net: nn.Module) -> Parts:
             "(patch_embed.proj), got none: no gradient of this network is a sum over patches. "
             "Give another network; inverting_gradients meets a Swin or a ResNet of this package."
         )
-    if projection.in_channels != CHANNELS:
-        raise UserError(
-            f"{name}: expected patches of pixels in {CHANNELS} channels, got "
-            f"{projection.in_channels}: its patches are what a network before it computes. Give a "
-            "network without such a stem."
-        )
+    (patch, tall), colours = projection.kernel_size, projection.in_channels
     side, down = getattr(embed, "img_size", None) or (0, 0)
-    patch, tall = projection.kernel_size
-    if side != down or patch != tall or side < patch:
+    if colours != CHANNELS or side != down or patch != tall or side < patch:
         raise UserError(
-            f"{name}: expected square pictures of whole square patches, got {side}×{down} pixels "
-            f"and patches of {patch}×{tall}. Give img_size, a multiple of the patch."
+            f"{name}: expected square pictures of whole square patches in {CHANNELS} channels, got "
+            f"{colours}: {side}×{down} in patches of {patch}×{tall}. Give img_size, a multiple of "
+            "the patch, or a network whose patches are no features of a network before it."
         )
     grid, table = side // patch, getattr(net, "pos_embed", None)
     if side % patch:  # the convolution never sees the last pixels
@@ -119,7 +114,7 @@ def kind_of(net: Any) -> str:
 # the network --------------------------------------------------------------------------------------
 
 
-class TimmNetwork(WithCard, nn.Module):
+class TimmNetwork(WithCard, Common):
     """A network of timm's, under its own names of parameters, with what clients and attacks use.
 
     It stands around the network and shares its parameters, so that no name and no number changes.
@@ -164,17 +159,6 @@ class TimmNetwork(WithCard, nn.Module):
     def pos_embed(self) -> nn.Parameter | None:
         """The table that is added to the embedded patches."""
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
-
-    @property
-    def like(self) -> Tensor:
-        """A parameter, by which callers tell the network's device and precision."""
-        return next(self.parameters())
-
-    @property
-    def patch_bias(self) -> Tensor:
-        """The patch embedding's bias (D,): zeros where it has none."""
-        bias = self.patch_embed.proj.bias
-        return self.like.new_zeros(self.embed_dim) if bias is None else bias
 
     @cached_property
     def tokens(self) -> int:
@@ -236,28 +220,20 @@ class TimmNetwork(WithCard, nn.Module):
             self._parameters["pos_embed"] = table
 
 
-def equation_error(network: TimmNetwork) -> float:
-    """How far a network's gradients are from the patch equation, relative to the gradient; NaN
-    without a table: there nothing sends the g_i."""
-    names = ("pos_embed", "patch_embed.proj.weight")
+def check_equation(network: TimmNetwork) -> None:
+    """Raise unless the patch equation holds, so that no attack reads what a network does not do;
+    without a table nothing sends the g_i."""
     if network.pos_embed is None:
-        return float("nan")
+        return
     side, like = network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
     x = torch.randn(1, CHANNELS, side, side, generator=generator).to(like)
     with torch.enable_grad():
-        loss = network(x).square().sum()
-        wanted = [network.get_parameter(name) for name in names]
-        table, total = torch.autograd.grad(loss, wanted)
+        wanted = [network.pos_embed, network.get_parameter("patch_embed.proj.weight")]
+        table, total = torch.autograd.grad(network(x).square().sum(), wanted)
     rows = table.reshape(-1, network.embed_dim)[network.before :]
     missed = rows.mT @ to_patches(x[0], network.patch_size) - total.flatten(1)
-    return float(missed.norm() / total.norm())
-
-
-def check_equation(network: TimmNetwork) -> None:
-    """Raise unless the patch equation holds, so that no attack reads what a network does not do."""
-    error = equation_error(network)
-    if error > HOLDS:
+    if (error := float(missed.norm() / total.norm())) > HOLDS:
         raise UserError(
             f"{kind_of(network.net)}: the gradient of its patch embedding is not that of "
             f"patches to which pos_embed is added: off by {error:.1e} of its length, expected at "
@@ -293,20 +269,28 @@ def random_timm(
              on torch's meta device
     """
     spec, outline = _spec(name, given, made_up), made_up is not None
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if outline else "cpu"):
-        torch.manual_seed(derive_seed("random weights", name, seed))
+    with _drawn("random weights", name, seed), torch.device("meta" if outline else "cpu"):
         network = _built(spec)
     notes = ["an outline without weights" if outline else "untrained weights"]
-    if not outline and _with_layer_scale(network):
-        notes.append(f"layer scale {LAYER_SCALE}")
-    if not outline and (registers := network._parameters.get("reg_token")) is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed("random registers", name, seed))
-            start_(registers)
     if not outline:
+        scales = [p for key, p in network.named_parameters() if key.endswith(SCALES)]
+        notes += [f"layer scale {LAYER_SCALE}"] if scales else []
+        with torch.no_grad(), _drawn("random registers", name, seed):
+            for scale in scales:
+                scale.fill_(LAYER_SCALE)
+            if (registers := network._parameters.get("reg_token")) is not None:
+                start_(registers)
         check_equation(network)
     report = CheckpointReport("random", f"random-{seed}", "random", notes=tuple(notes))
     return _with_card(network, spec, report)
+
+
+@contextmanager
+def _drawn(*parts: str | int) -> Iterator[None]:
+    """torch's global generator, seeded by these names; afterwards it is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(*parts))
+        yield
 
 
 def load_timm(
@@ -434,8 +418,7 @@ def _built(spec: ModelSpec) -> TimmNetwork:
 
 def _drawn_head(spec: ModelSpec) -> dict[str, Tensor]:
     """A classifier's parameters as timm draws them, from a seed of the network's name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed("a fresh classifier", spec.name))
+    with _drawn("a fresh classifier", spec.name):
         network = _built(spec)
     drawn = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
     generator = torch_generator("a fresh classifier", spec.name)
@@ -460,15 +443,6 @@ def _created(spec: ModelSpec) -> nn.Module:
             f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
             "Give another img_size, or none."
         ) from error
-
-
-def _with_layer_scale(network: TimmNetwork) -> bool:
-    """Whether the network has layer scale, which is now LAYER_SCALE."""
-    scales = [p for name, p in network.named_parameters() if name.endswith(SCALES)]
-    with torch.no_grad():
-        for scale in scales:
-            scale.fill_(LAYER_SCALE)
-    return bool(scales)
 
 
 def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:

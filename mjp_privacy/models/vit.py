@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +147,25 @@ class Block(nn.Module):
         return attended
 
 
-class VisionTransformer(nn.Module):
+class Common(nn.Module):
+    """What callers ask of every network."""
+
+    patch_embed: Any
+    embed_dim: int
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, which tells the network's device and precision."""
+        return next(self.parameters())
+
+    @property
+    def patch_bias(self) -> Tensor:
+        """The patch embedding's bias (D,): zeros where it has none."""
+        bias: Tensor | None = self.patch_embed.proj.bias
+        return self.like.new_zeros(self.embed_dim) if bias is None else bias
+
+
+class VisionTransformer(Common):
     """Patches, a class token, one table of positions, blocks, and a head on the class token.
 
     VisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,

@@ -38,14 +38,13 @@ _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "base": (768, 12, 12),
     "large": (1024, 24, 16),
 }
-_TORCHVISION = {  # width, depth, heads, patch
-    "vit_b_16": (768, 12, 12, 16),
-    "vit_b_32": (768, 12, 12, 32),
-    "vit_l_16": (1024, 24, 16, 16),
-    "vit_l_32": (1024, 24, 16, 32),
-    "vit_h_14": (1280, 32, 16, 14),
+_TORCHVISION = {  # size, patch, width, depth, heads
+    "vit_b_16": (224, 16, 768, 12, 12),
+    "vit_b_32": (224, 32, 768, 12, 12),
+    "vit_l_16": (224, 16, 1024, 24, 16),
+    "vit_l_32": (224, 32, 1024, 24, 16),
+    "vit_h_14": (224, 14, 1280, 32, 16),
 }
-_TORCHVISION_SIZE = 224
 _TIMM_NAME = re.compile(
     r"(?:vit|deit)_(?P<width>tiny|small|base|large)_patch(?P<patch>\d+)_(?P<size>\d+)(?P<tag>\..+)?"
 )
@@ -59,12 +58,12 @@ def spec_by_name(name: str) -> ModelSpec:
     """
     if name in NAMED_MODELS:
         return NAMED_MODELS[name]
-    if name in _TORCHVISION:
-        width, depth, heads, patch = _TORCHVISION[name]
-        return _plain_vit(name, _TORCHVISION_SIZE, patch, width, depth, heads)
-    match = _TIMM_NAME.fullmatch(name)
-    if not match and not is_timm_network(name):
-        raise _unknown_model(name)
+    if _sizes(name) is None and not is_timm_network(name):
+        hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
+        raise UserError(
+            f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs "
+            "by their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
+        )
     return timm_spec(name) if "." in name else architecture(name)
 
 
@@ -73,7 +72,7 @@ def is_timm_network(name: str) -> bool:
 
     is_timm_network("vit_small_patch14_dinov2.lvd142m") is True
     """
-    if name in NAMED_MODELS or name in _TORCHVISION or _TIMM_NAME.fullmatch(name):
+    if name in NAMED_MODELS or _sizes(name) is not None:
         return False
     import timm
 
@@ -89,25 +88,20 @@ def pooling_of(name: str) -> str:
         return str(getattr(timm.create_model(name), "global_pool", ""))
 
 
-def _plain_vit(name: str, size: int, patch: int, width: int, depth: int, heads: int) -> ModelSpec:
-    return ModelSpec(
-        name,
-        img_size=size,
-        patch_size=patch,
-        embed_dim=width,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=4.0,
-        activation="gelu",
-    )
+def _sizes(name: str) -> tuple[int, int, int, int, int] | None:
+    """Size, patch, width, depth and heads of a plain ViT of timm or torchvision; None of others."""
+    if match := _TIMM_NAME.fullmatch(name):
+        return int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]]
+    return _TORCHVISION.get(name)
 
 
 def architecture(name: str) -> ModelSpec:
     """The dimensions that a plain ViT's name states; the name alone of any other."""
-    match = _TIMM_NAME.fullmatch(name)
-    if not match:
+    if (sizes := _sizes(name)) is None:
         return ModelSpec(name)
-    return _plain_vit(name, int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]])
+    fields = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
+    known: dict[str, Any] = dict(zip(fields, sizes, strict=True))
+    return ModelSpec(name, **known, mlp_ratio=4.0, activation="gelu")
 
 
 def timm_spec(name: str) -> ModelSpec:
@@ -137,12 +131,9 @@ def declared_normalisation(name: str) -> dict[str, tuple[float, ...]]:
     """
     from timm.models import get_pretrained_cfg, is_model
 
-    if not _TIMM_NAME.fullmatch(name) or not is_model(name.partition(".")[0]):
-        return {}
-    declared = get_pretrained_cfg(name, allow_unregistered=False)
-    if declared is None:
-        return {}
-    return {"mean": tuple(declared.mean), "std": tuple(declared.std)}
+    known = _TIMM_NAME.fullmatch(name) is not None and is_model(name.partition(".")[0])
+    declared = get_pretrained_cfg(name, allow_unregistered=False) if known else None
+    return {} if declared is None else {"mean": tuple(declared.mean), "std": tuple(declared.std)}
 
 
 def check_timm_name(name: str) -> None:
@@ -161,15 +152,6 @@ def _plain_timm_names() -> list[str]:
     import timm
 
     return [name for name in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(name)]
-
-
-def _unknown_model(name: str) -> UserError:
-    """The error for a name that is neither a named model nor timm's."""
-    hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
-    return UserError(
-        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs by "
-        "their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
-    )
 
 
 # checkpoints of a command line --------------------------------------------------------------------
@@ -208,19 +190,17 @@ def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint
     """
     checkpoints = [_named(item, option) for item in items]
     labels = [checkpoint.label for checkpoint in checkpoints]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+    if len(set(labels)) < len(labels):
         raise UserError(
-            f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
-            f"{option} NAME=PATH NAME=PATH."
+            f"Two checkpoints are called {max(labels, key=labels.count)!r}: expected a different "
+            f"name for each. Give {option} NAME=PATH NAME=PATH."
         )
     lacking = {
         item.label
         for item in checkpoints  # timm's names stand for all that a checkpoint states
         if not item.source.startswith(TIMM_PREFIX) and "mean" not in read_metadata(item.source)
-    }
-    if not lacking:  # then an option is meant to replace what they state
-        return checkpoints
-    return [replace(item, described=item.label in lacking) for item in checkpoints]
+    }  # where there is none, an option is meant to replace what they state
+    return [replace(item, described=not lacking or item.label in lacking) for item in checkpoints]
 
 
 def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
@@ -230,26 +210,18 @@ def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, 
 
 def _named(item: str, option: str) -> NamedCheckpoint:
     """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
-    file = Path(item)
+    file, label, path = Path(item), item, item
     if "=" in item and not is_there(file):
         label, _, path = item.partition("=")
         if not label or not path:
             raise UserError(f"{option}: expected PATH or LABEL=PATH, got {shown(item)!r}.")
-        return NamedCheckpoint(shown(label, MOST_LETTERS), _source(path))
-    if not is_there(file) or file.is_dir():
-        return NamedCheckpoint(shown(item, MOST_LETTERS), _source(item))
-    name = file.resolve().parent.name if file.stem in GENERIC else file.stem
-    return NamedCheckpoint(shown(name, MOST_LETTERS), _source(item))
-
-
-def _source(path: str) -> str:
-    """The checkpoint of a named model; anything else is a path and stays as it is."""
-    named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
-    if named is None and path.isidentifier() and not is_there(Path(path)):
-        near = did_you_mean(path, NAMED_MODELS)
-        if near:
-            raise unknown_name("model", path, list(NAMED_MODELS))
-    return named or path
+    elif is_there(file) and not file.is_dir():
+        label = file.resolve().parent.name if file.stem in GENERIC else file.stem
+    source = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
+    nearly = path.isidentifier() and not is_there(Path(path)) and did_you_mean(path, NAMED_MODELS)
+    if source is None and nearly:
+        raise unknown_name("model", path, list(NAMED_MODELS))
+    return NamedCheckpoint(shown(label, MOST_LETTERS), source or path)
 
 
 TABLE = FileKind("a table of models", "Give another --out.", 1 << 30)

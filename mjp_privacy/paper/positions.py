@@ -372,6 +372,11 @@ class Analysed:
     images: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def learned(self) -> Figures | None:
+        """What was learned beside the start, where that start makes up most of the table."""
+        return self.rest if self.start is not None and self.start.share > MOSTLY else None
+
 
 Noise = Sequence[Figures]
 """Of SEEDS tables of one size from N(0, 1), none of them trained."""

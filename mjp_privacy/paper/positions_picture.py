@@ -20,9 +20,7 @@ from torch import Tensor
 from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.paper.positions import (
-    MOSTLY,
     Analysed,
-    Figures,
     Matrix,
     Noise,
     PositionTable,
@@ -70,8 +68,8 @@ def drawn_tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]
     for result in results:
         if result.figures is not None:
             tables.append((drawn(result.label), result.figures.table))
-        if result.start is not None and result.start.share > MOSTLY:
-            tables.append((f"{drawn(result.label)}, without its start", result.start.rest))
+        if result.learned is not None:
+            tables.append((f"{drawn(result.label)}, without its start", result.learned.table))
     return tables[:MOST_ROWS]
 
 
@@ -79,15 +77,15 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
     """One curve a model over the number of dimensions; a dotted one of what was learned beside the
     start; a band of noise."""
     for noise in noises:
-        curves = 100 * np.stack([_cut(getattr(figures, name)) for figures in noise])
+        curves = 100 * np.stack([getattr(figures, name)[:DIMENSIONS_DRAWN] for figures in noise])
         dimensions = np.arange(1, curves.shape[1] + 1)
         low, high = curves.min(axis=0), curves.max(axis=0)
         axes.fill_between(dimensions, low, high, color=MUTED, alpha=0.5, label="noise")
     for number, result in enumerate(results):
         shade = colour(number)
-        for figures, style in ((result.figures, "-"), (_learned(result), ":")):
+        for figures, style in ((result.figures, "-"), (result.learned, ":")):
             if figures is not None:
-                curve = 100 * _cut(getattr(figures, name))
+                curve = 100 * getattr(figures, name)[:DIMENSIONS_DRAWN]
                 label = drawn(result.label) if style == "-" else None
                 dimensions = np.arange(1, len(curve) + 1)
                 axes.plot(dimensions, curve, style, color=shade, label=label, linewidth=1.4)
@@ -98,16 +96,6 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
     axes.tick_params(labelsize=7)
     if name == "variance":
         axes.legend(fontsize=6, loc="lower right")
-
-
-def _learned(result: Analysed) -> Figures | None:
-    """What was learned beside the start, where that start makes up most of the table."""
-    most = result.start is not None and result.start.share > MOSTLY
-    return result.rest if most else None
-
-
-def _cut(curve: Matrix) -> Matrix:
-    return curve[:DIMENSIONS_DRAWN]
 
 
 def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) -> None:
@@ -142,19 +130,16 @@ def _space(axes: Any, table: PositionTable) -> None:
 
 
 def draw_joined(axes: Any, points: Matrix) -> None:
-    """Points of a grid (G, G, 2 or 3): neighbours joined by lines, a hue a place."""
+    """Points of a grid (G, G, 2 or 3): neighbours joined by lines; a hue a place, red grows
+    downwards and blue to the right."""
     if points.shape[-1] == 2:
         axes.set(xticks=[], yticks=[], frame_on=False)
     for line in (*points, *points.transpose(1, 0, 2)):
         axes.plot(*line.T, color=RULE, linewidth=0.6, zorder=1)
-    axes.scatter(*points.reshape(-1, points.shape[-1]).T, c=_hues(len(points)), s=14, zorder=2)
-
-
-def _hues(grid: int) -> Matrix:
-    """(N, 3) a colour for each place: red grows downwards, blue to the right."""
+    grid, scale = len(points), max(len(points) - 1, 1)
     row, column = np.divmod(np.arange(grid**2), grid)
-    scale = max(grid - 1, 1)
-    return np.stack([row / scale, np.full(grid**2, 0.35), column / scale], axis=1)
+    hues = np.stack([row / scale, np.full(grid**2, 0.35), column / scale], axis=1)
+    axes.scatter(*points.reshape(grid**2, -1).T, c=hues, s=14, zorder=2)
 
 
 def _similarities(axes: Axes, table: PositionTable) -> None:

@@ -38,7 +38,6 @@ from mjp_privacy.models.zoo import (
 from mjp_privacy.paper.arguments import AnalysisArguments
 from mjp_privacy.paper.positions import (
     DIMENSIONS,
-    MOSTLY,
     REPEATS,
     Analysed,
     Noise,
@@ -85,17 +84,17 @@ def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
     """What a model's table holds, beside noise of its size."""
     if result.figures is None:
         return f"{result.label}: has no position embeddings, so nothing tells a place."
-    numbers, start, rest = result.figures.numbers, result.start, result.rest
+    numbers, start, learned = result.figures.numbers, result.start, result.learned
     size = [numbers["grid"], numbers["width"]]
     of_size = next(n for n in noises if size == [n[0].numbers["grid"], n[0].numbers["width"]])
     low, high = ends(of_size, "variance_3")
     kept = ""
-    if start is not None and rest is not None and start.share >= MOSTLY:
+    if start is not None and learned is not None:
         verdict = "mostly the noise it started from"
         kept = (
             f"; {100 * start.share:.1f} % of the variance is still that of its start, N(0, "
             f"{start.std:.1g}²); of what was learned beside it 3 dimensions hold "
-            f"{rest.numbers['variance_3']:.1f} %"
+            f"{learned.numbers['variance_3']:.1f} %"
         )
     elif numbers["mae_2d"] <= READ * numbers["constant_2d"]:
         verdict = "the patches' places can be read from it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -28,26 +28,17 @@ PYRAMID = 4
 """Maps that are read off a ViT, at the ends of the quarters of its blocks."""
 
 
-@dataclass(frozen=True)
-class Maps:
-    """What a network offers: the width of each map, and the factor by which a pyramid resizes it.
-
-    A ViT's maps all have one size, so a pyramid makes them 4, 2, 1 and ½ times as large; a Swin's
-    stages are a pyramid already.
-    """
-
-    widths: tuple[int, ...]
-    factors: tuple[float, ...]
+Maps = Sequence[tuple[int, float]]
+"""What a network offers: the width of each map, and the factor by which a pyramid resizes it."""
 
 
 def maps_of(config: TrainingConfig) -> Maps:
-    """The maps of the config's network: `features` gives as many tensors."""
+    """The maps of the config's network: `features` gives as many tensors. A ViT's all have one
+    size, so a pyramid makes them 4, 2, 1 and ½ times as large; a Swin's stages are one already."""
     width = config.model.embed_dim
     if config.family == "vit":
-        factors = (4.0, 2.0, 1.0, 0.5)
-        return Maps((width,) * PYRAMID, factors)
-    stages = range(len(config.stages or ()))
-    return Maps(tuple(width << stage for stage in stages), (1.0,) * len(stages))
+        return [(width, factor) for factor in (4.0, 2.0, 1.0, 0.5)]
+    return [(width << stage, 1.0) for stage in range(len(config.stages or ()))]
 
 
 def features(network: Any, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
@@ -99,7 +90,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, maps: Maps, classes: int) -> None:
         super().__init__()
-        self.classifier = nn.Conv2d(maps.widths[-1], classes, 1)
+        self.classifier = nn.Conv2d(maps[-1][0], classes, 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         return cast(Tensor, self.classifier(maps[-1]))
@@ -117,12 +108,12 @@ class PyramidHead(nn.Module):
 
     def __init__(self, maps: Maps, classes: int, channels: int) -> None:
         super().__init__()
-        self.factors = maps.factors
-        self.sides = nn.ModuleList(_layer(width, channels, 1) for width in maps.widths)
+        self.factors = [factor for _, factor in maps]
+        self.sides = nn.ModuleList(_layer(width, channels, 1) for width, _ in maps)
         self.pooled = nn.ModuleList(_layer(channels, channels, 1) for _ in POOLED)
         self.top = _layer(channels * (len(POOLED) + 1), channels, 3)
-        self.smooth = nn.ModuleList(_layer(channels, channels, 3) for _ in maps.widths[:-1])
-        self.joined = _layer(channels * len(maps.widths), channels, 3)
+        self.smooth = nn.ModuleList(_layer(channels, channels, 3) for _ in maps[:-1])
+        self.joined = _layer(channels * len(maps), channels, 3)
         self.classifier = nn.Conv2d(channels, classes, 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:

@@ -136,13 +136,9 @@ def declared_errors(
     defenses = [defense_of(text) for text in texts]
     whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
     if len(whole) > 1 or (texts and client["kind"] == "weight_difference"):
-        raise refusal(
-            "defenses",
-            "dp_sgd and at most one other of a gradient",
-            f"{said(list(texts))} of a {client['kind']}",
-            "Give what they left on an entry instead: noise=… and rounding=…, standard deviations "
-            "in the upload's own units.",
-        )
+        got = f"{said(list(texts))} of a {client['kind']}"
+        do = "Give what they left on an entry, in the upload's own units: noise=… and rounding=…."
+        raise refusal("defenses", "dp_sgd and at most one other of a gradient", got, do)
     for defense in defenses:
         if isinstance(defense, StepDefense):
             level = defense.deviation(client["batch"] or 1)
@@ -353,20 +349,14 @@ def save_upload(
     own = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     update, loaded = own.updates[0], own.models[0]
     if len(own.updates) > 1 or update.steps_in_all > 1:
-        raise refusal(
-            "gradients",
-            "one upload of one step",
-            f"{len(own.updates)} upload(s) of {update.steps_in_all} independent step(s)",
-            "Save each under a name of its own; those of the same images get the same series=….",
-        )
+        got = f"{len(own.updates)} upload(s) of {update.steps_in_all} independent step(s)"
+        do = "Save each under a name of its own; those of the same images get the same series=…."
+        raise refusal("gradients", "one upload of one step", got, do)
     card, batch, given = loaded.card, update.batch, None if labels is None else own.labels
     if not card.num_classes or not rebuilt_by_name(loaded):
-        raise refusal(
-            "model",
-            "one with a classifier that its name builds again, as timm's",
-            f"{card.name} with {card.num_classes} classes",
-            "attack_gradients attacks it as it is.",
-        )
+        expected = "one with a classifier that its name builds again, as timm's"
+        got = f"{card.name} with {card.num_classes} classes"
+        raise refusal("model", expected, got, "attack_gradients attacks it as it is.")
     fed = plain = None
     if images is not None:
         picture = series or name

@@ -114,23 +114,17 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     named = {name: tensor for name, tensor in stepped.items() if name in parameters}
     for name, tensor in named.items():
         if count := int((~tensor.isfinite()).sum()):
-            raise refusal(
-                "gradients",
-                "finite numbers",
-                f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}",
-                "The client's step broke down, or its loss scale was not undone: take the gradient "
-                "of another step.",
-            )
+            got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
+            do = "The client's step broke down, or its loss scale was not undone: take another."
+            raise refusal("gradients", "finite numbers", got, do)
     told = [named[PATCH]] if PATCH in named else list(named.values())
     if not any(bool(tensor.any()) for tensor in told):
-        raise refusal(
-            "gradients",
-            "something of a picture",
-            f"zeros alone{f' in {PATCH}' if PATCH in named else ', or None'}",
-            "Call loss.backward() first, and optimizer.zero_grad() after reading them; a "
-            "classifier whose weights are all zeros, as in torchvision's fresh ViT, passes nothing "
-            "back: take a second step.",
+        got = f"zeros alone{f' in {PATCH}' if PATCH in named else ', or None'}"
+        do = (
+            "Call loss.backward() first. A classifier whose weights are all zeros, as in "
+            "torchvision's fresh ViT, passes nothing back: take a second step."
         )
+        raise refusal("gradients", "something of a picture", got, do)
     return named
 
 
@@ -162,12 +156,9 @@ def _numbers(name: str, value: Any) -> Tensor:
     tensor = as_tensor(value)
     if tensor is None or tensor.dtype not in FLOATS:
         of = f" of {value.dtype} on {value.device}" if isinstance(value, Tensor) else ""
-        raise refusal(
-            "gradients",
-            "tensors of floating-point numbers of 16 to 64 bits",
-            f"a {type(value).__name__}{of} for {name}",
-            f"{GIVE} Undo a quantisation (times its scale), and give its error as rounding=….",
-        )
+        expected = "tensors of floating-point numbers of 16 to 64 bits"
+        do = f"{GIVE} Undo a quantisation (times its scale), and give its error as rounding=…."
+        raise refusal("gradients", expected, f"a {type(value).__name__}{of} for {name}", do)
     return tensor
 
 
@@ -181,13 +172,9 @@ def _with_step_axis(
         shaped[name] = tensor.unsqueeze(0) if tuple(tensor.shape) == shape else tensor
         steps.add(len(shaped[name]) if shaped[name].ndim else 0)
         if tuple(shaped[name].shape[1:]) != shape or len(steps) > 1:
-            raise refusal(
-                "gradients",
-                f"{name} of the shape {shape}, or with one more axis in front for independent "
-                "steps, as long on every tensor",
-                f"{tuple(tensor.shape)}",
-                "Check that model and gradients are of the same architecture.",
-            )
+            expected = f"{name} of the shape {shape}, or with one more axis in front, that of steps"
+            do = "Check that model and gradients are of the same architecture."
+            raise refusal("gradients", expected, f"{tuple(tensor.shape)}", do)
     return shaped
 
 
@@ -200,13 +187,9 @@ def modules_of(model: Models, uploads: int) -> list[nn.Module]:
         return [model] * uploads
     modules = list(model) if isinstance(model, Sequence) else []
     if len(modules) != uploads or not all(isinstance(module, nn.Module) for module in modules):
-        raise refusal(
-            "model",
-            f"a network (torch.nn.Module), or a list with one for each of {uploads} upload(s)",
-            f"{len(modules) or type(model).__name__}",
-            "Give the model as it was before each upload, in the same order. Of a file: "
-            "load_model(checkpoint=FILE).",
-        )
+        expected = f"a torch.nn.Module, or a list with one for each of {uploads} upload(s)"
+        got = f"{len(modules) or type(model).__name__}"
+        raise refusal("model", expected, got, "Of a file: load_model(checkpoint=FILE).")
     return modules
 
 
@@ -240,13 +223,11 @@ def read_images(images: Any, count: int, size: int) -> Tensor:
         low, high = (float(bound) for bound in pixels.aminmax())
         fits, got = low >= -1e-6 and high <= 1 + 1e-6, f"values from {low:.3g} to {high:.3g}"
     if not fits:
-        raise refusal(
-            "images",
-            f"a tensor or array {expected} with values in [0, 1]",
-            got,
+        do = (
             "Give the pixels of every image of the step as the client fed them, cropped and "
-            "resized, before normalisation (or undo it: images * std + mean).",
+            "resized, before normalisation (or undo it: images * std + mean)."
         )
+        raise refusal("images", f"an array {expected} with values in [0, 1]", got, do)
     return pixels.clamp(0, 1)
 
 

@@ -85,14 +85,6 @@ def test_outputs_and_gradients_are_the_librarys_under_own_names(source: Source) 
         assert all(torch.equal(in_part[name], own[name]) for name in in_part)
 
 
-@pytest.mark.nightly
-def test_the_real_size_of_torchvision() -> None:
-    module = randomised(library("torchvision.models").vit_b_32())
-    model, x = loaded(module), pictures(224, 1)
-    assert model.card.architecture == "vit d768 l12 h12 p32@224"
-    assert_equal(model(x), module(x))
-
-
 def test_a_fresh_head_of_zeros_hides_no_difference() -> None:
     """torchvision's head starts at zero, so the outputs of any network agree; what enters it does
     not."""

@@ -277,7 +277,7 @@ def test_the_pyramid_sees_the_whole_picture(channels: int) -> None:
     for layer in head.pooled:
         answers = [layer(torch.randn(1, channels, 1, 1)) for _ in range(20)]
         assert len({tuple((answer > 0).flatten().tolist()) for answer in answers}) > 5
-    pictures = [torch.randn(1, 16, 30, 30) for _ in maps.widths]
+    pictures = [torch.randn(1, 16, 30, 30) for _ in maps]
     changed = [picture.clone() for picture in pictures]
     changed[-1][..., 25:, 25:] += 3
     with torch.no_grad():

@@ -66,6 +66,17 @@ def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
             assert found[name].numpy().tobytes() == tensor.numpy().tobytes()
 
 
+def test_bytes_of_an_early_version_are_read(store: RunStore) -> None:
+    path = write(store, {"a": 5}).path
+    table, plain = pq.read_table(path), tensors_of([5])["plain"]
+    small = pa.array([(plain * 255).round().byte().numpy().tobytes()], pa.binary(12))
+    metadata = {"shape": "[3, 2, 2]", "dtype": "uint8", "scale": "1/255"}
+    place = table.column_names.index("plain")
+    table = table.set_column(place, pa.field("plain", pa.binary(12), metadata=metadata), small)
+    renamed(path, lambda to: pq.write_table(table, to))
+    assert same_pictures(store.pictures("c1", "a"), 5)
+
+
 def test_values_columns_and_order(store: RunStore) -> None:
     assert scores(store) == {}
     assert store.finished("c1") == {}

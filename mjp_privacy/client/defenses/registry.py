@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry, Registry, unknown_name
+from mjp_privacy.core.registry import Entry, Registry
 from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
@@ -169,28 +169,17 @@ def check_order(texts: Sequence[str], where: str) -> None:
 
 def _configured(plugin: Any, options: Mapping[str, Any]) -> Defense:
     """The plug-in with its options; the name "" stands for the main one."""
-    options_of = {option.name: option for option in dataclasses.fields(plugin)}
     values: dict[str, float] = {}
     for name, value in options.items():
         option = name or plugin.main
-        if option not in options_of:
-            if not name:
-                raise UserError(
-                    f"Defense {plugin.name}: expected no value, got {value!r}. Leave it out."
-                )
-            raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, options_of)}")
+        if option is None:
+            raise UserError(f"Defense {plugin.name}: expected no value, got {value!r}.")
         if type(value) not in (int, float) or not abs(value) <= MOST:
             got = shown(repr(value), 60)
             raise UserError(f"Defense {plugin.name}.{option}: expected a number, got {got}.")
         values[option] = float(value)
-    needs_main = plugin.main and options_of[plugin.main].default is dataclasses.MISSING
-    if needs_main and plugin.main not in values:
-        raise UserError(
-            f"Defense {plugin.name}: expected its {plugin.main}, got none. Write "
-            f"{{{plugin.name}: {{{plugin.main}: 0.1}}}} or {{{plugin.name}: 0.1}}."
-        )
     try:
         defense: Defense = plugin(**values)
-    except UserError as error:  # which names the class and the option
+    except (UserError, TypeError) as error:  # which names the option, also a missing one
         raise UserError(f"Defense {plugin.name}: {error}") from error
     return defense
