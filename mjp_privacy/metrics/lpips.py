@@ -49,9 +49,9 @@ POOLED_BEFORE = (3, 6)
 EPS = 1e-10  # as in the lpips package
 
 
-def unit_layers(images: Tensor) -> Iterator[Tensor]:
+def alexnet_layers(images: Tensor) -> Iterator[Tensor]:
     """AlexNet's five rectified layers (n, places, channels) float32 of images (n, C, H, W) in
-    [0, 1], at every place divided by their length; C = 3, or 1 for grey taken as three equal ones.
+    [0, 1]; C = 3, or 1 for grey taken as three equal ones.
 
     On a CPU their memory has the channels last, which is what its convolutions are fastest with.
     """
@@ -67,8 +67,13 @@ def unit_layers(images: Tensor) -> Iterator[Tensor]:
             if index in POOLED_BEFORE:
                 flowing = max_pool2d(flowing, kernel_size=3, stride=2)
             flowing = conv2d(flowing, weight, bias, stride=stride, padding=padding).relu_()
-        features = flowing.permute(0, 2, 3, 1).flatten(1, 2)
-        yield features / (torch.linalg.vector_norm(features, dim=-1, keepdim=True) + EPS)
+        yield flowing.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def of_length_one(layer: Tensor) -> Tensor:
+    """The layer, at every place divided by its length."""
+    length: Tensor = torch.linalg.vector_norm(layer, dim=-1, keepdim=True)
+    return layer / (length + EPS)
 
 
 def lpips_backbone() -> str:
@@ -146,14 +151,14 @@ class Lpips:
     def prepare(self, references: Tensor) -> Prepared:
         """The references' features, (m, places, channels) for each layer."""
         _check_shape(references)
-        return tuple(unit_layers(references))
+        return tuple(map(of_length_one, alexnet_layers(references)))
 
     def compare(self, reconstructions: Tensor, references: Tensor, prepared: Prepared) -> Tensor:
         """(m, C, H, W) in [0, 1] and the features of the references -> (m,)."""
         total = reconstructions.new_zeros(len(reconstructions))
-        layers = zip(unit_layers(reconstructions), prepared, lpips_heads(), strict=True)
-        for features, known, head in layers:
-            squares = features.sub_(known).square_()
+        layers = zip(alexnet_layers(reconstructions), prepared, lpips_heads(), strict=True)
+        for layer, known, head in layers:
+            squares = of_length_one(layer).sub_(known).square_()
             total += (squares @ head.flatten().to(squares)).mean(1)
         return total
 

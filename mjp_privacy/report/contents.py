@@ -30,7 +30,11 @@ from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.page.gallery import Gallery, Strip, card_strip, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
-from mjp_privacy.report.tables.details import measured_table
+from mjp_privacy.report.tables.details import (
+    agreement_table,
+    identification_table,
+    measured_table,
+)
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.worst_case import DerivedLine
@@ -45,6 +49,8 @@ CAPTION_PAPER = (
     "The same lines with the metrics as the paper's scripts define them: images rounded to 8 bits, "
     "its FFT2D, zero-padded SSIM."
 )
+
+IDENTIFIED = 4  # lines whose pictures are looked up among all images
 
 
 @dataclass(frozen=True)
@@ -213,11 +219,21 @@ class Contents:
 
     @cached_property
     def details(self) -> list[TextTable]:
-        """What else was measured, and the paper's variants."""
+        """What else was measured, whether pictures point to their own image, whether metrics agree,
+        and the paper's variants; identification of the card's main client before others'."""
         many = self.loaded.many_runs
         title = "Every line, metrics as the paper defines them"
         paper = main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title)
-        return [measured_table(self.standard), paper]
+        main = self.card.rows[self.card.main].client if self.card.rows else ""
+        of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
+        chooser = self.strip.chooser if self.strip else None
+        tables = (
+            measured_table(self.standard),
+            identification_table(of_main[:IDENTIFIED]),
+            agreement_table(chooser) if chooser else None,
+            paper,
+        )
+        return [table for table in tables if table is not None]
 
 
 def read_contents(runs: Sequence[Path], progress: Progress | None = None) -> Contents:

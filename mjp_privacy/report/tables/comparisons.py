@@ -29,6 +29,7 @@ from mjp_privacy.report.tables.text import (
     Column,
     TextTable,
     capped,
+    correlation,
     interval_text,
     number,
     table_of,
@@ -227,7 +228,7 @@ def tests_table(clients: Sequence[Client]) -> TextTable | None:
         ),
         Column("median", lambda r: number(r[1].median, 2, sign=True)),
         Column("mean [95 %]", lambda r: f"{number(r[1].mean, 2, sign=True)} [{_interval(r[1])}]"),
-        Column("effect", lambda r: _effect(r[1].effect)),
+        Column("effect", lambda r: correlation(r[1].effect)),
         Column("p Wilcoxon", lambda r: _p_text(r[1].p)),
         Column("Holm", lambda r: _p_text(r[2])),
         Column("p sign flips", lambda r: _p_text(r[1].p_flips, r[1].smallest_p_flips)),
@@ -291,16 +292,6 @@ def _units(test: PairedTest) -> str:
 
 def _interval(test: PairedTest) -> str:
     return DASH if math.isnan(test.low) else f"{number(test.low, 2)}, {number(test.high, 2)}"
-
-
-def _effect(value: float) -> str:
-    """A correlation with two decimals, or as many as keep it apart from 1 and -1: `0.9996`."""
-    if math.isnan(value) or abs(value) > 1 - 1e-12:
-        return DASH if math.isnan(value) else f"{round(value):d}"
-    decimals = 2
-    while abs(float(f"{value:.{decimals}f}")) == 1:
-        decimals += 1
-    return f"{value:.{decimals}f}"
 
 
 def _p_text(p: float, smallest: float | None = None) -> str:

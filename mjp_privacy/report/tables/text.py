@@ -225,6 +225,16 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
+def correlation(value: float) -> str:
+    """A number in [-1, 1] with two decimals, or as many as keep it apart from 1 and −1."""
+    if math.isnan(value) or abs(value) > 1 - 1e-12:
+        return DASH if math.isnan(value) else f"{round(value):d}"
+    decimals = 2
+    while abs(float(f"{value:.{decimals}f}")) == 1:
+        decimals += 1
+    return f"{value:.{decimals}f}"
+
+
 # Markdown -----------------------------------------------------------------------------------------
 
 HEADING = "What a Vision Transformer client leaks through its gradients"
