@@ -15,7 +15,7 @@ from pathlib import Path
 from mjp_privacy.core.drawing import picture
 from tools.published_rows import Line, read
 
-FILES = ("rows.parquet", "batches.parquet")
+FILES = ("rows.parquet", "no_table.parquet", "batches.parquet")
 FLOOR = "grey"
 COLOURS = {
     "a table of positions, one picture": "#0072b2",
@@ -31,8 +31,8 @@ def kind_of(line: Line) -> str:
         return "MJP client"
     if line.facts["batch"] > 1:
         return "a batch"
-    lattice = line.facts["attack"] == "patch_lattice"
-    return "no gradient of a table" if lattice else "a table of positions, one picture"
+    needs_no_table = line.facts["attack"] in ("patch_lattice", "token_peeling")
+    return "no gradient of a table" if needs_no_table else "a table of positions, one picture"
 
 
 def best_lines(folder: Path) -> list[Line]:
