@@ -56,7 +56,7 @@ from attacks.equations import PATCH, PATCH_BIAS, QKV, TABLE, UNKNOWN
 from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.patch_order import PROJ, PatchOrder
+from attacks.equations.patch_order import PatchOrder
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
@@ -88,6 +88,7 @@ from attacks.equations.span import (
     token_equations,
     upload_span,
 )
+from attacks.equations.token_peeling import PROJ
 from attacks.jigsaw import solve
 from attacks.lattice.cost import Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix

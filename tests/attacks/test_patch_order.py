@@ -9,7 +9,8 @@ from skimage import data
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.patch_order import PROJ, PatchOrder
+from attacks.equations.patch_order import PatchOrder
+from attacks.equations.token_peeling import PROJ
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
