@@ -52,10 +52,14 @@ BLOCK = "blocks.0"
 PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
 LAYERS = (PROJ, FC1, FC2)
 SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
-STARTS = 32  # of a round's searches
+NEAR, FAR = 8, 32
+"""Searches of a round, and of one after fewer than half of a round's have ended at tokens."""
 FARTHEST = 0.7
-"""Decimal logarithm of how many times the usual length of an input searches start away where fewer
-than half of a round's end at tokens: from afar, where the activation bends more, others do."""
+"""Decimal logarithm of how many times the usual length of an input half of a far round's searches
+start away: from afar, where the activation bends more, others end at tokens."""
+ALIKE, SPREAD = 8, 3.0
+"""Tokens that were found from which the other half start at mixtures of them, and how many times as
+far from their mean as they are: the tokens of an upload are alike, masked ones above all."""
 STEPS, POLISH = 40, 12  # of a search in float32, and of one that is made exact in float64
 PATIENCE = 10  # rounds that find no new token before the search ends
 COARSE, ROUGH = 1e-6, 1e-2
@@ -65,9 +69,11 @@ FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
 """The share outside the whole span that a token may have that counts as found, how many times what
 the gradients' noise is expected to leave there may as well, and the most."""
 SAME = 1e-3  # relative distance below which two inputs are of one token
-LOOKS, STALLED = 4, 0.7
-"""Steps between looks at a search, and what of its value is left since the last where it stops."""
-DAMPING = (1e-2, 0.2, 4.0)  # its first value, and its factors after a better and a worse step
+LOOKS, LOOKS_FINE, STALLED = 4, 2, 0.7
+"""Steps between looks at a search, and at one that is made exact, and what of its value is left
+since the last look where it stops."""
+DAMPING, DAMPING_FINE = 1e-2, 1e-6
+LESS, MORE = 0.2, 4.0  # times the damping after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together
 AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
 
@@ -287,8 +293,9 @@ class Peeling:
         found = upstream = whole.start.new_zeros(0, self.branch.first.in_features)
         idle, far = 0, False
         while len(found) < len(self.second.values) and idle < PATIENCE and not spent():
-            ends = _Equations(self.branch, self.second, *rows).found(self.generator, far)
-            far = len(ends) < STARTS // 2
+            equations = _Equations(self.branch, self.second, *rows)
+            ends = equations.found(self._starts(equations, found, far), ROUGH if far else COARSE)
+            far = len(ends) < (FAR if far else NEAR) // 2
             fresh = _distinct(whole.polished(_distinct(ends, found[:0])), found)
             idle = 0 if len(fresh) else idle + 1
             if len(fresh):
@@ -297,6 +304,23 @@ class Peeling:
                 sent = self.branch.back(found, upstream), self.branch.scaled(upstream)
                 rows = [one.rows_without(part) for one, part in zip(both, sent, strict=True)]
         return found
+
+    def _starts(self, equations: _Equations, found: Tensor, far: bool) -> Tensor:
+        """y (m, k) that a round's searches start from."""
+        count = len(equations.moves)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=self.generator).to(found)
+
+        usual = (found.shape[1] / max(count, 1)) ** 0.5  # of a normalised input
+        if not far:
+            return usual * random(NEAR, count)
+        scales = usual * torch.logspace(0, FARTHEST, FAR).to(found).unsqueeze(1)
+        starts = scales * random(FAR, count)
+        if len(found) >= ALIKE:
+            mean, weights = found.mean(0), random(FAR // 2, len(found)) / len(found) ** 0.5
+            starts[::2] = equations.nearest(mean + SPREAD * weights @ (found - mean))
+        return starts
 
     def upstream(self, found: Tensor) -> Tensor:
         """g (n, D) of tokens u (n, D)."""
@@ -338,35 +362,40 @@ class _Equations:
             self.start = (last * rows).sum(0) / last.square().sum()
             self.moves = turn[:, 1:].mT @ rows
 
-    def found(self, generator: torch.Generator, far: bool) -> Tensor:
-        """u (m, D) that searches from random points end at, some of them far away."""
-        count = len(self.moves)
-        usual = (self.branch.first.in_features / max(count, 1)) ** 0.5  # of a normalised input
-        farthest = FARTHEST if far else 0
-        scales = usual * torch.logspace(0, farthest, STARTS).to(self.moves).unsqueeze(1)
-        starts = scales * torch.randn(STARTS, count, generator=generator).to(self.moves)
-        at_once = max(1, ENTRIES // max(count * self.branch.second.in_features, 1))
+    def nearest(self, u: Tensor) -> Tensor:
+        """y (m, k) of the points that are nearest to some u (m, D)."""
+        return (u - self.start) @ torch.linalg.pinv(self.moves)
+
+    def found(self, starts: Tensor, enough: float) -> Tensor:
+        """u (m, D) that searches from points (n, k) end at, where that share outside is enough."""
+        each = max(starts.shape[1] * self.branch.second.in_features, 1)
         ends, shares = list[Tensor](), list[Tensor]()
-        for some in starts.split(at_once):
+        for some in starts.split(max(1, ENTRIES // each)):
             end, share = self._solved(some, STEPS, torch.float32)
             ends.append(end)
             shares.append(share)
             if spent():
                 break
         u = self.start + torch.cat(ends).double() @ self.moves
-        return u[torch.cat(shares) <= (ROUGH if far else COARSE)]
+        return u[torch.cat(shares) <= enough]
 
     def polished(self, u: Tensor) -> Tensor:
         """Tokens u (m, D) made exact in float64; those that solve the equations."""
         if not len(u):
             return u
-        y = (u - self.start) @ torch.linalg.pinv(self.moves)
-        y, share = self._solved(y, POLISH, torch.float64)
+        y, share = self._solved(self.nearest(u), POLISH, torch.float64, DAMPING_FINE, LOOKS_FINE)
         u = self.start + y @ self.moves
         doubt = self.second.doubt(_augmented(self.branch.hidden(u), self.second))
         return u[share <= (DOUBTED * doubt).clamp(FINE, MOST)]
 
-    def _solved(self, y: Tensor, steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _solved(
+        self,
+        y: Tensor,
+        steps: int,
+        dtype: torch.dtype,
+        first_damping: float = DAMPING,
+        looks: int = LOOKS,
+    ) -> tuple[Tensor, Tensor]:
         """Local minima (m, k) near points (m, k), and the shares of f outside its span."""
         first = self.branch.first
         at = (first.weight @ self.start + (0 if first.bias is None else first.bias)).to(dtype)
@@ -392,7 +421,8 @@ class _Equations:
 
         y = y.to(dtype)
         ends, shares = y.clone(), y.new_full((len(y),), torch.inf)
-        active, damping = torch.arange(len(y), device=y.device), y.new_full((len(y),), DAMPING[0])
+        active = torch.arange(len(y), device=y.device)
+        damping = y.new_full(y.shape[:1], first_damping)
         state, before = linearised(y), y.new_full((len(y),), torch.inf)
         for step in range(steps):
             gram, slope, value, _ = state
@@ -406,9 +436,9 @@ class _Equations:
                 torch.where(better.view(-1, *[1] * (new.ndim - 1)), new, old)
                 for new, old in zip(moved, state, strict=True)
             )
-            damping = (damping * torch.where(better, *DAMPING[1:])).clamp(1e-7, 1e6)
+            damping = (damping * torch.where(better, LESS, MORE)).clamp(1e-7, 1e6)
             ends[active], shares[active] = y, state[3]
-            if (step + 1) % LOOKS == 0:  # those that have arrived, or do not move, are done
+            if (step + 1) % looks == 0:  # those that have arrived, or do not move, are done
                 going = state[2] < STALLED * before
                 before = state[2][going]
                 y, active, damping = y[going], active[going], damping[going]
