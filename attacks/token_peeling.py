@@ -3,7 +3,9 @@ r"""Every patch of an upload from block 0's gradients, masked or not, with or wi
 `equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another;
 `equations.token_patches` solves each one's few equations for its patch and finds its place. Neither
 the position table's gradient, a prior, labels nor whole pixel values are needed, and masked
-patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`).
+patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`). Where
+the patch embedding is frozen or its gradient is kept at home as well, patches with fewer values than
+the embedding is wide stay exact; of larger ones the embedding is known, and the prior says the rest.
 Without a table attention does (`equations.patch_order`); it tells the pictures of a batch apart,
 too.
 
@@ -41,8 +43,8 @@ class TokenPeeling(Usual):
     traits: ClassVar[tuple[str, ...]] = ("masks", "batches", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> tuple[str, ...]:
-        """Gradients of the patch embedding and of block 0's layers behind its attention; to verify,
-        of the first blocks' linear layers."""
+        """Gradients of block 0's layers behind its attention; where they are sent, of the patch
+        embedding and, to verify, of the first blocks' linear layers."""
         return needs_tokens(model)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:

@@ -6,7 +6,9 @@ from one point by at most N B - 1 directions. Up to a multiple of ones,
     s u = W x + b + e + (what attention added)
 
 are D equations for the patch and the length s, which only the token's own position solves: its
-embedding e, E_unk where MJP masked it, or none in a network without a table.
+embedding e, E_unk where MJP masked it, or none in a network without a table. Where the client sends
+no gradient of the patch embedding, x may be any patch: exact still if it has fewer values than the
+embedding is wide, and else the most probable one whose embedding is this.
 
 Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
 
@@ -61,6 +63,8 @@ from mjp_privacy.models.vit import input_of
 FITS, LOOSE = 1e-2, 0.3
 """Relative error of the equations of a patch that counts as found, and of one that is tried at a
 place: at other places it is near 1, and near what attention's own error is before that is known."""
+SPARE = 8  # equations more than values of a patch that tell a token's place
+SINGULAR = 1e-6  # of the patch embedding's first singular value: what counts as 0
 ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
@@ -70,8 +74,8 @@ BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
 
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
-    """Gradients of the patch embedding, of block 0 behind its attention and, to verify, of the
-    first blocks' linear layers; those of biases help where they are sent."""
+    """Gradients of block 0 behind its attention; those of the patch embedding, of biases and, to
+    verify, of the first blocks' linear layers help where they are sent."""
     weights = [f"{name}.weight" for name in (*LAYERS, *layers_of(model, BLOCKS))]
     return (PATCH, *dict.fromkeys(weights), PATCH_BIAS, *(f"{one}.bias" for one in LAYERS))
 
@@ -81,7 +85,7 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     model = view.model
     if (reason := lacks_block(model)) is not None:
         return Refusal("block", reason)
-    refusal = lacks_gradients(view, PATCH, *(f"{layer}.weight" for layer in LAYERS))
+    refusal = lacks_gradients(view, *(f"{layer}.weight" for layer in LAYERS))
     batch = view.updates[0].batch
     refusal = refusal or lacks_layer_spans(model, batch)
     if refusal is None and batch > 1 and model.pos_embed is None:
@@ -146,6 +150,9 @@ class StepTokens:
         self.weight = model.patch_embed.proj.weight.detach().flatten(1)
         self.basis, self.anchor = self._span()
         self.moves = _centred(self.basis @ self.weight.mT)
+        everything = len(self.basis) == len(self.anchor) and _is_solvable(self.moves)
+        self.is_exact = PATCH in self.grads or everything  # a token tells its whole patch
+        self.fits = FITS if self.is_exact else LOOSE
         self.back = torch.linalg.pinv(self.moves)
         whole = self._given(model.blocks[0], self.weight.new_zeros(self.count, len(self.anchor)))
         places = slice(model.prefix, model.prefix + self.count)
@@ -160,7 +167,13 @@ class StepTokens:
 
     def _span(self) -> tuple[Tensor, Tensor]:
         """The directions (q, p) and one point (p,) of the affine space of all patches; without a
-        bias' gradient of their span."""
+        bias' gradient of their span. Without the patch embedding's gradient all directions, or the
+        likeliest where a patch has nearly as many values as there are equations for it."""
+        if PATCH not in self.grads:
+            patch, width = self.weight.shape[1], len(self.weight)
+            centre = self.energy.mean.repeat_interleave(self.model.patch_size**2)
+            likeliest = torch.linalg.eigh(self.energy.patch_precision).eigenvectors.mT
+            return likeliest[: patch if patch + SPARE <= width else width // 2], centre
         most, total = self.count * self.batch, self.grads[PATCH].flatten(1)
         if PATCH_BIAS not in self.grads:
             return masked_basis(total, most), total.new_zeros(total.shape[1])
@@ -199,6 +212,8 @@ class StepTokens:
         ordered = bool(found.hidden.any())
         if (ordered and self.masked is not None) or not bool((found.token >= 0).all()):
             return found
+        if not self.is_exact:
+            return found  # other pictures have the same tokens
         spans = LayerSpans.of(self.model, self.grads, self.batch, self.blocks)
         if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
             return found  # block 0's first layer sees each patch alone
@@ -310,14 +325,33 @@ class StepTokens:
         tokens are assigned again with what attention adds to it."""
         for _ in range(ASSIGNMENTS):
             found = self._refined(tokens, self._assigned(tokens, added, places))
-            if not found.misfit > FITS:
+            if not found.misfit > self.fits:
                 break
             known = found.token >= 0
             added = added.clone()
             added[found.token[known]] = self._attention(self._sums(found))[known]
             places = self._fitted(tokens, added, self.own)
-        fits = found.misfits <= FITS
-        return replace(found, token=torch.where(fits, found.token, -1))
+        fits = found.misfits <= self.fits
+        found = replace(found, token=torch.where(fits, found.token, -1))
+        return found if self.is_exact else self._completed(tokens, added, found)
+
+    def _completed(self, tokens: PeeledTokens, added: Tensor, found: StepPicture) -> StepPicture:
+        """The picture that the prior makes of a token's equations alone, which are fewer than a
+        patch has values: without the patch embedding's gradient."""
+        known = found.token >= 0
+        if tokens.lengths is None or not bool(known.any()):
+            return found
+        offsets = self.own if self.masked is None else self._offsets(found.hidden)
+        left, values, right = torch.linalg.svd(_centred(self.weight.mT).mT)
+        shown = int((values > SINGULAR * values[0]).sum())
+        taken, free = right[:shown], right[shown:]
+        given = tokens.directions * tokens.lengths[:, None] - _centred(added)
+        given = given[found.token[known]] - _centred(offsets[known])
+        solved = given @ left[:, :shown] / values[:shown] @ taken
+        patches = (self.anchor @ taken.mT @ taken).expand(self.count, -1).clone()
+        patches[known] = solved
+        likely = complete(Knowledge(patches, free, found.hidden), self.energy)
+        return found.with_patches(known, likely[known], found.misfits[known])
 
     def _assigned(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
         """The picture with each token where its equations fit best, at most N tokens."""
@@ -373,7 +407,8 @@ class StepTokens:
         there = torch.empty_like(order)
         there[order] = torch.arange(self.count)
         there = there.to(patches.device)
-        if self.masked is None and self.attention is not None and bool((token >= 0).all()):
+        exact = self.is_exact and bool((token >= 0).all())
+        if self.masked is None and self.attention is not None and exact:
             there = there[self.attention.found(patches[there])[0]]
             order = there.argsort().to(order)
         moved = replace(found, token=token[there], hidden=hidden, order=order)
@@ -446,6 +481,11 @@ class StepTokens:
             weights.append(torch.from_numpy(solved).to(v))
             errors.append(error)
         return torch.stack(weights), torch.tensor(errors).to(v)
+
+
+def _is_solvable(moves: Tensor) -> bool:
+    values = torch.linalg.svdvals(moves)
+    return bool(values[-1] > SINGULAR * values[0])
 
 
 def _centred(vectors: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class PeeledTokens:
 
     directions: Tensor  # (T, D): r_t less its mean, up to its length
     attended: Tensor | None  # (T, D): o_t; None where the gradients do not show attention's sums
+    lengths: Tensor | None  # (T,): the factors of the directions; None likewise
     complete: bool  # as many as the gradients show
 
     def __len__(self) -> int:
@@ -229,14 +230,14 @@ def tokens_of(
         return None
     complete = len(found) >= len(second.values)
     directions = (found - branch.norm.bias) / branch.norm.weight
-    attended = None
+    attended = lengths = None
     if complete and len(sums.values):
         inputs = _augmented(branch.hidden(found), second)
         upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
         upstream = _unscaled(branch.scaled, upstream)
         back = (branch.back(found, upstream) @ branch.first.weight) * branch.norm.weight
-        attended = _attended(model, sums, directions, upstream, back)
-    return PeeledTokens(directions, attended, complete)
+        attended, lengths = _attended(model, sums, directions, upstream, back)
+    return PeeledTokens(directions, attended, lengths, complete)
 
 
 def _augmented(inputs: Tensor, sent: SentGradient) -> Tensor:
@@ -256,8 +257,9 @@ def _attended(
     directions: Tensor,
     upstream: Tensor,
     back: Tensor,
-) -> Tensor:
-    """Attention's sums o (T, D) of all tokens, from g and dL/d(u gamma), both (T, D)."""
+) -> tuple[Tensor, Tensor]:
+    """Attention's sums o (T, D) of all tokens and their lengths (T,), 1 / s, from g and
+    dL/d(u gamma), both (T, D)."""
     attention = layer_scales(model.blocks[0])[0]
     back = back - back.mean(1, keepdim=True)
     back = back - directions * (back * directions).mean(1, keepdim=True)
@@ -270,7 +272,8 @@ def _attended(
     s = -(off * moved).sum(1) / moved.square().sum(1)
     received = attention(upstream + s[:, None] * back)
     out: Any = model.get_submodule(PROJ)
-    return torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
+    attended = torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
+    return attended, 1 / s
 
 
 class Peeling:

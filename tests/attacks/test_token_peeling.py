@@ -227,3 +227,31 @@ def test_uploads_that_do_not_show_tokens_are_refused() -> None:
         attack.unsupported(replace(changed(view, batch=2), model=rope_vit())).kind,
     ]
     assert kinds == ["missing_gradient", "underdetermined", "batch"]
+
+
+FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_frozen_embeddings_hide_no_patch_smaller_than_their_width(batch: int) -> None:
+    model, images = planted_model(img_size=16), planted_images(2, side=16)
+    found = run(seen(model, images, batch=batch, withhold=FROZEN))
+    scores = torch.stack([psnr(found.images, one.expand_as(found.images)) for one in images])
+    assert sorted(scores.argmax(0).tolist()) == [0, 1]
+    assert float(scores.amax(0).min()) > 100
+    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_no_patch_is_certain_that_the_embedding_does_not_tell(loses: bool) -> None:
+    """With a narrower embedding, or with one that does not see three values of a patch."""
+    model, images = (
+        planted_model(img_size=16, embed_dim=96 if loses else 48),
+        planted_images(1, side=16),
+    )
+    if loses:
+        with torch.no_grad():
+            model.patch_embed.proj.weight[..., 0, 0] = 0
+    found = run(seen(model, images, withhold=FROZEN))
+    assert float(psnr(found.images, images)[0]) > 25  # a uniform grey: 12
+    assert found.diagnostics["certain"].tolist() == [0.0]
