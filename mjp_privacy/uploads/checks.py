@@ -164,9 +164,10 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
     return doubts
 
 
-def doubts_of_batches(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
-    """The same for certain pictures (m, C, S, S) of batches, whose equations determine no patch of
-    one picture. Attacks clip them to [0, 1]: pixels at the ends of it may have been anything."""
+def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
+    """The same for pictures (m, C, S, S) that an attack says are certain: of batches, and of
+    clients that keep embeddings' gradients, the patch equations determine none. Attacks clip
+    them to [0, 1]: pixels at the ends of it may have been anything."""
     doubts = {}
     for place in certain.nonzero().flatten().tolist():
         pixels = images[place].double().cpu()
@@ -254,19 +255,20 @@ def judged(
     """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
     pictures the patch equations, where the attack does not say it.
 
-    doubts  `normalisation_doubts` of single pictures; those of batches are looked for here
+    doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
     """
     try:
         check = check_patches(view, images)
     except BREAKDOWN:
         return Judged()
-    certain, batch = found.get(CERTAIN), view.updates[0].batch
-    if certain is None and check is not None:
-        certain = check.certain
-    if certain is None:
+    certain = found.get(CERTAIN)
+    if certain is not None:
+        sure = certain.cpu() == 1
+        doubts = {**doubts_of_certain(view, images, sure), **doubts}
+    elif check is not None:
+        sure = check.certain
+    else:
         return Judged(None, None, doubts)
-    sure = certain.cpu() == 1
-    doubts = doubts if batch == 1 else doubts_of_batches(view, images, sure)
     sure[list(doubts)] = False
     return Judged(None if check is None else check.misfits, sure, doubts)
 
@@ -278,7 +280,7 @@ def of_unscored(
     pixels speak for another normalisation than the declared one."""
     single = view.updates[0].batch == 1
     seen = judged(view, images, found, normalisation_doubts(view) if single else {})
-    if seen.certain is None or (single and seen.misfits is None):
+    if seen.certain is None:
         return {}
     doubted = torch.zeros(len(images), dtype=torch.float64)
     doubted[list(seen.doubts)] = 1

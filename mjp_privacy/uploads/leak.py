@@ -317,10 +317,10 @@ def of_one(best: Reconstructed, declared: float) -> str:
             "to cond(A) times as much for one that was solved from noisy equations; more says that "
         )
     if best.is_certain:
-        said = (
-            f"{best.attack}'s picture is certain: it alone solves the equations of the patch "
-            f"embedding{solved}, {AS_DECLARED}."
-        )
+        why = f"it alone solves the equations of the patch embedding{solved}"
+        if not solved:
+            why = "the inputs of its layers are those that the upload shows"
+        said = f"{best.attack}'s picture is certain: {why}, {AS_DECLARED}."
         if known and not fits:
             return f"{said} Of the whole gradient it leaves a part ({left}): {noise}{NOT_ASSUMED}."
         return f"{said} It {fits}" if fits else said
