@@ -2,12 +2,12 @@ r"""Every patch of an upload from block 0's gradients, masked or not, with or wi
 
 `equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another;
 `equations.token_patches` solves each one's few equations for its patch and finds its place. Neither
-the position table's gradient, a prior, labels nor whole pixel values are needed, and masked
-patches are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`). Where
-the patch embedding is frozen or its gradient is kept at home as well, patches with fewer values than
-the embedding is wide stay exact; of larger ones the embedding is known, and the prior says the rest.
-Without a table attention does (`equations.patch_order`); it tells the pictures of a batch apart,
-too.
+the position table's gradient, a prior, labels nor whole pixel values are needed, and masked patches
+are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`). Where the
+patch embedding is frozen or its gradient is kept at home as well, patches with fewer values than
+the embedding is wide stay exact; of larger ones the embedding is known, and the prior says the
+rest. Without a table attention does (`equations.patch_order`); it tells the pictures of a batch
+apart, too.
 
 It needs B (N + 1) < D tokens that gradients show above their rounding: those of trained networks,
 and of networks that pool all tokens. A last block's show the class token alone. Where tokens are
@@ -49,10 +49,6 @@ class TokenPeeling(Usual):
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why no token can be found in the upload, or None."""
-        if view.updates[0].batch > 1 and view.model.unk_embed is not None:
-            return Refusal(
-                "batch", "masked patches of a batch are not told apart; batch 1 is needed"
-            )
         return lacks_tokens(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -66,6 +62,7 @@ class TokenPeeling(Usual):
         images = [self._shown(view, one) for one in found]
         known = [one.token >= 0 for one in found]
         masks = view.model.unk_embed is not None and view.model.pos_embed is not None
+        masks = masks and update.batch == 1  # whose pictures stand in no order
         orders = torch.stack([one.order for one in found]) if masks else None
         return Reconstruction(
             pictures_of(view, torch.stack(images)),

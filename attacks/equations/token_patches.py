@@ -15,8 +15,9 @@ Batches: attention adds up the tokens of one picture. For a token with the query
     sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
 
 is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others; at
-each position they sum to 1. A picture that was put together tells itself what attention adds, more
-exactly than gradients do, and its layers' inputs verify it (`layers`).
+each position they sum to 1, or over all positions to N where some are masked. A picture that was
+put together tells itself what attention adds, more exactly than gradients do, and its layers'
+inputs verify it (`layers`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
 fit no better before this ends."""
-ROUNDS = 3  # times that a picture's tokens are told from each other's weights
+ROUNDS, HALF = 3, 0.5
+"""Times that a picture's tokens are told from each other's weights, and the mean weight from which
+one is of it where masks leave it open which places have a token."""
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
 
@@ -203,7 +206,7 @@ class StepTokens:
         if self.batch == 1:
             found = [self._alone(tokens, added, places)]
         else:
-            found = [self._refined(tokens, one) for one in self._joined(tokens, places)]
+            found = [self._refined(tokens, one) for one in self._joined(tokens, added, places)]
         return [self._verified(self._filled(one)) for one in found]
 
     def _verified(self, found: StepPicture) -> StepPicture:
@@ -416,54 +419,73 @@ class StepTokens:
 
     # batches --------------------------------------------------------------------------------------
 
-    def _joined(self, tokens: PeeledTokens, places: Tensor) -> list[StepPicture]:
+    def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
         """The pictures of a step of several: tokens that attention adds up are of one."""
         least, where = places.min(1)
+        masked = torch.zeros_like(where, dtype=torch.bool)
+        if self.masked is not None:
+            unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
+            masked, least = unplaced < least, torch.minimum(unplaced, least)
         fits = (least < FITS).nonzero().flatten()
         fused = isinstance(getattr(self.model.blocks[0].attn, "qkv", None), nn.Linear)
         if tokens.attended is None or not len(fits) or not fused:
             return [self._nothing()] * self.batch
-        weights, errors = self._weights(tokens, fits, where[fits])
+        weights, errors = self._weights(tokens, added, fits, where, masked)
         both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
         here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
         pictures = list[StepPicture]()
         for _ in range(self.batch):
             members = torch.where(left, errors, torch.inf).argmin()[None]
             for _ in range(ROUNDS):
-                near = torch.where(here & left, both[members].mean(0), -torch.inf)
-                members = near.argmax(1)[near.isfinite().any(1)]
+                added_up = both[members].mean(0)
+                if self.masked is None:  # one at each place
+                    near = torch.where(here & left, added_up, -torch.inf)
+                    members = near.argmax(1)[near.isfinite().any(1)]
+                elif bool((left & (added_up > HALF)).any()):
+                    members = (left & (added_up > HALF)).nonzero().flatten()
             left[members] = False
-            pictures.append(self._of_members(tokens, fits[members], where))
+            pictures.append(self._of_members(tokens, added, fits[members], where, masked))
             if not bool(left.any()):
                 break
         return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
 
-    def _of_members(self, tokens: PeeledTokens, members: Tensor, where: Tensor) -> StepPicture:
-        assert tokens.attended is not None
-        found, at = self._nothing(), where[members]
-        found.token[at] = members
-        added = self._attention(tokens.attended[members])
-        return found.with_patches(
-            at, *self._patches(tokens.directions[members], added, self.own[at])
-        )
+    def _of_members(
+        self, tokens: PeeledTokens, added: Tensor, members: Tensor, where: Tensor, masked: Tensor
+    ) -> StepPicture:
+        found, shown, pieces = self._nothing(), members[~masked[members]], members[masked[members]]
+        at = where[shown]
+        found.token[at] = shown
+        solved = self._patches(tokens.directions[shown], added[shown], self.own[at])
+        found = found.with_patches(at, *solved)
+        if self.masked is None or not len(pieces):
+            return found
+        solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
+        return self._placed(found, pieces, *solved, tokens.complete)
 
-    def _weights(self, tokens: PeeledTokens, fits: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's weights (m, m) for all of them in its attention, and what is left (m,)."""
+    def _weights(
+        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
+        (m,)."""
         from scipy.optimize import nnls
 
         assert tokens.attended is not None
         block: Any = self.model.blocks[0]
         attention, heads, fixed = block.attn, block.attn.num_heads, torch.cat(self.others)
-        added = self._attention(tokens.attended[fits])
-        patches, _ = self._patches(tokens.directions[fits], added, self.own[where])
+        where, offsets = where[fits], self.own[where[fits]]
+        if self.masked is not None:
+            offsets = torch.where(masked[fits][:, None], self.masked[:1], offsets)
+        patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
         with torch.no_grad():
-            z = torch.cat((fixed, self.own[where] + patches @ self.weight.mT))
+            z = torch.cat((fixed, offsets + patches @ self.weight.mT))
             split = attention.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
         q, k, v = split.permute(1, 2, 0, 3)
         q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
         sums = tokens.attended[fits].view(len(fits), heads, 1, -1).transpose(0, 1)
         positions = nn.functional.one_hot(where).T.to(v)
-        positions = positions[positions.any(1)]
+        positions = positions[positions.any(1)]  # each place has one token of a picture
+        if self.masked is not None:  # and all places together N
+            positions = positions.new_full((1, len(where)), 1 / self.count)
         weights, errors = list[Tensor](), list[float]()
         for index in range(len(fits)):
             powers = (k @ q[:, len(fixed) + index, :, None])[:, :, 0] * q.shape[-1] ** -0.5

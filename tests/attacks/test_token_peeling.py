@@ -255,3 +255,19 @@ def test_no_patch_is_certain_that_the_embedding_does_not_tell(loses: bool) -> No
     found = run(seen(model, images, withhold=FROZEN))
     assert float(psnr(found.images, images)[0]) > 25  # a uniform grey: 12
     assert found.diagnostics["certain"].tolist() == [0.0]
+
+
+def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
+    """Their patches, in whatever order; what is masked in one picture stands in another."""
+    model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, side=16)
+    attack, client = find_attack("token_peeling", NEW), ClientConfig(batch=4)
+    view, fed = planted_view(model, attack, "c", images=images, gamma=0.5, client=client)
+    found = run(view)
+    sent, solved = (to_patches(x.double(), model.patch_size) for x in (images, found.images))
+    away = torch.stack([torch.cdist(one, sent).amin(2).amax(1) for one in solved])
+    assert sorted(away.argmin(1).tolist()) == [0, 1, 2, 3]
+    assert float(away.amin(1).max()) < 1e-5
+    assert fed.mask is not None
+    assert bool(fed.mask.any(1).all())
+    assert found.mask is None
+    assert found.diagnostics["certain"].tolist() == [0.0] * 4
