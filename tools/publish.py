@@ -19,7 +19,8 @@
       paper_table5: all                   the paper's own lines
     columns: names of facts and figures, or {HEAD: a format such as "{top1:.1f} %"}
     full: FILE.csv, beside the page, has the whole table, and the page shows a part of it:
-      show: {HEAD: [CELL, …], …}  these rows (or a list of such: rows that fit any of them)
+      show: {HEAD: [CELL, …], …}  these rows, or a list of such: rows that fit any of them; of an
+                                  empty one the page has the link alone
       hide: [HEAD, …]             all columns but these
 """
 
@@ -109,23 +110,26 @@ def shown(table: Spec, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     named = [dict(zip(heads, row, strict=True)) for row in rows]
     lacking = [head for head in table.get("hide", ()) if head not in heads]
     for one in wanted:
-        if not any(_fits(row, one) for row in named):
-            lacking.append(f"row of {dict(one)}")
+        fitting = [row for row in named if _fits(row, one)]
+        for head, some in one.items():
+            there = {row[head] for row in fitting}
+            lacking += [f"{head} {cell} to show" for cell in _cells(some) if cell not in there]
     if lacking:
         raise UserError(f"Table {table['name']} has no {', no '.join(lacking)}.")
     part = [row for row in named if any(_fits(row, one) for one in wanted)]
     kept = [head for head in heads if head not in table.get("hide", ())]
-    lines = markdown_table(kept, [[row[head] for head in kept] for row in part])
+    lines = [*markdown_table(kept, [[row[head] for head in kept] for row in part]), ""]
     whole = f"All {len(rows)} rows, {len(heads)} columns: [{table['full']}]({table['full']})"
-    return "\n".join([*lines, "", whole])
+    return "\n".join([*(lines if part else []), whole])
 
 
 def _fits(row: Mapping[str, str], wanted: Spec) -> bool:
     """Whether each named cell is the wanted one, or among the wanted ones."""
-    return all(
-        row.get(head) in map(str, value if isinstance(value, list) else [value])
-        for head, value in wanted.items()
-    )
+    return all(row.get(head) in _cells(some) for head, some in wanted.items())
+
+
+def _cells(some: object) -> list[str]:
+    return [*map(str, some if isinstance(some, list) else [some])]
 
 
 def csv_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -146,14 +150,16 @@ def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
     else:
         wanted = {"dtype": "float32", **wanted}
         lines = [*published_at(folder / selection["rows"]).lines]
-    return [
-        _part(line, selection, folder)
+    listed = {key: value for key, value in wanted.items() if isinstance(value, list)}
+    found = [
+        line
         for line in lines
-        if all(
-            line.facts.get(key) in (value if isinstance(value, list) else [value])
-            for key, value in wanted.items()
-        )
+        if all(line.facts.get(key) in listed.get(key, [value]) for key, value in wanted.items())
     ]
+    for key, values in listed.items():
+        if missing := {*values} - {line.facts[key] for line in found}:
+            raise UserError(f"No line of {dict(selection)} has {key} {missing}.")
+    return [_part(line, selection, folder) for line in found]
 
 
 def _one(selection: Spec, folder: Path) -> Line:
