@@ -89,7 +89,7 @@ def of_stages(content: Mapping[str, Any]) -> Iterator[Row]:
 
 def of_pipeline(content: Mapping[str, Any]) -> Iterator[Row]:
     """Images in, rows stored."""
-    stages = ("decode", "gradient", "attack", "residual", "score")
+    stages = ("gradient", "attack", "score")
     ours = (f"of it {stage}" for stage in stages)
     yield ("ms an image", "loop and scripts", "ours", "ratio", *ours)
     for row in content["rows"]:
@@ -148,7 +148,7 @@ def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
 
 def of_growth(content: Mapping[str, Any]) -> Iterator[Row]:
     """Exponents of time and memory."""
-    stages = ("gradient", "attack", "score", "peak MB")
+    stages = ("gradient", "attack", "peak MB")
     heads = (name if name.endswith("MB") else f"{name}, ms" for name in stages)
     yield ("grows", "attack", "values", *heads)
     for curve in content["curves"]:

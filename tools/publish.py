@@ -267,7 +267,7 @@ def _files(names: Sequence[str], folder: Path) -> Cells:
         said = [", ".join(dict.fromkeys(str(r[fact]) for r in published.runs)) for fact in facts]
         images = published.rows.groupby("run", sort=False)["image_id"].nunique().unique()
         said = [short_commits(words) for words in (*said, ", ".join(map(str, images)))]
-        rows.append([f"[{name}]({name})", *said])
+        rows.append([name, *said])
     return ["rows", "config", "commit", "date", "images"], rows
 
 
