@@ -119,7 +119,8 @@ def shown(table: Spec, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     part = [row for row in named if any(_fits(row, one) for one in wanted)]
     kept = [head for head in heads if head not in table.get("hide", ())]
     lines = [*markdown_table(kept, [[row[head] for head in kept] for row in part]), ""]
-    whole = f"[All {len(rows)} rows]({table['full']})"
+    columns = f", {len(heads)} columns" if len(kept) < len(heads) else ""
+    whole = f"[All {len(rows)} rows{columns}]({table['full']})"
     return "\n".join([*(lines if part else []), whole])
 
 

@@ -211,7 +211,10 @@ def test_a_changed_figure_is_noticed(root: Path) -> None:
 
 def test_the_page_shows_a_part_and_the_file_beside_it_has_all(root: Path) -> None:
     page, file = (root / "page.md").read_text("utf-8"), root / "part.csv"
-    assert "| attack | n |\n|---|---|\n| token_span | 9 |\n\n[All 2 rows](part.csv)\n" in page
+    assert (
+        "| attack | n |\n|---|---|\n| token_span | 9 |\n\n[All 2 rows, 3 columns](part.csv)\n"
+        in page
+    )
     whole = "attack,γ,n\npixel_lattice,0.27,8\ntoken_span,0.27,9\n"
     assert file.read_text("utf-8") == whole
     for changed in (whole.replace(",8", ",7"), None):
