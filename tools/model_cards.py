@@ -1,12 +1,13 @@
-"""Write the card beside each model of the package: python -m tools.model_cards.
+"""Write the card of the models of the package: python -m tools.model_cards.
 
 What it is comes from the weights' own metadata and the registry of names, how good it is from
-results/zoo: nothing in a card is written by hand.
+results/zoo: no figure in it is written by hand.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,25 @@ from mjp_privacy.models.zoo import NAMED_MODELS
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = ROOT / "mjp_privacy" / "assets" / "zoo"
 RESULTS = ROOT / "results" / "zoo"
+CARD = ZOO / "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
-def cards() -> dict[Path, str]:
-    """The text of every card, by its file."""
-    source = TEMPLATE.read_text(encoding="utf-8")
-    template = jinja2.Template(source, undefined=jinja2.StrictUndefined)
+def card() -> str:
+    """The text of the card."""
+    template = jinja2.Template(TEMPLATE.read_text("utf-8"), undefined=jinja2.StrictUndefined)
     tables = [pd.read_csv(RESULTS / name) for name in ("summary.csv", "patch14.csv")]
     measured = pd.concat(tables).set_index("model")
-    found = {}
-    for file in sorted(ZOO.glob("*.safetensors")):
+    (gamma,) = measured["gamma"].unique()
+    models = []
+    order = list(NAMED_MODELS)
+    for file in sorted(ZOO.glob("*.safetensors"), key=lambda file: order.index(file.stem)):
         facts, parameters = stored(file)
         row = measured.loc[file.stem.removeprefix("cifar_")]
         facts |= {"name": file.stem, "summary": NAMED_MODELS[file.stem].summary}
-        facts |= {"row": row, "share": lambda name, row=row: share(row, name)}
-        text = template.render(facts, m=facts["recipe"]["model"], parameters=parameters)
-        found[file.with_suffix(".md")] = text + "\n"
-    return found
+        facts |= {"share": partial(share, row), "m": facts["recipe"]["model"]}
+        models.append(facts | {"parameters": parameters})
+    return template.render(models=models, gamma=gamma) + "\n"
 
 
 def stored(file: Path) -> tuple[dict[str, Any], int]:
@@ -53,5 +55,4 @@ def share(row: pd.Series[Any], name: str) -> str:
 
 
 if __name__ == "__main__":
-    for file, text in cards().items():
-        file.write_text(text, encoding="utf-8")
+    CARD.write_text(card(), encoding="utf-8")

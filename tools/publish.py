@@ -16,12 +16,19 @@
       grid:  {of: {rows: FILE}, down: [gamma], across: "R = {uploads}", figure: mean_psnr}
       files: [FILE, …]                    the runs behind rows: config, commit, date
       trained, spread, noise              Tables 3 and 4 as trained here (trained_rows.py)
+      paper_table5: all                   the paper's own lines
     columns: names of facts and figures, or {HEAD: a format such as "{top1:.1f} %"}
+    full: FILE.csv, beside the page, has the whole table, and the page shows a part of it:
+      show: {HEAD: [CELL, …], …}  these rows, or a list of such: rows that fit any of them; of an
+                                  empty one the page has the link alone
+      hide: [HEAD, …]             all columns but these
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import math
 import re
 import sys
@@ -40,11 +47,16 @@ from mjp_privacy.data.images import Preprocessing
 from mjp_privacy.data.opening import open_images
 from mjp_privacy.metrics.comparisons import paired_test
 from mjp_privacy.metrics.statistics import Share
+from mjp_privacy.report.published import ARROWS, TABLE5, TITLES
+from mjp_privacy.report.tables.table5 import digits
 from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
 from tools.published_rows import REPEATS, Line, Published, mean_text, number
 
 Spec = Mapping[str, Any]
+Cells = tuple[list[str], list[list[str]]]
+"""The heads of a table, and its rows."""
+
 ROOT = Path(__file__).resolve().parents[1]
 HEADS = {
     "share_exact": "exact in 8 bits",
@@ -65,8 +77,8 @@ SAME_CLIENT = ("model", "setting", "gamma", "client", "dtype")
 # tables -------------------------------------------------------------------------------------------
 
 
-def markdown(table: Spec, named: Mapping[str, Spec], folder: Path) -> str:
-    """The Markdown of one table of tables.yaml; `folder`: results/."""
+def cells(table: Spec, named: Mapping[str, Spec], folder: Path) -> Cells:
+    """All of one table of tables.yaml; `folder`: results/."""
     if "lines" in table:
         chosen = [(words, _one(named[name], folder)) for name, *words in table["lines"]]
         return _lined(table, chosen)
@@ -78,7 +90,54 @@ def markdown(table: Spec, named: Mapping[str, Spec], folder: Path) -> str:
         return _grid(table["grid"], folder)
     if "files" in table:
         return _files(table["files"], folder)
-    return _text(*trained_rows.table(table, folder))
+    if "paper_table5" in table:
+        heads = ["paper's line", *(f"{TITLES[name]} {arrow}" for name, arrow in ARROWS.items())]
+        return heads, [
+            [row.label, *(digits(name, getattr(row, name)) for name in ARROWS)] for row in TABLE5
+        ]
+    heads, rows = trained_rows.table(table, folder)
+    return [*heads], [[*map(str, row)] for row in rows]
+
+
+def shown(table: Spec, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """What the page has of a table: all of it, or with `full` a part and where the rest is."""
+    if "full" not in table:
+        if {"show", "hide"} & table.keys():
+            raise UserError(f"Table {table['name']}: show and hide need full, a CSV of all of it.")
+        return "\n".join(markdown_table(heads, rows))
+    wanted = table.get("show", {})
+    wanted = [wanted] if isinstance(wanted, Mapping) else wanted
+    named = [dict(zip(heads, row, strict=True)) for row in rows]
+    lacking = [head for head in table.get("hide", ()) if head not in heads]
+    for one in wanted:
+        fitting = [row for row in named if _fits(row, one)]
+        for head, some in one.items():
+            there = {row[head] for row in fitting}
+            lacking += [f"{head} {cell} to show" for cell in _cells(some) if cell not in there]
+    if lacking:
+        raise UserError(f"Table {table['name']} has no {', no '.join(lacking)}.")
+    part = [row for row in named if any(_fits(row, one) for one in wanted)]
+    kept = [head for head in heads if head not in table.get("hide", ())]
+    lines = [*markdown_table(kept, [[row[head] for head in kept] for row in part]), ""]
+    columns = f", {len(heads)} columns" if len(kept) < len(heads) else ""
+    whole = f"[All {len(rows)} rows{columns}]({table['full']})"
+    return "\n".join([*(lines if part else []), whole])
+
+
+def _fits(row: Mapping[str, str], wanted: Spec) -> bool:
+    """Whether each named cell is the wanted one, or among the wanted ones."""
+    return all(row.get(head) in _cells(some) for head, some in wanted.items())
+
+
+def _cells(some: object) -> list[str]:
+    return [*map(str, some if isinstance(some, list) else [some])]
+
+
+def csv_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The whole table as a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+    return text.getvalue()
 
 
 def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
@@ -92,14 +151,16 @@ def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
     else:
         wanted = {"dtype": "float32", **wanted}
         lines = [*published_at(folder / selection["rows"]).lines]
-    return [
-        _part(line, selection, folder)
+    listed = {key: value for key, value in wanted.items() if isinstance(value, list)}
+    found = [
+        line
         for line in lines
-        if all(
-            line.facts.get(key) in (value if isinstance(value, list) else [value])
-            for key, value in wanted.items()
-        )
+        if all(line.facts.get(key) in listed.get(key, [value]) for key, value in wanted.items())
     ]
+    for key, values in listed.items():
+        if missing := {*values} - {line.facts[key] for line in found}:
+            raise UserError(f"No line of {dict(selection)} has {key} {missing}.")
+    return [_part(line, selection, folder) for line in found]
 
 
 def _one(selection: Spec, folder: Path) -> Line:
@@ -121,17 +182,20 @@ def _part(line: Line, selection: Spec, folder: Path) -> Line:
     return Line(line.facts, rows)
 
 
-def _lined(table: Spec, chosen: Sequence[tuple[Sequence[str], Line]]) -> str:
+def _lined(table: Spec, chosen: Sequence[tuple[Sequence[str], Line]]) -> Cells:
     """A table with a row for each line: the words before it, then its columns."""
     columns = _columns(table["columns"])
     heads = [*table.get("heads", ()), *columns]
-    rows = [[*words, *(_cell(line, form) for form in columns.values())] for words, line in chosen]
+    rows = [
+        [*map(str, words), *(_cell(line, form) for form in columns.values())]
+        for words, line in chosen
+    ]
     if (attack := table.get("against")) is not None:
         lines = [line for _, line in chosen]
         heads += [f"− {attack}, paired [95 %]", "p (Wilcoxon)"]
         for row, line in zip(rows, lines, strict=True):
             row += _difference(line, attack, lines)
-    return _text(heads, rows)
+    return heads, rows
 
 
 def _columns(named: Sequence[str | Mapping[str, str]]) -> dict[str, str]:
@@ -180,22 +244,22 @@ def _difference(line: Line, attack: str, lines: Sequence[Line]) -> list[str]:
     return [f"{test.mean:+.2f} [{interval}]{over}", p]
 
 
-def _grid(grid: Spec, folder: Path) -> str:
+def _grid(grid: Spec, folder: Path) -> Cells:
     """One figure of each line: a row for each `down` (columns), a column for each `across`."""
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    filled: dict[tuple[str, ...], dict[str, str]] = {}
     down = _columns(grid["down"])
     for line in select(grid["of"], folder):
-        row = cells.setdefault(tuple(_cell(line, form) for form in down.values()), {})
+        row = filled.setdefault(tuple(_cell(line, form) for form in down.values()), {})
         across = _cell(line, grid["across"])
         if across in row:
             raise UserError(f"Two lines of a grid fall on {across} of {row}.")
         row[across] = _cell(line, grid["figure"])
-    heads = dict.fromkeys(across for row in cells.values() for across in row)
-    rows = [[*words, *(row.get(head, "–") for head in heads)] for words, row in cells.items()]
-    return _text([*down, *heads], rows)
+    heads = dict.fromkeys(across for row in filled.values() for across in row)
+    rows = [[*words, *(row.get(head, "–") for head in heads)] for words, row in filled.items()]
+    return [*down, *heads], rows
 
 
-def _files(names: Sequence[str], folder: Path) -> str:
+def _files(names: Sequence[str], folder: Path) -> Cells:
     """A row for each file of rows: what made it."""
     rows = []
     for name in names:
@@ -204,13 +268,8 @@ def _files(names: Sequence[str], folder: Path) -> str:
         said = [", ".join(dict.fromkeys(str(r[fact]) for r in published.runs)) for fact in facts]
         images = published.rows.groupby("run", sort=False)["image_id"].nunique().unique()
         said = [short_commits(words) for words in (*said, ", ".join(map(str, images)))]
-        rows.append([f"[{name}]({name})", *said])
-    return _text(["rows", "config", "commit", "date", "images"], rows)
-
-
-def _text(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    return "\n".join(markdown_table(heads, [[*map(str, row)] for row in rows]))
+        rows.append([name, *said])
+    return ["rows", "config", "commit", "date", "images"], rows
 
 
 @cache
@@ -273,16 +332,33 @@ def check(root: Path, write: bool = False) -> list[str]:
         found, ended, behind = rest.partition(end)
         if not ended:
             raise UserError(f"{path}: expected {begin} and {end} in the page: put them there.")
-        rows = markdown(table, content.get("lines", {}), root / "results")
-        expected = f"\n{rows}\n"
+        whole = cells(table, content.get("lines", {}), root / "results")
+        if "full" in table:
+            wrong += _check_csv(path.parent / table["full"], csv_text(*whole), write)
+        expected = f"\n{shown(table, *whole)}\n"
         if write:
             path.write_text(before + begin + expected + end + behind, "utf-8")
         elif found != expected:
             there, wanted = found.splitlines(), expected.splitlines()
-            wrong += [f"WRONG: table {name} of {table['file']}"]
-            wrong += [f"  stands there: {line}" for line in there if line not in wanted]
-            wrong += [f"  rows give:    {line}" for line in wanted if line not in there]
+            wrong += [f"WRONG: table {name} of {table['file']}", *_differing(there, wanted)]
     return wrong
+
+
+def _check_csv(path: Path, expected: str, write: bool) -> list[str]:
+    """What stands otherwise in a whole table beside its page; or put it right (`write`)."""
+    if write:
+        path.write_text(expected, "utf-8")
+    found = path.read_text("utf-8") if path.is_file() else ""
+    if found == expected:
+        return []
+    return [f"WRONG: {path}", *_differing(found.splitlines(), expected.splitlines())]
+
+
+def _differing(there: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    return [
+        *(f"  stands there: {line}" for line in there if line not in wanted),
+        *(f"  rows give:    {line}" for line in wanted if line not in there),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -93,7 +93,7 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
     heads = ["row", *(head for head, _ in MEASURES.values())]
     heads += ["paper: top-1, Diff. Norm., consistency", "attacked as"]
     for scope in ("one upload", "six uploads"):
-        heads += [f"{scope}: exact", "≥ 20 dB", "mean dB"]
+        heads += [f"{scope}: {figure}" for figure in ("exact", "≥ 20 dB", "mean dB")]
     return heads, rows
 
 

@@ -161,6 +161,8 @@ tables:
   - {file: page.md, name: grid,
      grid: {of: {csv: grid.csv}, down: [gamma], across: "R = {uploads}", figure: "{psnr:.1f}"}}
   - {file: page.md, name: files, files: [rows.parquet]}
+  - {file: page.md, name: part, every: {rows: rows.parquet, role: attack},
+     columns: [attack, gamma, n], full: part.csv, show: {attack: token_span}, hide: [γ]}
 """
 
 
@@ -186,13 +188,13 @@ def root(tmp_path: Path) -> Path:
 def test_every_kind_of_table(root: Path) -> None:
     page = (root / "page.md").read_text("utf-8")
     assert page.startswith("# Page\n")
-    assert page.count("\nWords.\n") == 3
+    assert page.count("\nWords.\n") == 4
     assert re.search(
         r"\| MJP \| 4 of 9 \(44 %, \d+–\d+\) \| 6 of 9 \|\n<!-- table: lines end", page
     )
     assert "| pixel_lattice | 0.27 | 8 |\n| token_span | 0.27 | 9 |" in page
     assert "| γ | R = 1 | R = 2 |\n|---|---|---|\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |" in page
-    assert "| [rows.parquet](rows.parquet) | planted | abc | 1970-01-01 | 9 |" in page
+    assert "| rows.parquet | planted | abc | 1970-01-01 | 9 |" in page
 
 
 def test_a_changed_figure_is_noticed(root: Path) -> None:
@@ -204,6 +206,37 @@ def test_a_changed_figure_is_noticed(root: Path) -> None:
     assert ["7 of 9" in said[1], "6 of 9" in said[2], len(said)] == [True, True, 3]
     page.write_text("# Page\n")
     with pytest.raises(UserError, match="put them there"):
+        publish.check(root)
+
+
+def test_the_page_shows_a_part_and_the_file_beside_it_has_all(root: Path) -> None:
+    page, file = (root / "page.md").read_text("utf-8"), root / "part.csv"
+    assert (
+        "| attack | n |\n|---|---|\n| token_span | 9 |\n\n[All 2 rows, 3 columns](part.csv)\n"
+        in page
+    )
+    whole = "attack,γ,n\npixel_lattice,0.27,8\ntoken_span,0.27,9\n"
+    assert file.read_text("utf-8") == whole
+    for changed in (whole.replace(",8", ",7"), None):
+        file.write_text(changed, "utf-8") if changed else file.unlink()
+        assert "part.csv" in publish.check(root)[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("show: {attack: token_span}", "show: {attack: [token_span, april]}", "april"),
+        ("show: {attack: token_span}", "show: {attacks: token_span}", "attacks"),
+        ("hide: [γ]", "hide: [gammas]", "gammas"),
+        ("full: part.csv, ", "", "full"),
+        ("csv: grid.csv", "csv: grid.csv, gamma: [0.1, 0.2]", "0.2"),
+    ],
+)
+def test_what_a_table_names_has_to_be_there(
+    root: Path, before: str, after: str, named: str
+) -> None:
+    (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
+    with pytest.raises(UserError, match=named):
         publish.check(root)
 
 
