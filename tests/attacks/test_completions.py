@@ -47,16 +47,6 @@ def energy_and_matrix() -> tuple[FieldEnergy, Tensor]:
     return energy, torch.stack([energy.force(row.view(4, 48)).flatten() for row in eye])
 
 
-def test_the_force_is_a_symmetric_positive_matrix_whose_inverse_is_the_fields_covariance() -> None:
-    """That it weighs the waves of a cosine transform is asked in test_matching."""
-    _, matrix = energy_and_matrix()
-    assert torch.allclose(matrix, matrix.mT, atol=1e-9 * float(matrix.abs().max()))
-    assert torch.linalg.eigvalsh(matrix).min() > 0
-    spectrum = stationary_prior(SIZE).field_spectrum(SIZE, PIXELS)
-    total = float(spectrum.diagonal(dim1=-2, dim2=-1).sum())  # the basis is orthonormal
-    assert torch.linalg.inv(matrix).trace() == pytest.approx(total, rel=1e-4)
-
-
 @pytest.mark.parametrize("open_directions", [0, 1, 5, 20])
 def test_conjugate_gradients_find_the_dense_solution(open_directions: int) -> None:
     known, (energy, matrix) = knowledge(open_directions), energy_and_matrix()

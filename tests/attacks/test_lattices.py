@@ -14,12 +14,11 @@ from attacks.budget import Budget, limited
 from attacks.equations.span import hull_rows, split_hull
 from attacks.lattice.cost import Border, Frame, Parts, Reals, outside, patch_cost
 from attacks.lattice.reduction import lll
-from attacks.lattice.search import Moves, deepened
+from attacks.lattice.search import Moves
 from attacks.lattice.unmixing import (
     FIXED,
     FREE,
     Unmixed,
-    border_at,
     continued,
     unmix,
     unmix_differences,
@@ -206,34 +205,6 @@ def test_costs_of_sums_are_those_of_the_whole_patches(picture: Reals, waves: boo
         whole = sum(np.log1p(abs(step)).sum((1, 2, 3)) for step in steps)
         whole += 5 * (np.maximum(-sums, 0) + np.maximum(sums - 255, 0)).sum(1)
     assert np.allclose(parts.cost(full[first] + full[second] - full[third]), whole, rtol=1e-9)
-
-
-def test_the_border_counts_steps_to_what_lies_behind_it(
-    picture: Reals, photographs: Tensor
-) -> None:
-    place = 40
-    border = border_at(picture, place, GRID, PATCH)
-    full = PARTS.of(picture[place][None])
-    added = PARTS.cost(full, border) - PARTS.cost(full)
-    image = np.rint(255 * photographs[0].double().numpy())
-    top, left = PATCH * (place // GRID), PATCH * (place % GRID)
-    rows, columns = slice(top, top + PATCH), slice(left, left + PATCH)
-    steps = (
-        *(np.diff(image[:, [edge - 1, edge], columns], axis=1) for edge in (top, top + PATCH)),
-        *(np.diff(image[:, rows, edge - 1 : edge + 1], axis=2) for edge in (left, left + PATCH)),
-    )
-    expected = border.weight * sum(np.log1p(abs(step)).sum() for step in steps)
-    assert np.isclose(float(added[0]), expected, rtol=1e-9)
-    assert len(border_at(picture, 0, GRID, PATCH).inner) == 2 * 3 * PATCH
-
-
-def test_combinations_of_many_patches_are_undone(picture: Reals, frame: Frame) -> None:
-    """From this basis no exchange of single patches leads back."""
-    patches = picture[MASKED]
-    mixed = patches.copy()
-    mixed[3] = patches[3] + 3 * patches[0] - 2 * patches[1] - 2 * patches[4] + patches[6]
-    mixed[5] = patches[5] + 2 * patches[7] - 3 * patches[2] + patches[1]
-    assert {tuple(row) for row in deepened(frame, mixed)} == {tuple(row) for row in patches}
 
 
 def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, frame: Frame) -> None:

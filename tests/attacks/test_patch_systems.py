@@ -180,19 +180,6 @@ def test_rows_that_say_nothing_of_their_own(change: str, lost: int) -> None:
     assert condition_and_rank(a, torch.float64, values)["rank_a"][1] == 20 - lost
 
 
-@pytest.mark.parametrize("dependent", [False, True])
-def test_a_right_hand_side_given_as_a_product(dependent: bool) -> None:
-    a, _ = systems(20, 100.0)
-    if dependent:
-        a[0, 1] = a[0, 2]
-    generator = torch.Generator().manual_seed(1)
-    factor = torch.randn(50, 30, generator=generator)
-    right = torch.randn(3, 50, 5, generator=generator)
-    z, _ = minimum_norm_solve(a, right, factor=factor)
-    expected, _ = minimum_norm_solve(a, factor.double().mT @ right.double())
-    torch.testing.assert_close(z, expected, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize(("small", "counts"), [(0.5, False), (1.0, False), (2.0, True)])
 def test_a_singular_value_must_exceed_the_bound(small: float, counts: bool) -> None:
     least = small * 4 * EPS

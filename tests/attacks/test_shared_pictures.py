@@ -14,11 +14,9 @@ from attacks.equations.agreement import Search
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank
 from attacks.equations.patch_system import PatchSystem
 from attacks.shared_picture import BatchUploads
-from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import psnr
@@ -288,15 +286,6 @@ def test_what_is_not_determined_is_a_guess_and_not_certain() -> None:
     assert quality[~sure].isfinite().all()
 
 
-def test_batches_that_share_nothing_give_nothing_certain() -> None:
-    view = view_of(model_of(), planted_images(8, 16), 1)
-    parts = [replace(view.updates[0].part(slice(step, step + 1)), round=step) for step in (0, 1)]
-    made = run(replace(view, updates=parts))
-    assert not made.diagnostics["certain"].any()
-    assert not made.diagnostics["pairs_sharing"].any()
-    assert made.images.shape == (4, 3, 16, 16)
-
-
 @pytest.mark.parametrize("augment", ["flip", "crop"])
 def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: str) -> None:
     images, client = planted_images(8, 16), replace(FRESH, augment=augment)
@@ -370,43 +359,3 @@ def test_a_picture_of_equal_patches_alone_is_still_found() -> None:
     sure = certain(run(view))
     assert best(sure.float(), images[3:4]).max() > 60
     assert all(best(images, one[None]) > 60 for one in sure)
-
-
-# from Python --------------------------------------------------------------------------------------
-
-LARGER = {"img_size": 32, "patch_size": 16}  # the smallest pictures that LPIPS takes
-
-
-def gradients(model: LoadedModel, images: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
-    model.zero_grad()
-    output = model(model.normalize(images[list(numbers)]))
-    torch.nn.functional.cross_entropy(output, torch.tensor(numbers) % 10).backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def test_gradients_of_several_batches_give_what_they_share() -> None:
-    model, images = model_of(**LARGER), planted_images(12, 32)
-    uploads = [gradients(model, images, n) for n in ((0, 1, 2, 3), (4, 1, 5, 6), (7, 8, 5, 9))]
-    leak = attack_gradients(model, uploads, batch=4, images=images[[1, 5]])
-    made = leak["shared_picture"]
-    assert leak.best is made
-    assert made.certain.nonzero().flatten().tolist() == [0, 4, 5, 8]
-    assert made.exact == 2
-    assert (psnr(made.images[made.certain].double()[[0, 3]], images[[1, 5]]) > 90).all()
-    assert "4 of 12 places" in leak.verdict
-
-
-def test_weight_differences_of_clients_whose_weights_moved() -> None:
-    images, uploads, models = planted_images(8, 32), [], []
-    for depth, batch in ((1, (0, 1, 2)), (2, (3, 1, 4))):
-        model = model_of(depth=depth, **LARGER)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        sent = gradients(model, images, batch)
-        uploads.append({n: -0.1 * (g + 0.01 * before[n]) for n, g in sent.items()})
-        models.append(model)
-    known = {"batch": 3, "attacks": "shared_picture", "lr": 0.1}
-    with pytest.raises(UserError):
-        attack_gradients(models, uploads, **known)
-    known |= {"kind": "weight_difference", "weight_decay": 0.01}
-    leak = attack_gradients(models, uploads, images=images[[1]], **known)
-    assert leak["shared_picture"].exact == 1
