@@ -33,7 +33,7 @@ def test_matching_gives_the_best_picture_so_far(name: str, again: dict[str, Any]
     model = planted_model(img_size=8, depth=2)
     view, _ = planted_view(model, attack, "a", images=images, client=client)
     began = time.thread_time()
-    with limited(2.0, 2) as budget:
+    with limited(1.0, 2) as budget:
         made = attack.run(view, generator=torch.Generator().manual_seed(0))
     assert budget.cut == {0, 1}
     assert time.thread_time() - began < 4.0
