@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from scipy.fft import dctn
 from torch import Tensor
 
 from attacks.prior.files import SHIPPED, find_prior, load_prior, save_prior
@@ -42,12 +41,6 @@ def fields(prior: GaussianPrior, size: int, count: int) -> Tensor:
     coefficients = torch.einsum("hwcd,nhwd->nchw", factor, noise)
     basis = cosine_basis(size)
     return basis.mT @ coefficients @ basis + prior.mean.view(3, 1, 1)
-
-
-def test_the_cosine_basis_is_scipys_orthonormal_one() -> None:
-    picture = np.random.default_rng(0).normal(size=(12, 12))
-    basis = cosine_basis(12).numpy()
-    assert np.allclose(basis @ picture @ basis.T, dctn(picture, norm="ortho"))
 
 
 def test_the_stationary_patch_covariance_is_its_formula() -> None:

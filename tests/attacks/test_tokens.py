@@ -108,12 +108,6 @@ def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
     assert found.diagnostics["certain"].tolist() == [1.0] * 4
 
 
-def test_what_a_step_gives_does_not_depend_on_its_company() -> None:
-    view = seen(planted_model(img_size=16), planted_images(3, side=16))
-    together, alone = run(view).images, run(view.part(2)).images
-    torch.testing.assert_close(together[2:], alone, rtol=0, atol=1e-9)
-
-
 def test_noise_leaves_a_guess_that_is_not_certain() -> None:
     view = seen(planted_model(), planted_images(1))
     torch.manual_seed(2)
