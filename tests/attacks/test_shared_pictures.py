@@ -292,6 +292,7 @@ def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: st
     made = run(view_of(model_of(), images, 4, client))
     feeding, ids = Feeding(client, "a", 0.3, 8, 0), [str(n) for n in range(8)]
     fed = torch.cat([feeding.photographs(images, ids, round) for round in range(4)])
+    assert len(certain(made)) > 0
     assert all(best(fed, picture[None]) > 100 for picture in certain(made))
 
 
