@@ -1,4 +1,5 @@
-"""Why an attack does not apply: each reason met, with its kind and the numbers that it names.
+"""Why an attack cannot be made by a name and options, or does not apply: each reason met, with its
+kind and the numbers that it names.
 
 What a missing gradient, a batch of two or a model without positions does is asked of every attack
 by tests/contract/test_attacks.py.
@@ -6,36 +7,44 @@ by tests/contract/test_attacks.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from attacks import find_attack
+from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
 from attacks.april import April
-from attacks.equations.patch_system import lacks_gradients, too_few_equations
+from attacks.equations.patch_system import too_few_equations
+from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.experiment.config import AttackConfig, check_attacks
+from mjp_privacy.interfaces import AttackerView, Refusal
 from mjp_privacy.models.loading import outline_model
 from tests.helpers.models import planted_model
 from tests.helpers.planted import changed, keeping, planted_images, planted_view
 
 Change = Callable[[AttackerView], AttackerView]
+Options = Mapping[str, Any]
 
 SMALL = {"img_size": 8}  # N = 4 patches of p = 48 pixels, width D = 96
 LARGE = {"img_size": 16, "patch_size": 8, "embed_dim": 48}  # N = 4, p = 192, D = 48
-DIFFERENCE = {"kind": "weight_difference"}
+WIDE = LARGE | {"embed_dim": 128}
+TABLE = torch.nn.Parameter(torch.zeros(1, 1, 96))
+MATCHING = ("inverting_gradients", "april_optimization", "gradvit", "span_matching")
 
 
-def in_model(**parts: Any) -> Change:
-    """The view, in whose model's first modules something else stands: in_model(index_embed=…)."""
+def in_model(name: str, part: Any) -> Change:
+    """The view, in whose model something else stands: in_model("blocks.0.norm1", part)."""
 
     def change(view: AttackerView) -> AttackerView:
-        for name, part in parts.items():
-            where, _, last = name.rpartition("__")
-            setattr(view.model.get_submodule(where.replace("__", ".")), last, part)
+        where, _, last = name.rpartition(".")
+        setattr(view.model.get_submodule(where), last, part)
         return view
 
     return change
@@ -49,134 +58,99 @@ def unlabelled(view: AttackerView) -> AttackerView:
     return replace(keeping(view, lambda name: name != "head.bias"), labels=None)
 
 
-TABLE = torch.nn.Parameter(torch.zeros(1, 1, 96))
-MATCHING = ("inverting_gradients", "april_optimization", "gradvit", "span_matching")
-
-
-def fresh(view: AttackerView) -> AttackerView:
-    return changed(view, partners="fresh")
-
-
 def fresh_and_masked(view: AttackerView) -> AttackerView:
     """Two of the four positions are masked in all pictures."""
     grads = {name: sent.clone() for name, sent in view.updates[0].grads.items()}
     grads["pos_embed"][:, :, 1:3] = 0
-    return changed(fresh(view), grads=grads)
+    return changed(view, grads=grads, partners="fresh")
 
 
-CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], Change | None, str, str]] = [
-    # attack, its options, model, client, change of the view, kind, words
-    *((name, {}, SMALL, {"batch": 2}, unlabelled, "labels", "labels") for name in MATCHING),
+DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
+as_sent, difference, fresh = with_facts(), with_facts(**DIFFERENCE), with_facts(partners="fresh")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attack on an upload that it cannot read, the refusal's kind, and what its text names."""
+
+    attack: str
+    kind: str
+    named: str = ""
+    batch: int = 1
+    model: Options = field(default_factory=dict)
+    change: Change = as_sent
+    options: Options = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.attack}-{self.kind}-{self.named[:30]}"
+
+
+FEW = "underdetermined"
+CASES = (
+    *(Case(name, "labels", batch=2, model=SMALL, change=unlabelled) for name in MATCHING),
+    *(Case(n, "weight_difference", model=SMALL, change=difference) for n in (*MATCHING, "april")),
+    Case("inverting_gradients", "missing_gradient", change=with_facts(grads={})),
     *(
-        (name, {}, SMALL, {}, with_facts(**DIFFERENCE), "weight_difference", "difference")
-        for name in (*MATCHING, "april")
-    ),
-    (
-        *("inverting_gradients", {}, SMALL, {}),
-        *(lambda view: keeping(view, lambda name: False), "missing_gradient", "no gradient"),
-    ),
-    ("april", {}, {}, {"batch": 2}, None, "batch", "batch is 2"),
-    ("april", {}, {}, {}, in_model(dist_token=TABLE), "model", "distillation"),
-    ("april", {}, {}, {}, in_model(index_embed=TABLE), "model", "index table"),
-    ("april", {}, {"embed_dim": 48}, {}, None, "underdetermined", "N + 1 = 65 unknowns > D = 48"),
-    (
-        *("april", {"engine": "breaching"}, {}, {}),
-        *(in_model(patch_embed__proj__bias=None), "model", "bias"),
-    ),
-    ("april_unk_aware", {}, {}, {}, None, "unknown_embedding", "unknown"),
-    ("pixel_lattice", {}, {}, {}, None, "unknown_embedding", "unknown"),
-    ("token_span", {}, {"first_block": "closed_form"}, {}, None, "block", "no LayerNorm"),
-    *(
-        ("token_span", {}, model, client, change, kind, words)
-        for model, client, change, kind, words in (
-            ({"embed_dim": 64}, {}, None, "underdetermined", "N + 3 = 67 unknowns > D = 64"),
-            ({}, {"batch": 2}, None, "batch", "batch 1"),
-            ({}, {}, in_model(blocks__0__norm1=torch.nn.Identity()), "block", "no LayerNorm"),
+        Case("patch_gradient", "weight_difference", named, change=with_facts(**DIFFERENCE | facts))
+        for named, facts in (
+            ("2 AdamW steps", {"optimizer": "adamw", "steps": 2}),
+            ("lion", {"optimizer": "lion"}),
+            ("learning rate", {"lr": None}),
         )
     ),
+    Case("april", "batch", "batch is 2", batch=2),
+    Case("april", "model", "distillation", change=in_model("dist_token", TABLE)),
+    Case("april", "model", "index table", change=in_model("index_embed", TABLE)),
+    Case("april", FEW, "N + 1 = 65 unknowns > D = 48", model={"embed_dim": 48}),
+    Case(
+        *("april", "model", "bias"),
+        change=in_model("patch_embed.proj.bias", None),
+        options={"engine": "breaching"},
+    ),
+    Case("april_unk_aware", "unknown_embedding"),
+    Case("pixel_lattice", "unknown_embedding"),
+    Case("patch_lattice", FEW, "N = 64 patches, and a lattice of 48", options={"most": 48}),
+    Case("token_span", "block", model={"first_block": "closed_form"}),
+    Case("token_span", "block", change=in_model("blocks.0.norm1", torch.nn.Identity())),
+    Case("token_span", "block", "ln_pre", change=in_model("norm_pre", torch.nn.LayerNorm(96))),
+    Case("token_span", FEW, "N + 3 = 67 unknowns > D = 64", model={"embed_dim": 64}),
+    Case("token_span", "batch", "2", batch=2),
     # N B <= 96 allows 24, N (B - 1) < 48 twelve
-    (
-        *("batch_span", {}, SMALL, {"batch": 16}, None, "underdetermined"),
-        "N (B - 1) = 60 differences >= p = 48",
-    ),
-    ("batch_span", {}, SMALL, {"batch": 32}, None, "underdetermined", "N B = 128 patches > D = 96"),
-    ("batch_span", {}, {}, {"batch": 2}, None, "underdetermined", "no batch of this model does"),
-    ("span_matching", {}, SMALL, {"batch": 32}, None, "underdetermined", "N B = 128 patches"),
-    (
-        *("layer_span", {}, SMALL | {"embed_dim": 48}, {"batch": 10}, None, "underdetermined"),
-        "B (N + 1) = 50 tokens of a batch >= D = 48",
-    ),
-    (
-        *("batch_lattice", {"most": 10}, LARGE, {"batch": 4}, None, "underdetermined"),
-        "N (B - 1) = 12 differences > 10",
-    ),
-    (
-        *("batch_lattice", {}, {"img_size": 4, "patch_size": 2}, {"batch": 4}),
-        *(None, "underdetermined", "N (B - 1) = 12 differences >= p = 12"),
-    ),
-    (
-        *("batch_lattice", {}, LARGE | {"img_size": 32, "embed_dim": 32}, {"batch": 2}),
-        *(None, "underdetermined", "N (B - 1) = 16 differences > R (D - N - 1) = 1 * 15"),
-    ),
-    ("shared_picture", {}, LARGE, {"batch": 4}, None, "batch", "client.partners: fresh"),
-    ("shared_picture", {"uploads": 1}, LARGE, {"batch": 4}, fresh, "uploads", "one was given"),
-    (
-        *("shared_picture", {}, LARGE, {"batch": 12}, fresh, "underdetermined"),
-        "N B = 4 * 12 = 48 patches >= D = 48",
-    ),
+    Case("batch_span", FEW, "N (B - 1) = 60 differences >= p = 48", batch=16, model=SMALL),
+    Case("batch_span", FEW, "N B = 128 patches > D = 96", batch=32, model=SMALL),
+    Case("batch_span", FEW, "no batch of this model", batch=2),
+    Case("span_matching", FEW, "N B = 128 patches", batch=32, model=SMALL),
+    Case("layer_span", FEW, "50 tokens of a batch >= D = 48", 10, SMALL | {"embed_dim": 48}),
+    Case("batch_lattice", FEW, "12 differences > 10", 4, LARGE, options={"most": 10}),
+    Case("batch_lattice", FEW, "12 differences >= p = 12", 4, {"img_size": 4, "patch_size": 2}),
+    Case("batch_lattice", FEW, "= 1 * 15", 2, LARGE | {"img_size": 32, "embed_dim": 32}),
+    Case("head_features", FEW, "10 classes", batch=12),
+    Case("shared_picture", "batch", "client.partners: fresh", 4, LARGE),
+    Case("shared_picture", "uploads", "one", 4, LARGE, fresh, {"uploads": 1}),
+    Case("shared_picture", FEW, "4 * 12 = 48 patches >= D = 48", 12, LARGE, fresh),
     # N (B - 1) = 100 of p = 192: two uploads leave 184 equations
-    (
-        *("shared_picture", {}, LARGE | {"embed_dim": 128}, {"batch": 26}, fresh),
-        *("underdetermined", "2 * (192 - 4 * 25) = 184 equations <= p = 192"),
-    ),
-    (
-        *("shared_picture", {}, LARGE | {"embed_dim": 128}, {"batch": 25}, fresh_and_masked),
-        *("underdetermined", "(192 - 4 * 24 - 2 masked) = 188 equations <= p = 192"),
-    ),
-]
+    Case("shared_picture", FEW, "2 * (192 - 4 * 25) = 184 equations <= p", 26, WIDE, fresh),
+    Case("shared_picture", FEW, "- 2 masked) = 188 equations", 25, WIDE, fresh_and_masked),
+)
 
 
-@pytest.mark.parametrize(("name", "options", "model", "client", "change", "kind", "words"), CASES)
-def test_a_reason_is_given(
-    name: str,
-    options: dict[str, Any],
-    model: dict[str, Any],
-    client: dict[str, Any],
-    change: Change | None,
-    kind: str,
-    words: str,
-) -> None:
-    attack, config = find_attack(name, options), ClientConfig(**client)
-    victim = planted_model(**model)
-    images = planted_images(max(4, config.batch), victim.card.img_size)
-    view, _ = planted_view(victim, attack, "a", images=images, client=config)
-    reason = attack.unsupported(view if change is None else change(view))
+def refusal_of(case: Case) -> Refusal | None:
+    attack, model = find_attack(case.attack, dict(case.options)), planted_model(**case.model)
+    images = planted_images(max(4, case.batch), model.card.img_size)
+    client = ClientConfig(batch=case.batch)
+    view, _ = planted_view(model, attack, "a", images=images, client=client)
+    return attack.unsupported(case.change(view))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_reason_is_given(case: Case) -> None:
+    reason = refusal_of(case)
     assert reason is not None
-    assert (reason.kind, words in reason.text) == (kind, True), reason.text
+    assert (reason.kind, case.named in reason.text) == (case.kind, True), reason.text
 
 
 def test_more_uploads_tell_what_two_do_not() -> None:
-    attack, model = (
-        find_attack("shared_picture", {"uploads": 3}),
-        planted_model(**LARGE | {"embed_dim": 128}),
-    )
-    client, images = ClientConfig(batch=26), planted_images(52, 16)
-    view, _ = planted_view(model, attack, "a", images=images, client=client)
-    assert attack.unsupported(fresh(view)) is None
-
-
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({"optimizer": "adamw", "steps": 2}, "2 AdamW steps"),
-        ({"optimizer": "lion"}, "lion"),
-        ({"lr": None}, "learning rate"),
-    ],
-)
-def test_other_weight_differences_hold_no_gradient(facts: dict[str, Any], said: str) -> None:
-    view, _ = planted_view(planted_model(), April(), "a")
-    view = changed(view, **{**DIFFERENCE, "lr": 0.1, **facts})
-    assert said in str(lacks_gradients(view, "pos_embed"))
+    assert refusal_of(Case("shared_picture", "", "", 26, WIDE, fresh, {"uploads": 3})) is None
 
 
 # the inequality that closed forms need, and the way out -------------------------------------------
@@ -187,29 +161,172 @@ def outline(size: int, patch: int, width: int) -> Any:
     return outline_model(checkpoint="random", depth=1, num_heads=1, num_classes=2, **shape)
 
 
-def test_too_few_equations_count_the_extra_unknowns() -> None:
-    """N = 9 patches and a width of 10: one unknown more has room, two have none."""
-    model = outline(48, 16, 10)
-    assert too_few_equations(model) is None
-    assert too_few_equations(model, extra=1) is None
-    refusal = too_few_equations(model, extra=2, who="block 0's equations")
-    assert all(said in refusal.text for said in ("= 11", "10", "block 0's", "32 px"))
-
-
 @pytest.mark.parametrize(
-    ("size", "patch", "width", "numbers"),
+    ("size", "patch", "width", "extra", "numbers"),
     [
-        (224, 16, 192, ("196", "192", "208 px")),
-        (224, 14, 192, ("256", "192", "182 px")),
-        (64, 32, 3, ("4", "3", "no picture")),
+        (48, 16, 10, 0, None),
+        (48, 16, 10, 1, None),
+        (48, 16, 10, 2, ("= 11", "10", "block 0's", "32 px")),
+        (224, 16, 192, 0, ("196", "192", "208 px")),
+        (224, 14, 192, 0, ("256", "192", "182 px")),
+        (64, 32, 3, 0, ("4", "3", "no picture")),
     ],
 )
 def test_too_many_patches_are_refused_with_the_largest_size_that_will_do(
-    size: int, patch: int, width: int, numbers: tuple[str, ...]
+    size: int, patch: int, width: int, extra: int, numbers: tuple[str, ...] | None
 ) -> None:
-    refusal = too_few_equations(outline(size, patch, width))
-    assert refusal.kind == "underdetermined"
-    assert all(said in refusal.text for said in numbers)
-    for width in (16, 17, 24, 25, 100):
-        sizes = [s for s in range(8, 121, 8) if too_few_equations(outline(s, 8, width)) is None]
-        assert f"up to {max(sizes)} px" in str(too_few_equations(outline(120, 8, width)))
+    refusal = too_few_equations(outline(size, patch, width), extra=extra, who="block 0's equations")
+    assert (refusal is None) == (numbers is None)
+    if refusal is not None and numbers is not None:
+        assert refusal.kind == FEW
+        assert all(said in refusal.text for said in numbers)
+
+
+@pytest.mark.parametrize("width", [16, 17, 24, 25, 100])
+def test_the_largest_size_is_the_largest_that_is_not_refused(width: int) -> None:
+    sizes = [s for s in range(8, 121, 8) if too_few_equations(outline(s, 8, width)) is None]
+    assert f"up to {max(sizes)} px" in str(too_few_equations(outline(120, 8, width)))
+
+
+# options of the wrong type or size ----------------------------------------------------------------
+
+OF_BATCHES = ("layer_span", "token_peeling", "span_matching", "shared_picture", "head_features")
+WRONG: tuple[Any, ...] = (
+    *("perhaps", "5", "", b"5", [], ["a"], {}, {"a": 1}, object()),
+    *(-1, 10**30, float("nan"), float("inf"), -float("inf"), 1e300, True, 2.5),
+)
+IS_OF: dict[type, Callable[[Any], bool]] = {
+    float: lambda value: type(value) in (int, float) and 0 < value <= 1e6,
+    str: lambda value: isinstance(value, str),  # a prior's name; check_prior asks which there are
+    bool: lambda value: type(value) is bool,
+    int: lambda value: type(value) is int and 0 <= value <= 1e6,
+}
+OPTIONS = [
+    pytest.param(name, field.name, type(getattr(attack, field.name)), id=f"{name}-{field.name}")
+    for name, attack in [(name, find_attack(name)) for name in ATTACKS]
+    for field in dataclasses.fields(attack)
+    if field.init
+]
+
+
+@pytest.mark.parametrize(("name", "option", "kind"), OPTIONS)
+def test_an_option_of_another_type_or_size_is_refused(name: str, option: str, kind: type) -> None:
+    """A text where a number is expected, and the other way; a truth value where there is none."""
+    for value in WRONG:
+        if IS_OF[kind](value):
+            continue
+        with pytest.raises(UserError) as caught:
+            find_attack(name, {option: value})
+        assert option in str(caught.value)
+        assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("multi_round", {"uploads": 0}, "uploads"),
+        ("multi_round", {"upload": 6}, "uploads"),
+        ("masked_span", {"uploads": 6}, "uploads"),
+        ("april_unk_aware", {"engine": "breaching"}, "batched"),
+        ("april_optimization", {"positions": 0}, "positions"),
+        ("gradvit", {"step_size": 0}, "step_size"),
+        ("gradvit", {"image_prior": "resnet.pth"}, "resnet.pth"),
+        ("mean_imag", {}, "mean_image"),
+    ],
+)
+def test_a_wrong_option_or_name_is_named(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        find_attack(name, options)
+    assert said in str(error.value)
+
+
+def test_priors_are_asked_for_before_an_attack_runs(tmp_path: Path) -> None:
+    for name in ("fitted", "stationary"):
+        check_prior(name)
+    (tmp_path / "p.safetensors").write_bytes(b"no prior")
+    for prior in ("nowhere", str(tmp_path), str(tmp_path / "p.safetensors"), "a\0b", "x" * 5000):
+        with pytest.raises(UserError, match=r"attacks\.0: "):
+            check_attacks([AttackConfig("masked_span", {"prior": prior})], "c.yaml")
+
+
+def test_traits_are_explained_used_and_agree_with_the_code() -> None:
+    """An attack that optimises has steps, and one with a prior needs photographs."""
+    assert {trait for name in ATTACKS for trait in traits_of(name)} == set(TRAITS)
+    for name in ATTACKS:
+        attack: Any = find_attack(name)
+        assert ("steps" in traits_of(name)) == hasattr(attack, "steps"), name
+        prior = hasattr(attack, "prior") or hasattr(attack, "image_prior")
+        assert ("public photographs" in traits_of(name)) >= prior, name
+        assert ("batches" in traits_of(name)) == ("batch" in name or name in OF_BATCHES), name
+    assert all(traits_of(name) == frozenset() for name in (*CONTROLS, "of tomorrow", ""))
+
+
+def test_attacks_with_equal_options_are_equal_also_when_one_was_run() -> None:
+    used = April()
+    view, _ = planted_view(planted_model(), used, "a")
+    used.run(view, generator=torch.Generator())
+    assert used == April() != April(engine="breaching")
+    assert repr(used) == "April(engine='batched')"
+    assert used.attacker(view.model) is used.attacker(view.model)
+    assert April().attacker(view.model) is not used.attacker(view.model)
+
+
+# attacks of one's own -----------------------------------------------------------------------------
+
+CLASS = "@dataclass\nclass Mine:\n"
+WHOLE = """
+from typing import ClassVar
+from mjp_privacy.interfaces import Usual
+
+@dataclass(frozen=True)
+class Mine(Usual):
+    sizes: tuple[int, ...] = (1,)
+    weights: dict[str, float] | None = None
+    name: ClassVar[str] = "mine"
+    def needs(self, model): return ()
+    def unsupported(self, view): return None
+    def run(self, view, *, generator): return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("def broken(:\n", {}, "SyntaxError"),
+        ("import no_such_package\n", {}, "no_such_package"),
+        ("Yours = 5\n", {}, "Mine"),
+        ("class Mine: pass\n", {}, "dataclass"),
+        (CLASS + "    size: int\n", {}, "TypeError"),
+        (CLASS + "    def __post_init__(self): raise KeyError('no table')\n", {}, "no table"),
+        (CLASS + "    name = 'mine'\n", {}, "published, victim, uploads, needs, unsupported, run"),
+        (WHOLE.replace('"mine"', '"yours"'), {}, "yours"),
+        (WHOLE + "    traits = ('masks', 'telepathy')\n", {}, "telepathy"),
+        (WHOLE, {"szes": [1]}, "sizes"),
+        (WHOLE, {"sizes": [1, "2"]}, "[1, '2']"),
+        (WHOLE, {"sizes": [True]}, "[True]"),
+        (WHOLE, {"weights": {"a": float("nan")}}, "weights"),
+        (WHOLE, {"sizes": [1, 2], "weights": {"a": 1}}, None),
+        (WHOLE, {"weights": None}, None),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    options: dict[str, Any],
+    said: str | None,
+) -> None:
+    module = f"own_{abs(hash((str(tmp_path), source)))}"
+    (tmp_path / f"{module}.py").write_text("from dataclasses import dataclass\n" + source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ATTACKS.registered("mine", Entry(f"{module}:Mine")):
+        if said is None:
+            attack: Any = find_attack("mine", options)
+            assert {key: getattr(attack, key) for key in options} == options
+            return
+        with pytest.raises(UserError) as caught:
+            check_attacks([AttackConfig("mine", options)], "c.yaml")
+    message = str(caught.value)
+    assert message.startswith("c.yaml, attacks.0: ")
+    assert said in message
+    assert str(tmp_path) not in message

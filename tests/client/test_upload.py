@@ -1,38 +1,43 @@
-"""What leaves the client: withheld, noisy, differing, and with weights that move between rounds."""
+"""What leaves the client: withheld, noisy, differing by local steps, of adapters, and with weights
+that move between rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks import ATTACKS
+from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy import load_model
-from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import augmented
-from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
-from mjp_privacy.client.upload import noisy, sinusoidal_table, with_sinusoidal_positions
+from mjp_privacy.client.config import ClientConfig, local_round
+from mjp_privacy.client.feeding import SETTINGS, augmented
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
+from mjp_privacy.client.upload import (
+    make_upload,
+    noisy,
+    sinusoidal_table,
+    with_sinusoidal_positions,
+)
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.simulated import moved
-from mjp_privacy.interfaces import ClientInput
-from tests.helpers.models import some_images, some_labels, some_masks
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
+from mjp_privacy.models.adapters import with_adapters
+from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import MJP, TINY, attack, cells, photographs, rows, tensors, values
 
 DIFFERENCE: dict[str, Any] = {"upload": "weight_difference"}
-NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
-
-
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    SEEN.clear()
-    with ATTACKS.registered("rounds", ROUNDS):
-        yield
+QKV = "blocks.0.attn.qkv.weight"
+NAMES = ["pos_embed", "patch_embed.proj.weight", "head.bias"]
+MODEL = tiny_model(unknown_embedding=True)
 
 
 @pytest.fixture(scope="module")
@@ -40,44 +45,30 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photographs(tmp_path_factory.mktemp("images"), 4)
 
 
-def step_inputs(count: int) -> ClientInput:
+def step_inputs(count: int, masks: bool = True) -> ClientInput:
     ids = tuple(f"image {i}" for i in range(count))
-    return ClientInput(some_images(count), some_labels(count), ids, some_masks(count))
+    masked = some_masks(count) if masks else None
+    return ClientInput(some_images(count), some_labels(count), ids, masked)
 
 
-def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
-    images: Path, tmp_path: Path
-) -> None:
-    attack(images, tmp_path / "own", mjp("c", {"name": "grey"}))
-    attack(images, tmp_path / "crop", mjp("c", {"name": "grey"}, client={"augment": "crop"}))
-    own, crop = (tensors(tmp_path / n, cells(tmp_path / n)[0]["run_id"]) for n in ("own", "crop"))
-    ids = list(own)
-    photos = torch.stack([own[i]["plain"] for i in ids])
-    expected = augmented(photos, ids, "crop", round=0, seed=0)
-    assert torch.stack([crop[i]["target"] for i in ids]).equal(expected)
-    found = values(tmp_path / "crop")
-    wanted = values(tmp_path / "own").xs(("psnr", "standard"), level=("metric", "variant"))
-    beside = found.xs(("original_psnr", "diagnostic"), level=("metric", "variant"))
-    assert beside.to_dict() == pytest.approx(wanted.to_dict(), abs=1e-6)
-    assert "original_psnr" not in set(rows(tmp_path / "own")["metric"])
+# single steps -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [None, NAMES])
+@pytest.mark.parametrize("names", [None, [*NAMES, "unk_embed"]])
 def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] | None) -> None:
-    model = tiny_model(unknown_embedding=True)
     config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
     whole, less = (
-        FedSGDClient(model, client).update(step_inputs(2), names=names).grads
+        FedSGDClient(MODEL, client).update(step_inputs(2), names=names).grads
         for client in (ClientConfig(), config)
     )
     assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
-    for name, gradient in less.items():
-        torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-14)
+    for name, sent in less.items():
+        torch.testing.assert_close(sent, whole[name], rtol=1e-9, atol=1e-14)
 
 
 def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
-    model, inputs = tiny_model(unknown_embedding=True), step_inputs(4)
-    clean = FedSGDClient(model).update(inputs, names=NAMES)
+    inputs = step_inputs(4)
+    clean = FedSGDClient(MODEL).update(inputs, names=NAMES)
     loud, again = (noisy(clean, 0.5, inputs.image_ids, seed=0).grads for _ in range(2))
     given = clean.grads["pos_embed"].flatten(1)
     rms = (given.square().sum(-1) / (given != 0).sum(-1)).sqrt()
@@ -99,7 +90,7 @@ def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
     altered = with_sinusoidal_positions(model)
     assert not altered.table[0, 1:].equal(model.table[0, 1:])
     assert not altered.table[0, 0].any()
-    assert altered.blocks[0].attn.qkv.weight.equal(model.blocks[0].attn.qkv.weight)
+    assert altered.get_parameter(QKV).equal(model.get_parameter(QKV))
     table = sinusoidal_table(4, 192)
     assert table.shape == (16, 192)
     assert torch.cdist(table, table).fill_diagonal_(9).min() > 0.5
@@ -110,6 +101,129 @@ def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
         sinusoidal_table(4, 18)
 
 
+def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "own", mjp("c", {"name": "grey"}))
+    attack(images, tmp_path / "crop", mjp("c", {"name": "grey"}, client={"augment": "crop"}))
+    own, crop = (tensors(tmp_path / n, cells(tmp_path / n)[0]["run_id"]) for n in ("own", "crop"))
+    photos = torch.stack([stored["plain"] for stored in own.values()])
+    expected = augmented(photos, list(own), "crop", round=0, seed=0)
+    assert torch.stack([crop[i]["target"] for i in own]).equal(expected)
+    wanted = values(tmp_path / "own").xs(("psnr", "standard"), level=("metric", "variant"))
+    of_photographs = ("original_psnr", "diagnostic")
+    beside = values(tmp_path / "crop").xs(of_photographs, level=("metric", "variant"))
+    assert beside.to_dict() == pytest.approx(wanted.to_dict(), abs=1e-6)
+    assert "original_psnr" not in set(rows(tmp_path / "own")["metric"])
+
+
+# local steps against torch's optimisers -----------------------------------------------------------
+
+
+def steps_of(count: int) -> list[ClientInput]:
+    """What a client of four images feeds in each local step."""
+    ids, named = [f"image {i}" for i in range(4)], {"patch_size": PATCH, "gamma": 0.5, "seed": 0}
+    return [
+        SETTINGS["c"].prepare(some_images(4), some_labels(4), ids, round=local_round(0, e), **named)
+        for e in range(count)
+    ]
+
+
+def uploaded(steps: int = 1, **client: Any) -> ClientUpdate:
+    return make_upload(MODEL, steps_of(steps), ClientConfig(**DIFFERENCE, steps=steps, **client))
+
+
+def view_of(update: ClientUpdate) -> AttackerView:
+    return AttackerView(MODEL, [update], Pixels(32, MODEL.card.mean, MODEL.card.std))
+
+
+def by_torch(client: int, batch: int, steps: int, make: Any) -> dict[str, Tensor]:
+    """w_E - w_0 of one client with an optimiser of torch."""
+    model = tiny_model(unknown_embedding=True)
+    objective, optimizer = Objective(model, ClientConfig()), make(model.parameters())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    own = slice(client * batch, (client + 1) * batch)
+    for inputs in steps_of(steps):
+        optimizer.zero_grad()
+        objective(inputs.images[own], inputs.labels[own], inputs.mask[own]).backward()
+        for parameter in model.parameters():  # torch skips what has no gradient, decay included
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("optimizer", "facts"),
+    [("sgd", {"lr": 0.1}), ("sgd", {"lr": 0.1, "momentum": 0.9}), ("adamw", {"lr": 0.01})],
+)
+def test_local_steps_are_those_of_torch(batch: int, optimizer: str, facts: Any) -> None:
+    facts = {**facts, "weight_decay": 0.05}
+    torchs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+    update = uploaded(3, batch=batch, optimizer=optimizer, **facts)
+    for index in range(4 // batch):
+        for name, expected in by_torch(index, batch, 3, partial(torchs, **facts)).items():
+            torch.testing.assert_close(update.grads[name][index], expected, rtol=1e-6, atol=1e-9)
+    assert (update.steps, update.kind, update.batch) == (3, "weight_difference", batch)
+
+
+def test_local_steps_have_puzzles_that_no_round_has() -> None:
+    assert len({local_round(r, e) for r in range(30) for e in range(20)}) == 600
+    first, second = (step.mask for step in steps_of(2))
+    assert not first.equal(second)
+
+
+@pytest.mark.parametrize(
+    ("client", "rtol", "atol"),
+    [
+        ({}, 1e-8, 1e-12),
+        ({"momentum": 0.9}, 1e-8, 1e-12),
+        ({"momentum": 0.9, "weight_decay": 0.1}, 1e-8, 1e-12),
+        ({"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}, 1e-3, 1e-8),
+    ],
+)
+def test_the_pseudo_gradient_of_one_step_is_the_gradient(
+    client: dict[str, Any], rtol: float, atol: float
+) -> None:
+    (step,) = steps_of(1)
+    planted, update = make_upload(MODEL, [step], ClientConfig()), uploaded(**client)
+    view = view_of(update)
+    assert lacks_gradients(view, *NAMES) is None
+    assert located(view, update).equal(step.mask)
+    for name in NAMES:
+        found = gradient(view, update, name)
+        torch.testing.assert_close(found, planted.grads[name], rtol=rtol, atol=atol)
+    if "optimizer" not in client:  # one step of SGD is made in another way than several
+        config = ClientConfig(**DIFFERENCE, **client)
+        assert config.pseudo_gradient == "exact"
+        for name, alone in FedSGDClient(MODEL, config).update(step, names=NAMES).grads.items():
+            torch.testing.assert_close(update.grads[name], alone)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_pseudo_gradient_of_small_steps_is_their_weighted_mean(momentum: float) -> None:
+    update = uploaded(3, lr=1e-7, momentum=momentum, weight_decay=0.1)
+    each = [make_upload(MODEL, [step], ClientConfig()) for step in steps_of(3)]
+    weights = [sum(momentum**k for k in range(3 - e)) for e in range(3)]
+    for name in NAMES:
+        parts = [w * u.grads[name] for w, u in zip(weights, each, strict=True)]
+        mean = torch.stack(parts).sum(0) / sum(weights)
+        found = gradient(view_of(update), update, name)
+        torch.testing.assert_close(found, mean, rtol=1e-4, atol=2e-5)
+    assert ClientConfig(**DIFFERENCE, steps=3).pseudo_gradient == "approximate"
+
+
+def test_the_noise_of_local_steps_adds_up_as_told() -> None:
+    known: dict[str, Any] = {"batch": 2, "momentum": 0.5, "lr": 1e-6}
+    clean, loud = (uploaded(3, defenses=({"dp_sgd": noise},), **known) for noise in (0, 0.1))
+    added = (loud.grads[QKV] - clean.grads[QKV]).flatten(1).std(1)
+    assert (added / loud.noise[QKV]).tolist() == pytest.approx([1.0] * 2, rel=0.05)
+
+
+# weights that move between rounds -----------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dal", [False, True])
 def test_the_server_steps_along_the_mean_gradient_of_all_clients(dal: bool) -> None:
     model = tiny_model(unknown_embedding=True, dal="linear")
@@ -117,39 +231,87 @@ def test_the_server_steps_along_the_mean_gradient_of_all_clients(dal: bool) -> N
     config = ClientConfig(server_lr=0.5, dal=dal, batch=2, withhold=("norm.bias",))
     client = FedSGDClient(model, config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    after = moved(client, inputs)
-    each = client.gradients(inputs)
+    each, after = client.gradients(inputs), moved(client, inputs)
     for name, parameter in after.named_parameters():
-        if name == "norm.bias":
-            assert parameter.equal(before[name])
-            continue
-        expected = before[name] - 0.5 * each[name].mean(0)
-        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-9, atol=1e-12)
+        step = 0 if name == "norm.bias" else 0.5 * each[name].mean(0)
+        torch.testing.assert_close(parameter.detach(), before[name] - step, rtol=1e-9, atol=1e-12)
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
 
 
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    SEEN.clear()
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
+
+
+@pytest.mark.usefixtures("_registered")
 def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
     images: Path, tmp_path: Path
 ) -> None:
     config = mjp("c", rounds(), client={"server_lr": 0.1}, dtypes=["float64"], block=4)
     attack(images, tmp_path, {**config, "diagnostics": ["residual"]})
-    (view,) = SEEN
+    attack(images, tmp_path / "still", config | {"client": {}})
+    view, still = SEEN
     names = {name for name, _ in view.model.named_parameters()}
     states = [update.weights_before for update in view.updates]
     assert all(state is not None and set(state) == names for state in states)
-    key = "blocks.0.attn.qkv.weight"
-    assert states[0][key].equal(view.model.get_parameter(key))  # type: ignore[index]
-    assert not states[0][key].equal(states[1][key])  # type: ignore[index]
-    assert not states[1][key].equal(states[2][key])  # type: ignore[index]
+    assert states[0][QKV].equal(view.model.get_parameter(QKV))
+    assert not states[0][QKV].equal(states[1][QKV])
+    assert not states[1][QKV].equal(states[2][QKV])
+    assert still.updates[1].weights_before is None
     assert set(rows(tmp_path)["status"]) == {"ok"}
-    residual = values(tmp_path).xs("gradient_residual", level="metric")
-    assert residual.between(0, 10).all()
-    attack(images, tmp_path / "still", config | {"client": {}})
-    tables = [[update.grads["pos_embed"] for update in each.updates[:2]] for each in SEEN]
-    assert tables[0][0].equal(tables[1][0])
-    assert not tables[0][1].allclose(tables[1][1], rtol=1e-3)
-    assert tables[0][1].eq(0).all(-1).equal(tables[1][1].eq(0).all(-1))  # the same puzzle
-    assert SEEN[1].updates[1].weights_before is None
+    assert values(tmp_path).xs("gradient_residual", level="metric").between(0, 10).all()
+    moving, fixed = ([update.grads["pos_embed"] for update in each.updates] for each in SEEN)
+    assert moving[0].equal(fixed[0])
+    assert not moving[1].allclose(fixed[1], rtol=1e-3)
+    assert moving[1].eq(0).all(-1).equal(fixed[1].eq(0).all(-1))  # the same puzzle
+
+
+# low-rank adapters against the whole gradient -----------------------------------------------------
+
+LORA = "{rank: 3, targets: [qkv, proj], alpha: 6, spread: 0.2}"
+LAYERS = [f"blocks.{block}.attn.{layer}" for block in range(2) for layer in ("qkv", "proj")]
+
+
+def test_what_is_sent_is_what_the_whole_gradient_shows_through_the_adapter() -> None:
+    """dL/dA = s B^T G and dL/dB = s G A^T, G the gradient of the weight as a plain client has
+    it."""
+    client, merged, inputs = ClientConfig(lora=LORA), tiny_model(), step_inputs(2, masks=False)
+    model = with_adapters(tiny_model(), client.adapters, seed=0)
+    sent, own = FedSGDClient(model, client).update(inputs).grads, dict(model.named_parameters())
+    pairs = {layer: [own[f"{layer}.lora_{side}.weight"] for side in "AB"] for layer in LAYERS}
+    with torch.no_grad():  # the same network with W + 2 B A as its weights
+        for layer, (first, second) in pairs.items():
+            merged.get_parameter(f"{layer}.weight").add_(2 * second @ first)
+    whole = FedSGDClient(merged).update(inputs).grads
+    for layer, (first, second) in pairs.items():
+        g = whole[f"{layer}.weight"]
+        torch.testing.assert_close(sent[f"{layer}.lora_A.weight"], 2 * second.mT @ g)
+        torch.testing.assert_close(sent[f"{layer}.lora_B.weight"], 2 * g @ first.mT)
+    for name in ("head.weight", "head.bias"):
+        torch.testing.assert_close(sent[name], whole[name])
+
+
+def test_the_adapters_and_the_head_are_sent_and_nothing_else() -> None:
+    def sent(line: str = LORA, **changes: Any) -> dict[str, Tensor]:
+        client = ClientConfig(lora=line, **changes)
+        model = with_adapters(tiny_model(), client.adapters, seed=0)
+        inputs = [step_inputs(2, masks=False)] * client.steps
+        return dict(make_upload(model, inputs, client).grads)
+
+    names = {f"{layer}.lora_{side}.weight" for layer in LAYERS for side in "AB"}
+    assert set(sent()) == names | {"head.weight", "head.bias"}
+    assert set(sent(LORA.replace("spread", "head: false, spread"))) == names
+    assert set(sent(withhold=("head.bias",))) == names | {"head.weight"}
+    line = "{rank: 3, targets: [qkv, proj]}"  # B begins at zero: a step moves it, the next one A
+    one, two = (sent(line, **DIFFERENCE, steps=n) for n in (1, 2))
+    for layer in LAYERS:
+        assert not one[f"{layer}.lora_A.weight"].any()
+        assert two[f"{layer}.lora_A.weight"].any()
+
+
+# mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -164,7 +326,6 @@ def test_uploads_are_made_and_attacked_with_each_rounds_own_weights(
         ({"defenses": [{"dp_sdg": 0.5}]}, "dp_sgd"),
         ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd"),
         ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd"),
-        ({"defenses": [{"top_k": 0}]}, "top_k"),
         ({"defenses": [{"percentile_privacy": 101}]}, "101"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share"),
         ({"defenses": ["top_k"]}, "share"),

@@ -62,115 +62,66 @@ EIGHT_BIT: dict[str, Any] = {
     **{"model": LARGE_PATCHES, "images": 2},
 }
 OPTIMISED: dict[str, Any] = {"any_batch": True, "gamma": 0.5, "model": FOUR_PATCHES, "images": 1}
+ALONE: dict[str, Any] = {"any_batch": False}
+TABLE = ("pos_embed", PATCH)
+APRIL = ("pos_embed", QKV)
+MASKS = (*TABLE, QKV, "unk_embed")
+ATTENDED = (PATCH, "patch_embed.proj.bias", "blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias")
+DEEPER = LARGE_PATCHES | {"depth": 2}
+"""A last block shows the class token alone."""
+GRADVIT = {"steps": 50, "seeds": 2, "step_size": 0.2, "tv": 0.02, "borders": 0.01}
 
 LINES = (
-    AttackTarget("april", ("pos_embed", QKV), {"engine": "batched"}, mjp=10.3, any_batch=False),
-    AttackTarget("april", ("pos_embed", QKV), {"engine": "breaching"}, mjp=10.3, any_batch=False),
-    AttackTarget(
-        "april_unk_aware", ("pos_embed", QKV, "unk_embed"), mjp=12.6, mjp_only=True, any_batch=False
-    ),
-    AttackTarget(
-        "april_prior", ("pos_embed", QKV, "unk_embed"), STATIONARY, mjp=13.1, any_batch=False
-    ),
-    AttackTarget("patch_gradient", ("pos_embed", PATCH), mjp=11.6, any_batch=True),
-    AttackTarget("patch_prior", ("pos_embed", PATCH), STATIONARY, mjp=12.7, any_batch=True),
-    AttackTarget("plain_step", ("pos_embed", PATCH), {"uploads": 2}, **ONLY_UNMASKED),
-    AttackTarget("patch_jigsaw", ("pos_embed", PATCH), {"uploads": 2}, **ONLY_UNMASKED),
+    AttackTarget("april", APRIL, {"engine": "batched"}, mjp=10.3, **ALONE),
+    AttackTarget("april", APRIL, {"engine": "breaching"}, mjp=10.3, **ALONE),
+    AttackTarget("april_unk_aware", (*APRIL, "unk_embed"), mjp=12.6, mjp_only=True, **ALONE),
+    AttackTarget("april_prior", (*APRIL, "unk_embed"), STATIONARY, mjp=13.1, **ALONE),
+    AttackTarget("patch_gradient", TABLE, mjp=11.6, any_batch=True),
+    AttackTarget("patch_prior", TABLE, STATIONARY, mjp=12.7, any_batch=True),
+    AttackTarget("plain_step", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
+    AttackTarget("patch_jigsaw", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
+    AttackTarget("masked_span", MASKS, STATIONARY, mjp=15.0, any_batch=True),
+    AttackTarget("pixel_lattice", MASKS, STATIONARY, mjp_only=True, **EIGHT_BIT),
+    AttackTarget("patch_lattice", ATTENDED, STATIONARY, any_positions=True, **EIGHT_BIT),
     AttackTarget(
-        "masked_span", ("pos_embed", PATCH, QKV, "unk_embed"), STATIONARY, mjp=15.0, any_batch=True
+        *("token_peeling", None, STATIONARY),
+        **{"mjp": EXACT, "plain": True, "any_positions": True, "model": DEEPER, "images": 2},
     ),
     AttackTarget(
-        "pixel_lattice",
-        ("pos_embed", PATCH, QKV, "unk_embed"),
-        STATIONARY,
-        mjp_only=True,
-        **EIGHT_BIT,
+        *("multi_round", MASKS, {"uploads": 8, **STATIONARY}),
+        **{"mjp": EXACT, "plain": True, "any_batch": True},
     ),
+    AttackTarget("batch_span", MASKS, STATIONARY, mjp=15.0),
     AttackTarget(
-        "patch_lattice",
-        (PATCH, "patch_embed.proj.bias", "blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias"),
-        STATIONARY,
-        any_positions=True,
-        **EIGHT_BIT,
-    ),
-    AttackTarget(
-        "token_peeling",
-        None,
-        STATIONARY,
-        mjp=EXACT,
-        plain=True,
-        any_positions=True,
-        model=LARGE_PATCHES | {"depth": 2},  # a last block shows the class token alone
-        images=2,
-    ),
-    AttackTarget(
-        "multi_round",
-        ("pos_embed", PATCH, QKV, "unk_embed"),
-        {"uploads": 8, **STATIONARY},
-        mjp=EXACT,
-        plain=True,
-        any_batch=True,
-    ),
-    AttackTarget("batch_span", ("pos_embed", PATCH, QKV, "unk_embed"), STATIONARY, mjp=15.0),
-    AttackTarget(
-        "shared_picture",
-        ("pos_embed", PATCH, "unk_embed"),
-        {"uploads": 4, **STATIONARY},
-        mjp=EXACT,
-        plain=True,
-        any_batch=False,
+        *("shared_picture", (*TABLE, "unk_embed"), {"uploads": 4, **STATIONARY}),
+        **{"mjp": EXACT, "plain": True, "any_batch": False},
     ),
     AttackTarget("layer_span", None, STATIONARY, mjp=15.0),
     AttackTarget(  # it gives a picture's feature, and of its pixels next to nothing
-        "head_features",
-        ("head.weight", "head.bias"),
-        {"steps": 20, **STATIONARY},
-        unshuffled=10.4,
-        shuffled=10.4,
-        unmasked=10.4,
-        any_positions=True,
-        any_batch=True,
+        *("head_features", ("head.weight", "head.bias"), {"steps": 20, **STATIONARY}),
+        **{"unshuffled": 10.4, "shuffled": 10.4, "unmasked": 10.4},
+        **{"any_positions": True, "any_batch": True},
     ),
     AttackTarget("span_matching", "all", STATIONARY, mjp=15.0),
     AttackTarget("batch_lattice", None, STATIONARY, mjp=15.0),
     AttackTarget(
-        "token_span", (PATCH, QKV), STATIONARY, model={"embed_dim": 160}, mjp=15.0, any_batch=False
+        "token_span", (PATCH, QKV), STATIONARY, mjp=15.0, model={"embed_dim": 160}, **ALONE
     ),
     AttackTarget(
-        "inverting_gradients",
-        "all",
-        MATCHING,
-        unshuffled=16.9,
-        shuffled=16.9,
-        unmasked=20.8,
-        mjp=21.1,
-        any_positions=True,
+        *("inverting_gradients", "all", MATCHING),
+        **{"unshuffled": 16.9, "shuffled": 16.9, "unmasked": 20.8, "mjp": 21.1},
+        **OPTIMISED | {"any_positions": True},
+    ),
+    AttackTarget(
+        *("april_optimization", "all", MATCHING),
+        **{"unshuffled": 18.7, "shuffled": 18.7, "unmasked": 24.1, "mjp": 24.5},
         **OPTIMISED,
     ),
     AttackTarget(
-        "april_optimization",
-        "all",
-        MATCHING,
-        unshuffled=18.7,
-        shuffled=18.7,
-        unmasked=24.1,
-        mjp=24.5,
-        **OPTIMISED,
-    ),
-    AttackTarget(
-        "gradvit",
-        "all",
-        {
-            **{"steps": 50, "seeds": 2, "step_size": 0.2},
-            **{"tv": 0.02, "borders": 0.01, "image_prior": "stationary"},
-        },
-        unshuffled=13.7,
-        shuffled=13.7,
-        unmasked=17.3,
-        mjp=17.2,
-        any_positions=True,
-        **OPTIMISED,
+        *("gradvit", "all", {**GRADVIT, "image_prior": "stationary"}),
+        **{"unshuffled": 13.7, "shuffled": 13.7, "unmasked": 17.3, "mjp": 17.2},
+        **OPTIMISED | {"any_positions": True},
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Measures the error that a defence makes on a planted upload against the one that it declares.
+"""Measures the error that a defence makes on planted uploads against the one that it declares.
 
 Attacks take the declared size for the truth. What is made and not declared makes a client look
 safer than it is, because they trust an upload that they should weigh.
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.defenses.disturbance import Disturbed
+from mjp_privacy import load_images, load_model
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense
-from mjp_privacy.interfaces import Grads
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.interfaces import ClientInput, Grads
 from tests.contract.defense_targets import ON_REAL_GRADIENTS
-from tests.contract.planted_uploads import REAL_UPLOAD, PlantedUpload
 
 BOUND = 1.4
 """The error may be this many times the declared one. Of the defences here `sign` comes nearest,
@@ -26,6 +31,100 @@ at 1.13 or below. A declaration of half the size fails for each of them. On a tr
 CHANCE = 4.0
 """Standard deviations by which the error of a tensor with few entries may exceed that by chance."""
 DRAWS = 32  # of a step's noise, whose mean is the gradient as it was clipped
+
+
+# uploads without a defence ------------------------------------------------------------------------
+
+CLIENTS = 3
+SHAPES = {  # a ViT's: the error of a small tensor says little, that of a large one much
+    "cls_token": (1, 1, 48),
+    "pos_embed": (1, 65, 48),
+    "patch_embed.proj.weight": (48, 3, 8, 8),
+    "blocks.0.attn.qkv.weight": (144, 48),
+    "head.bias": (10,),
+}
+MASKED_ROWS = slice(10, 28)
+
+
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class PlantedUpload:
+    """What three clients would send without a defence: (3, *shape) by parameter name."""
+
+    name: str
+    entries: str = "normal"  # or uniform, heavy-tailed, trained
+    scale: float = 1.0
+    dtype: torch.dtype = torch.float64
+    uneven: float = 0.0
+    """Each tensor is e^uneven times larger or smaller than the one before, in turn."""
+    masked: bool = False
+    steps: int = 1  # local steps behind a weight difference
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def sent(self) -> dict[str, Tensor]:
+        """The tensors, made when a test first asks for them."""
+        if self.entries == "trained":
+            return gradients_of_a_trained_vit()
+        generator, sent = torch_generator("planted upload", self.name), {}
+        for place, (parameter, shape) in enumerate(SHAPES.items()):
+            factor = self.scale * torch.tensor(self.uneven * (place % 3 - 1)).exp()
+            sent[parameter] = (factor * self._drawn(generator, CLIENTS, *shape)).to(self.dtype)
+        if self.masked:
+            sent["pos_embed"][:, :, MASKED_ROWS] = 0
+        return sent
+
+    def _drawn(self, generator: torch.Generator, *shape: int) -> Tensor:
+        """Heavy tails are exponential on either side of zero (Laplace): one entry in a thousand is
+        above 6.9 times the mean magnitude, 3 times as far out as a normal entry."""
+        if self.entries == "normal":
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+        first, second = (
+            2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 for _ in range(2)
+        )
+        if self.entries == "uniform":
+            return first
+        return first.abs().clamp_min(1e-12).log() * second.sign()
+
+    def draws(self, seed: int = 0) -> Draws:
+        """The random numbers that a defence may use."""
+        ids = [f"image {place}" for place in range(CLIENTS)]
+        return Draws(seed, ids, round=2, purpose="contract", steps=self.steps)
+
+
+def gradients_of_a_trained_vit() -> dict[str, Tensor]:
+    """Of a packaged MJP model on three photographs, of which MJP masked 18 patches."""
+    mask = torch.zeros(CLIENTS, 64, dtype=torch.bool)
+    mask[:, MASKED_ROWS] = True
+    ids = [f"image {place}" for place in range(CLIENTS)]
+    images = torch.stack([image for image, *_ in load_images("embedded", size=56, limit=CLIENTS)])
+    inputs = ClientInput(images, torch.tensor([1, 4, 7]), ids, mask)
+    names = ["blocks.3.mlp.fc1.weight" if "qkv" in name else name for name in SHAPES]
+    model = load_model("cifar_vit_mjp")
+    return dict(make_upload(model, [inputs], ClientConfig(), names=names).grads)
+
+
+REAL_UPLOAD = PlantedUpload("gradient of a trained ViT", "trained")
+"""Its entries have longer tails."""
+PLANTED = (
+    PlantedUpload("normal gradient"),
+    PlantedUpload("float32 gradient", dtype=torch.float32),
+    PlantedUpload("small gradient", scale=1e-3),
+    PlantedUpload("large gradient", scale=30.0),
+    PlantedUpload("gradient of even sizes", "uniform"),
+    PlantedUpload("heavy-tailed gradient", "heavy-tailed"),
+    PlantedUpload("gradient whose tensors differ in scale", uneven=1.5),
+    PlantedUpload("gradient with masked rows", masked=True),
+    PlantedUpload("gradient that is zero", scale=0.0),
+    PlantedUpload("weight difference of five steps", scale=0.05, dtype=torch.float32, steps=5),
+    PlantedUpload("heavy-tailed weight difference", "heavy-tailed", scale=0.02, steps=3),
+    REAL_UPLOAD,
+)
+"""Every kind of upload that the contract asks about."""
+
+
+# their errors -------------------------------------------------------------------------------------
 
 
 def deviation(error: Tensor) -> Tensor:
@@ -77,19 +176,18 @@ def upload_with_the_same_result(
 
     It is looked for by steps x <- x + (what was sent - what would be sent from x).
     """
-    draws = upload.draws(seed=1)
-    start = copied(altered.sent)
+    draws, start = upload.draws(seed=1), copied(altered.sent)
     for _ in range(60):
         again = defense.apply(copied(start), draws)
-        start = {name: g + (altered.sent[name] - again.sent[name]) for name, g in start.items()}
-        if all(_alike(again.sent[name], sent) for name, sent in altered.sent.items()):
+        apart = {name: sent - again.sent[name] for name, sent in altered.sent.items()}
+        start = {name: g + apart[name] for name, g in start.items()}
+        if all(
+            float(apart[name].abs().amax())
+            <= 8 * torch.finfo(sent.dtype).eps * float(sent.abs().amax())
+            for name, sent in altered.sent.items()
+        ):
             return again
     return None
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    size = float(other.abs().amax())
-    return float((one - other).abs().amax()) <= 8 * torch.finfo(one.dtype).eps * size
 
 
 def step_complaints(defense: StepDefense, upload: PlantedUpload, batch: int) -> Iterator[str]:

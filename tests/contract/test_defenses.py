@@ -26,6 +26,10 @@ from mjp_privacy.client.defenses.registry import (
 )
 from mjp_privacy.interfaces import Grads
 from tests.contract.defense_errors import (
+    CLIENTS,
+    PLANTED,
+    REAL_UPLOAD,
+    PlantedUpload,
     complaints,
     copied,
     declared,
@@ -34,7 +38,6 @@ from tests.contract.defense_errors import (
     upload_with_the_same_result,
 )
 from tests.contract.defense_targets import LINES, NAMED, ON_REAL_GRADIENTS
-from tests.contract.planted_uploads import CLIENTS, PLANTED, REAL_UPLOAD, PlantedUpload
 from tests.contract.registered import unregistered
 
 WHOLE = [line for line in LINES if isinstance(defense_of(line), UploadDefense)]
@@ -161,48 +164,43 @@ def test_a_step_is_a_mean_of_examples_and_the_declared_noise(
 
 @dataclass(frozen=True)
 class Careless:
-    """Another defence, of whose error it declares only a share."""
+    """Another defence, of whose error it declares only a share; a step's takes the larger half of
+    each example alone where it `trims`, and an upload's declares what it should not know where it
+    `peeks`."""
 
     defense: Any
-    share: float
+    share: float = 1.0
+    trims: bool = False
+    peeks: bool = False
     name: ClassVar[str] = "careless"
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
         altered = self.defense.apply(sent, draws)
+        if self.peeks:
+            return replace(altered, noise={n: deviation(g) for n, g in sent.items()})
         less = [
             {name: self.share * size for name, size in sizes.items()}
             for sizes in (altered.noise, altered.rounding)
         ]
-        unknown = altered.unknown if self.share else {}
-        return Disturbed(altered.sent, *less, unknown)
-
-
-@dataclass(frozen=True)
-class CarelessStep:
-    """The same of a step, which takes the larger half of each example alone where `trims`."""
-
-    defense: Any
-    share: float = 0.0
-    trims: bool = False
-    name: ClassVar[str] = "careless step"
-    main: ClassVar[str | None] = None
+        return Disturbed(altered.sent, *less, altered.unknown if self.share else {})
 
     def step_gradient(self, examples: Grads, draws: Draws) -> dict[str, Tensor]:
         if self.trims:
             return {n: torch.where(g.abs() < 0.5, 0.0, g).mean(1) for n, g in examples.items()}
-        return self.defense.step_gradient(examples, draws)  # type: ignore[no-any-return]
+        return self.defense.step_gradient(examples, draws)
 
     def deviation(self, batch: int) -> float:
         return self.share * float(self.defense.deviation(batch))
 
 
 def every_complaint(line: str, share: float) -> Iterator[str]:
+    careless = Careless(defense_of(line), share)
     for upload in PLANTED:
         if line in STEPS:
-            yield from step_complaints(CarelessStep(defense_of(line), share), upload, 1)
+            yield from step_complaints(careless, upload, 1)
         else:
-            yield from complaints(Careless(defense_of(line), share), upload)
+            yield from complaints(careless, upload)
 
 
 @each_whole
@@ -220,22 +218,14 @@ def test_half_of_the_error_is_too_little(line: str) -> None:
 
 
 def test_a_size_from_the_private_gradient_is_found() -> None:
-    class Peeking:
-        name: ClassVar[str] = "peeking"
-        main: ClassVar[str | None] = None
-
-        def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-            altered = defense_of("gaussian_noise 0.3").apply(sent, draws)  # type: ignore[union-attr]
-            return replace(altered, noise={n: deviation(g) for n, g in sent.items()})
-
-    altered = Peeking().apply(copied(PLANTED[0].sent), PLANTED[0].draws())
-    again = upload_with_the_same_result(Peeking(), PLANTED[0], altered)
+    peeking = Careless(defense_of("gaussian_noise 0.3"), peeks=True)
+    altered = peeking.apply(copied(PLANTED[0].sent), PLANTED[0].draws())
+    again = upload_with_the_same_result(peeking, PLANTED[0], altered)
     assert again is not None
     one, other = declared(altered, "pos_embed"), declared(again, "pos_embed")
     assert not torch.allclose(one, other, rtol=0.05)
 
 
 def test_a_step_that_does_more_than_scale_its_examples_is_found() -> None:
-    careless = CarelessStep(defense_of("dp_sgd 0"), trims=True)
-    (sentence,) = step_complaints(careless, PLANTED[0], 2)
+    (sentence,) = step_complaints(Careless(defense_of("dp_sgd 0"), trims=True), PLANTED[0], 2)
     assert "UploadDefense" in sentence

@@ -1,0 +1,306 @@
+"""Tokens of all kinds of ViTs: peeled out of one upload, put in order, told apart in a batch; and
+the classifier's gradient alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from skimage import data
+from torch import Tensor, nn
+
+from attacks import find_attack
+from attacks.equations.patch_order import PatchOrder
+from attacks.equations.token_peeling import LAYERS, PROJ, equations_hold
+from attacks.head_features import features_of
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.vit import input_of
+from tests.helpers.models import planted_model
+from tests.helpers.planted import best, changed, keeping, planted_images, planted_view
+
+SIDE, PATCH = 32, 8
+SHAPE: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 96}
+SHAPE |= {"depth": 2, "num_heads": 3, "num_classes": 10}
+
+
+def drawn(net: Callable[..., nn.Module], scale: float, **more: Any) -> LoadedModel:
+    """A float64 network of timm's, with weights so large that attention differs."""
+    torch.manual_seed(5)
+    network = net(**SHAPE, **more)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, scale)
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return load_module(network.double(), mean=0.5, std=0.5)
+
+
+def other_vit(**more: Any) -> LoadedModel:
+    """A ViT with layer scale."""
+    settings = {"init_values": 0.5, "class_token": False, "global_pool": "avg", **more}
+    return drawn(timm.models.VisionTransformer, 0.15, **settings)
+
+
+def rotary() -> LoadedModel:
+    """A network without a table of positions."""
+    return drawn(timm.models.Eva, 0.1, use_abs_pos_emb=False, use_rot_pos_emb=True)
+
+
+def relative() -> LoadedModel:
+    return drawn(timm.models.VisionTransformerRelPos, 0.1)
+
+
+def seen(
+    model: LoadedModel, images: Tensor, attack: str = "token_peeling", **client: Any
+) -> AttackerView:
+    of = ClientConfig(**client)
+    return planted_view(model, find_attack(attack), "a", images=images, client=of)[0]
+
+
+def run(view: AttackerView, attack: str = "token_peeling", **options: Any) -> Reconstruction:
+    found = find_attack(attack, {"prior": "stationary", **options})
+    assert found.unsupported(view) is None
+    made = found.run(view, generator=torch.Generator().manual_seed(3))
+    assert made.images is not None
+    return made
+
+
+# one upload, token by token -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0.27, 0.9])
+def test_masked_patches_are_exact_and_the_mask_is_found(gamma: float) -> None:
+    """Without the position table's gradient; the patches of a picture, in whatever order."""
+    model, images = planted_model(unknown_embedding=True), planted_images(2)
+    attack = find_attack("token_peeling")
+    view, fed = planted_view(model, attack, "c", images=images, gamma=gamma)
+    assert "pos_embed" not in view.updates[0].grads
+    found = run(view)
+    assert torch.equal(found.mask, fed.mask)
+    for one, true in zip(found.images, images, strict=True):
+        away = torch.cdist(*(to_patches(x.double(), model.patch_size) for x in (one, true)))
+        assert sorted(away.argmin(1).tolist()) == list(range(len(away)))
+        assert float(away.amin(1).max()) < 1e-5
+    assert found.diagnostics["certain"].tolist() == [0.0, 0.0]  # borders told the order
+
+
+@pytest.mark.parametrize("more", [{}, {"mlp_layer": timm.layers.GluMlp}], ids=["mlp", "gated"])
+def test_whatever_stands_between_the_two_layers(more: dict[str, Any]) -> None:
+    images = planted_images(1, side=SIDE)
+    found = run(seen(other_vit(**more), images))
+    assert float(psnr(found.images, images)[0]) > 80
+    assert found.diagnostics["certain"].tolist() == [1.0]
+
+
+def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
+    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, side=16)
+    found = run(seen(model, images, batch=4))
+    assert float(best(found.images, images).min()) > 80
+    assert found.diagnostics["certain"].tolist() == [1.0] * 4
+
+
+def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
+    """Their patches, in whatever order; what is masked in one picture stands in another."""
+    model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, side=16)
+    attack, client = find_attack("token_peeling"), ClientConfig(batch=4)
+    view, fed = planted_view(model, attack, "c", images=images, gamma=0.5, client=client)
+    assert fed.mask is not None
+    assert bool(fed.mask.any(1).all())
+    found = run(view)
+    sent, solved = (to_patches(x.double(), model.patch_size) for x in (images, found.images))
+    away = torch.stack([torch.cdist(one, sent).amin(2).amax(1) for one in solved])
+    assert sorted(away.argmin(1).tolist()) == [0, 1, 2, 3]
+    assert float(away.amin(1).max()) < 1e-5
+    assert found.mask is None
+    assert found.diagnostics["certain"].tolist() == [0.0] * 4
+
+
+FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_frozen_embeddings_hide_no_patch_smaller_than_their_width(batch: int) -> None:
+    model, images = planted_model(img_size=16), planted_images(2, side=16)
+    found = run(seen(model, images, batch=batch, withhold=FROZEN))
+    assert float(best(found.images, images).min()) > 100
+    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_no_patch_is_certain_that_the_embedding_does_not_tell(loses: bool) -> None:
+    """With a narrower embedding, or with one that does not see three values of a patch."""
+    width = 96 if loses else 48
+    model, images = planted_model(img_size=16, embed_dim=width), planted_images(1, side=16)
+    if loses:
+        with torch.no_grad():
+            model.patch_embed.proj.weight[..., 0, 0] = 0
+    found = run(seen(model, images, withhold=FROZEN))
+    assert float(psnr(found.images, images)[0]) > 25  # a uniform grey: 12
+    assert found.diagnostics["certain"].tolist() == [0.0]
+
+
+def test_noise_leaves_a_guess_that_is_not_certain() -> None:
+    view = seen(planted_model(), planted_images(1))
+    torch.manual_seed(2)
+    sent = view.updates[0].grads.items()
+    noisy = {name: g + 0.1 * g.std() * torch.randn_like(g) for name, g in sent}
+    found = run(changed(view, grads=noisy))
+    assert bool(found.images.isfinite().all())
+    assert found.diagnostics["certain"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
+    model = other_vit()
+    assert equations_hold(model)
+    place = model.blocks[0].mlp if scaled else model.patch_embed
+    place.register_forward_hook(lambda module, inputs, output: 1.1 * output)
+    assert not equations_hold(model)
+    found = run(seen(model, planted_images(1, side=SIDE)))
+    assert found.diagnostics["patches_found"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "absent", "kind"),
+    [
+        (lambda: other_vit(mlp_layer=timm.layers.SwiGLU), {}, "none", "block"),
+        (lambda: other_vit(norm_layer=timm.layers.RmsNorm), {}, "none", "block"),
+        (lambda: other_vit(pre_norm=True), {}, "none", "block"),
+        (rotary, {"batch": 2}, "none", "batch"),
+        (other_vit, {"batch": 100}, "none", "underdetermined"),
+        (other_vit, {}, LAYERS[1], "missing_gradient"),
+        (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),
+    ],
+)
+def test_what_does_not_show_its_tokens_is_refused(
+    model: Callable[[], LoadedModel], facts: dict[str, Any], absent: str, kind: str
+) -> None:
+    view = keeping(seen(model(), planted_images(1, side=SIDE)), lambda name: absent not in name)
+    refusal = find_attack("token_peeling").unsupported(changed(view, **facts))
+    assert refusal is not None
+    assert refusal.kind == kind
+
+
+# their order, where no table of positions tells it ------------------------------------------------
+
+
+def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
+    images = planted_images(1, side=SIDE)
+    view = seen(model, images, "patch_lattice")
+    attention = PatchOrder.of(view, view.updates[0], 0)
+    assert attention is not None
+    return attention, to_patches(model.normalize(images)[0], PATCH)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("network", [rotary, relative])
+def test_displaced_patches_are_put_where_attention_had_them(
+    network: Callable[[], LoadedModel], seed: int
+) -> None:
+    attention, patches = order_and_patches(network())
+    moved = torch.randperm(len(patches), generator=torch.Generator().manual_seed(seed))[:8]
+    order = torch.arange(len(patches))
+    order[moved] = moved.roll(1)
+    found, is_right = attention.found(patches[order])
+    assert is_right
+    torch.testing.assert_close(patches[order][found], patches)
+    wrong = patches.clone()
+    wrong[3] += 0.02
+    assert not attention.found(wrong)[1]
+
+
+def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
+    """A relative bias of zero, as it is before training."""
+    model = relative()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "rel_pos" in name:
+                parameter.zero_()
+    attention, patches = order_and_patches(model)
+    order, is_right = attention.found(patches.flip(0))
+    assert not is_right
+    assert order.tolist() == list(range(len(patches)))
+
+
+@pytest.mark.parametrize("positions", ["strict", "exposed"])
+def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
+    model = planted_model(position_embedding=positions, img_size=16)
+    found = run(seen(model, planted_images(1, side=16)))
+    assert found.diagnostics["patches_found"].tolist() == [1.0]
+    assert found.diagnostics["certain"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("name", ["patch_lattice", "token_peeling"])
+def test_the_picture_is_exact_where_borders_mislead(name: str) -> None:
+    """Its halves are exchanged, so that what continues best stands at opposite sides."""
+    rows = torch.from_numpy(data.astronaut()[40:232:6, 150:342:6]).permute(2, 0, 1)
+    images = (rows.double() / 255).roll(SIDE // 2, -1).unsqueeze(0)
+    view = seen(rotary(), images, name)
+    found = run(view, name)
+    assert float(psnr(found.images.double(), images)) > 60
+    if name == "token_peeling":
+        assert found.diagnostics["certain"].tolist() == [1.0]
+        as_fed = run(replace(view, against="input"), name).images
+        torch.testing.assert_close(as_fed, found.images, rtol=0, atol=1e-9)
+        return
+    assert found.diagnostics["order_found"].tolist() == [1.0]
+    by_borders = run(keeping(view, lambda one: not one.startswith(PROJ)), name)
+    assert by_borders.diagnostics["order_found"].tolist() == [0.0]
+    assert float(psnr(by_borders.images.double(), images)) < 30
+
+
+# other attacks on such ViTs -----------------------------------------------------------------------
+
+KINDS = {
+    "layer scale": {},
+    "registers": {"class_token": True, "reg_tokens": 2, "global_pool": "token"},
+    "attention pooling": {"global_pool": "map"},
+    "no layer scale, queries normed": {"init_values": None, "qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layer_span_tells_a_batch_apart(kind: str) -> None:
+    images = planted_images(2, side=SIDE)
+    made = run(seen(other_vit(**KINDS[kind]), images, "layer_span", batch=2), "layer_span")
+    assert bool(made.diagnostics["certain"].all())
+    assert float(best(made.images, images).min()) > 60
+
+
+def test_token_span_tells_the_patches_of_a_vit_with_layer_scale() -> None:
+    """Without any gradient of the position table."""
+    images = planted_images(side=SIDE)
+    view = seen(other_vit(class_token=True, global_pool="token"), images, "token_span")
+    assert "pos_embed" not in view.updates[0].grads
+    assert float(psnr(run(view, "token_span").images, images).min()) > 60
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("network", [planted_model, other_vit])
+def test_the_classifier_tells_every_feature(network: Callable[[], LoadedModel], batch: int) -> None:
+    model, images = network(), planted_images(batch, side=SIDE)
+    sent = seen(model, images, "head_features", batch=batch, train="head").updates[0].grads
+    assert sorted(sent) == ["head.bias", "head.weight"]
+    labels = torch.arange(batch)
+    found, misfit = features_of(model, sent["head.weight"][0], sent["head.bias"][0], labels)
+    with torch.no_grad():
+        expected = input_of(model, model.get_submodule("head"), model.normalize(images))
+    assert misfit < 1e-9
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_picture_with_the_feature_is_found() -> None:
+    images = planted_images(2)
+    view = seen(planted_model(), images, "head_features", train="head")
+    made = run(view, "head_features", steps=60)
+    assert made.images.shape == images.shape
+    assert float(made.diagnostics["feature_distance"].max()) < 0.1
