@@ -164,29 +164,6 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     assert levels(out) == {name: 0.5 if name in old else 0.25 for name in now}
 
 
-def test_results_of_unrecorded_code_are_other_code(
-    bench: Workbench, images: Path, tmp_path: Path
-) -> None:
-    """What an earlier version left: rows that do not say which code made them."""
-    run, write = tmp_path / "run", RunStore.write
-
-    def without_code(
-        self: RunStore, run_id: str, block: int, rows: Any, pictures: Any, _: Any
-    ) -> Path:
-        return write(self, run_id, block, rows.assign(code=None), pictures)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunStore, "write", without_code)
-        attack(images, run, TWO)
-    before = written(run)
-    assert "2 of 2 cells" in refusal(images, run)
-    assert attack(images, run, TWO, stale="keep").of_other_code == 2
-    assert written(run) == before
-    assert attack(images, run, TWO, stale="fresh").of_other_code == 0
-    attack(images, tmp_path / "other", TWO)
-    same_results(run, tmp_path / "other")
-
-
 # the normal form ----------------------------------------------------------------------------------
 
 
