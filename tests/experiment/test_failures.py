@@ -47,7 +47,6 @@ from tests.helpers.runs import (
     same_results,
     tensors,
     tiny,
-    values,
     written,
 )
 
@@ -205,7 +204,7 @@ def test_bad_models_are_rows_and_the_others_go_on(
         "labels": (TINY | {"num_classes": 2}, "2.png"),
         "resize": (TINY | {"resize": 8}, "resize"),
         "too small to score": (TINY | {"img_size": 16}, "31"),
-        "broken": (TINY, "(tests/experiment/test_failures.py:"),
+        "broken": (TINY, "(experiment/test_failures.py:"),
         "good": (TINY, ""),
     }
     named = {how: model for how, (model, _) in given.items()}
@@ -256,9 +255,10 @@ def broken_for(monkeypatch: pytest.MonkeyPatch, image_id: str, bad: float) -> No
     monkeypatch.setattr(FedSGDClient, "update", spoiled)
 
 
-def test_gradients_that_are_not_finite_fail_their_images_alone(
+def test_gradients_that_are_not_finite_fail_their_images_alone_and_no_retry_replaces_another(
     images: Path, whole: Path, tmp_path: Path
 ) -> None:
+    """A block is attacked whole, but only the rows of what was left are written."""
     grid = [{"models": ["ViT", "MJP"], "settings": ["b"], "gammas": [0.5]}]
     config, bad = tiny(dtypes=["float64"], grid=grid), {"2.png", "4.png"}
     with pytest.MonkeyPatch.context() as patch:
@@ -274,28 +274,15 @@ def test_gradients_that_are_not_finite_fail_their_images_alone(
             if image_id in stored:
                 found = stored[image_id]["images"]
                 torch.testing.assert_close(found, expected["images"], atol=1e-3, rtol=0)
-    assert attack(images, tmp_path, config).exit_code == 0  # not finished: done again
-    assert {*rows(tmp_path)["status"]} == {"ok"}
-
-
-def test_a_failed_retry_never_replaces_a_finished_image(
-    images: Path, own: Path, tmp_path: Path
-) -> None:
-    """A block is attacked whole, but only the rows of what was left are written."""
-    run, config = tmp_path / "run", one_cell(dtypes=["float64"], attacks=SPAN)
-    (own / "4.png").write_bytes(b"")
-    attack(own, run, config)
-    shutil.copy(images / "4.png", own)
-    before = values(run)
+    done = rows(tmp_path)[lambda r: r["status"] == "ok"]
     with pytest.MonkeyPatch.context() as patch:
         for name in names(6):
             broken_for(patch, name, torch.nan)
-        assert attack(images, run, config).exit_code == 3
-    done = {name for name, status in statuses(run).items() if status == "ok"}
-    assert done == {*names(6)} - {"4.png"}
-    assert values(run).dropna().equals(before.dropna())
-    assert attack(images, run, config).exit_code == 0
-    assert {*statuses(run).values()} == {"ok"}
+        assert attack(images, tmp_path, config).exit_code == 3
+    again = rows(tmp_path)[lambda r: r["status"] == "ok"]
+    pd.testing.assert_frame_equal(again, done, check_exact=True)
+    assert attack(images, tmp_path, config).exit_code == 0  # not finished: done again
+    assert {*rows(tmp_path)["status"]} == {"ok"}
 
 
 # attacks and defences of anybody's ----------------------------------------------------------------

@@ -98,23 +98,6 @@ def test_both_options_are_an_error(
 # make again, or keep ------------------------------------------------------------------------------
 
 
-def test_fresh_makes_stale_cells_again_and_no_others(
-    bench: Workbench, bench_run: Path, images: Path, tmp_path: Path
-) -> None:
-    run_id, grey = (cell(bench_run, attack=name)["run_id"] for name in ("tone", "grey"))
-    before, old = written(bench_run), codes(bench_run)
-    bench.edit("levels", "0.5", "0.25")
-    assert attack(images, bench_run, TWO, stale="fresh").exit_code == 0
-    attack(images, tmp_path / "other", TWO)
-    same_results(bench_run, tmp_path / "other")
-    new = written(bench_run).keys() - before.keys()
-    assert len(new) == 1  # its blocks together
-    assert all(run_id in name for name in new)
-    assert {n: t for n, t in before.items() if grey in n}.items() <= written(bench_run).items()
-    assert {*old.values()}.isdisjoint(codes(bench_run).values())
-    attack(images, bench_run, TWO)  # nothing is stale any more
-
-
 def test_a_killed_fresh_run_goes_on(
     bench: Workbench,
     bench_run: Path,
@@ -122,7 +105,12 @@ def test_a_killed_fresh_run_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its second block has the old rows in place, its first the new ones."""
+    """Its second block has the old rows in place, its first the new ones; other cells stay."""
+    grey, before, old = (
+        cell(bench_run, attack="grey")["run_id"],
+        written(bench_run),
+        codes(bench_run),
+    )
     bench.edit("levels", "0.5", "0.25")
     write, calls = RunStore.write, count(1)
 
@@ -138,6 +126,8 @@ def test_a_killed_fresh_run_goes_on(
     assert "1 of 2 cells" in refusal(images, bench_run)
     attack(images, bench_run, TWO, stale="fresh")
     assert next(calls) == 4  # one block was left
+    assert kept.items() <= written(bench_run).items()
+    assert {*old.values()}.isdisjoint(codes(bench_run).values())
     attack(images, tmp_path / "other", TWO)
     same_results(bench_run, tmp_path / "other")
 

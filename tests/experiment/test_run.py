@@ -21,7 +21,7 @@ from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.own_attacks import BATCHES, FRAMES, ORDER, ROUNDS, SEEN, knowing, mjp, rounds
 from tests.helpers.runs import (
     KEYS,
@@ -294,21 +294,6 @@ def test_a_label_is_a_line_of_its_own_and_what_an_entry_names(three: Path, tmp_p
     assert found == [("three", "rounds"), ("two", "rounds"), ("april", "april")]
     assert [len(view.updates) for view in SEEN] == [3, 2]
     assert {*rows(tmp_path)["attack"]} == {"two", "three", "april"}
-
-
-def test_uploads_are_rounds_with_fresh_masks(three: Path, tmp_path: Path) -> None:
-    attack(three, tmp_path, mjp("c", rounds()))
-    (view,) = SEEN
-    assert [update.round for update in view.updates] == [0, 1, 2]
-    assert view.against == "plain"
-    assert all(update.weights_before is None for update in view.updates)
-    first = RunStore(tmp_path).read(cells(tmp_path)[0]["run_id"])["image_id"].iloc[0]
-    masks = []
-    for round, update in enumerate(view.updates):
-        mask, _ = draw_masks([first], grid=4, gamma=0.5, round=round, seed=0)
-        assert torch.equal(update.grads["pos_embed"][0, 0, 1:].eq(0).all(-1), mask[0])
-        masks.append(tuple(mask[0].tolist()))
-    assert len({*masks}) == 3
 
 
 # what does not apply ------------------------------------------------------------------------------
