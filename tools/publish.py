@@ -35,14 +35,13 @@ import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import short_commits
 from mjp_privacy.data.images import Preprocessing
 from mjp_privacy.data.opening import open_images
 from mjp_privacy.metrics.comparisons import paired_test
 from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
-from tools.published_rows import REPEATS, Line, Published, mean_text, number
+from tools.published_rows import REPEATS, Line, Published, mean_text, number, short_commits
 
 Spec = Mapping[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
