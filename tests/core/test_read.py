@@ -141,6 +141,7 @@ class Header:
     ("content", "named"),
     [
         ("[" * 100_000, ""),
+        ("[NaN]", "NaN"),
         ('{"name": "a", "name": "b"}', "'name'"),
         ('{"name": "a", "noise": NaN}', "noise"),
         ('{"name": "a", "rounds": 1' + "0" * 5000 + "}", ""),
@@ -240,6 +241,7 @@ def test_a_sound_table(tmp_path: Path) -> None:
         ("file,label\na," + "x" * (MOST_LETTERS + 1) + "\n", "line 2"),
         ('file,label\n"a,1\n', ""),
         (b"file,label\n\xff,1\n", ""),
+        ("file,label\na,1\0\n", ""),
         (b"x" * ((1 << 20) + 1), ""),
     ],
 )

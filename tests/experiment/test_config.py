@@ -89,6 +89,8 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
         ({"attacks": [{"name": "april"}]}, ["name"]),
         ({"name": "x", "models": {"ViT": {}}}, ["grid"]),
         (entry(models=["plan"]), ["grid.0", "plan", "plain"]),
+        (entry(attacks=["aprl"]), ["grid.0", "aprl", "april"]),
+        (entry(client={"autocast": "bf16"}, dtypes=["float64"]), ["grid.0", "autocast", "float64"]),
         (entry(attacks=["april"]) | {"attacks": [{"name": "aprill"}]}, ["attacks.0", "aprill"]),
         *((small(**{name: []}), [name]) for name in ("grid", "dtypes", "attacks")),
         *((entry(**{name: []}), [f"grid.0.{name}"]) for name in ("models", "settings", "gammas")),

@@ -20,7 +20,7 @@ from attacks import ATTACKS
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.code import SourceReader, normal_form
+from mjp_privacy.experiment.code import SourceReader, differences, normal_form
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
@@ -57,6 +57,7 @@ def test_every_changed_added_and_removed_file_is_named(
     bench.edit("shade", "from .levels", "from .light")
     bench.edit("dimmed", "g * 0.5", "g * 0.25")
     told = refusal(images, bench_run)
+    assert differences(None, {"light.py": "1"})  # of rows that do not say what made them
     for words in ("levels.py removed", "light.py added", "shade.py changed"):
         assert f"workbench/{words}" in told
     told = refusal(images, tmp_path / "defended", DEFENDED)
