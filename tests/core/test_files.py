@@ -263,6 +263,7 @@ def test_a_read_only_disk_is_told(disk: Path) -> None:
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 28),
         (OSError("encoder error -2 when writing image file"), 28),
         (PermissionError(errno.EACCES, "Permission denied", "a"), errno.EACCES),
+        (OSError(errno.EFBIG, "File too large", "a"), errno.EFBIG),
         *((error, 0) for error in (ValueError("5 rows"), RuntimeError("x"), UserError("no"))),
     ],
 )

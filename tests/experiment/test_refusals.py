@@ -10,6 +10,7 @@ import pytest
 
 from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.refusals import NO_ONE_INPUT
 from mjp_privacy.experiment.run import attack_uploads
 from tests.helpers.families import checkpoint
 from tests.helpers.runs import TINY, attack, cells, one_cell, outcome, rows, said, values
@@ -71,6 +72,9 @@ def test_what_is_foreseen_is_what_happens(
                 refused.setdefault(reason, set()).add(entry["run_id"])
     assert before == {reason: len(of) for reason, of in refused.items()}
     assert before
+    lines = "\n".join(foreseen(tmp_path))
+    assert (NO_ONE_INPUT.text in before) == (client == "plain")  # of two uploads in setting b
+    assert client != "batch" or ": april, " in lines
     assert all(any(reason in line for line in summary.inapplicable) for reason in before)
 
 
