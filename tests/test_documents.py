@@ -90,16 +90,12 @@ def test_the_package_is_used_as_its_page_says(
 # README -------------------------------------------------------------------------------------------
 
 
-def test_what_the_readme_names_exists() -> None:
+def test_what_the_readme_names_exists_and_it_is_read_in_ten_minutes() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     configs = re.findall(r"configs/\w+\.yaml", README)
     assert {"SECURITY.md", "docs/reliability.md"} <= set(links)
     assert [name for name in [*links, *configs] if not (ROOT / name).exists()] == []
-
-
-def test_the_readme_is_read_in_ten_minutes() -> None:
-    assert len(README.splitlines()) <= 150
-    assert len(README.split()) <= 1300
+    assert (len(README.splitlines()) <= 150, len(README.split()) <= 1300) == (True, True)
 
 
 # commands -----------------------------------------------------------------------------------------
@@ -149,17 +145,16 @@ def test_a_documented_command_is_understood(
 # the notebook -------------------------------------------------------------------------------------
 
 NOTEBOOK = ROOT / "notebooks" / "own_gradients.ipynb"
-
-
-def code_cells() -> list[dict[str, Any]]:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return [cell for cell in cells if cell["cell_type"] == "code"]
+CELLS = [
+    cell
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    if cell["cell_type"] == "code"
+]
 
 
 def test_the_committed_outputs_are_of_one_run_without_an_error_and_have_the_picture() -> None:
-    cells = code_cells()
-    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
-    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in CELLS] == [*range(1, len(CELLS) + 1)]
+    outputs = [output for cell in CELLS for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} <= {"stream", "execute_result"}
     assert [output for output in outputs if output.get("name") == "stderr"] == []
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1
@@ -170,13 +165,12 @@ def test_the_committed_outputs_are_of_one_run_without_an_error_and_have_the_pict
 def test_the_notebook_says_what_it_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for cell in code_cells():
+    for cell in CELLS:
         said = io.StringIO()
         lines = [line for line in cell["source"] if not line.startswith("%")]
         with contextlib.redirect_stdout(said):
             exec(compile("".join(lines), NOTEBOOK.name, "exec"), names)
         if "verdict" in cell["id"]:
             printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
-            for part in ("1 of 1 exact", "certain"):
-                assert (part in said.getvalue()) == (part in printed)
+            assert ("1 of 1 exact" in said.getvalue()) == ("1 of 1 exact" in printed)
     assert bool(names["leak"].scores.set_index("attack").loc["patch_gradient", "exact"])

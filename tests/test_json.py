@@ -62,10 +62,6 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(found["files"][0]).name == "index.html"
 
 
-def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "april" in parsed(capsys, 0, "list", "attacks")["attacks"]
-
-
 def test_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two pictures one is cut off: it is named, and the exit code says so."""
     first, second = photographs(tmp_path / "a", 2), photographs(tmp_path / "b", 2)

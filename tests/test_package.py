@@ -73,7 +73,14 @@ def test_an_installed_package_attacks_and_reports_in_an_empty_folder(
     """In an environment that has nothing of this checkout, without a home or the network."""
     environment, empty = tmp_path / "environment", tmp_path / "empty"
     empty.mkdir()
-    python = installed(packages[kind], environment)
+    subprocess.run((sys.executable, "-m", "venv", "--without-pip", environment), check=True)
+    python = environment / "bin" / "python"
+    (library,) = environment.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(packages[kind]) as archive:  # what pip does with a wheel of plain Python
+        archive.extractall(library)
+    # A path in a .pth file is searched last, and the .pth files behind it, of editable installs,
+    # are not read.
+    (library / "beside.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     can_unshare = not os.geteuid() and shutil.which("unshare")
     offline = ["unshare", "-n"] if can_unshare else []  # takes the network from a command
 
@@ -96,16 +103,3 @@ def test_an_installed_package_attacks_and_reports_in_an_empty_folder(
         assert file.stat().st_size > 10_000
     place = said("-c", "import mjp_privacy, attacks; print(mjp_privacy.__file__)")
     assert Path(place.strip()).is_relative_to(environment)
-
-
-def installed(wheel: Path, environment: Path) -> Path:
-    """The Python of a new environment that has the wheel, and else what this one has installed."""
-    subprocess.run((sys.executable, "-m", "venv", "--without-pip", environment), check=True)
-    python = environment / "bin" / "python"
-    (library,) = environment.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:  # what pip does with a wheel of plain Python
-        archive.extractall(library)
-    # A path in a .pth file is searched last, and the .pth files behind it, of editable installs,
-    # are not read.
-    (library / "beside.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
-    return python

@@ -42,7 +42,6 @@ import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import short_commits
 from mjp_privacy.data.images import Preprocessing
 from mjp_privacy.data.opening import open_images
 from mjp_privacy.metrics.comparisons import paired_test
@@ -51,7 +50,7 @@ from mjp_privacy.report.published import ARROWS, TABLE5, TITLES
 from mjp_privacy.report.tables.table5 import digits
 from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
-from tools.published_rows import REPEATS, Line, Published, mean_text, number
+from tools.published_rows import REPEATS, Line, Published, mean_text, number, short_commits
 
 Spec = Mapping[str, Any]
 Cells = tuple[list[str], list[list[str]]]

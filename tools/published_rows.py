@@ -289,6 +289,11 @@ class Line:
         return found
 
 
+def short_commits(names: str) -> str:
+    """The same words with each commit cut to seven digits; a '+' for changed code stays."""
+    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]+\b", r"\1", names)
+
+
 def mean_text(mean: float, low: float, high: float) -> str:
     """`76.6 [71.9, 80.7]`, or `100, the cap` where no image is below it."""
     interval = "–" if math.isnan(low) else f"{low:.1f}, {high:.1f}"

@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -120,11 +119,6 @@ def commit() -> str:
     if not name or changed is None:
         return ""
     return f"{name}+" if changed else name
-
-
-def short_commits(names: str) -> str:
-    """The same words with each commit cut to seven digits; a '+' for changed code stays."""
-    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]+\b", r"\1", names)
 
 
 def _git(*arguments: str) -> str | None:

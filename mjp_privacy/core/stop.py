@@ -90,17 +90,12 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     warnings.simplefilter("ignore")
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            _end_during_import()
+            # a compiled module that is being loaded swallows an exception, or aborts
+            with suppress(OSError, ValueError, RuntimeError):  # it was just being written
+                sys.stdout.flush()
+            os._exit(report())
         frame = frame.f_back
     raise Interrupted
-
-
-def _end_during_import() -> None:
-    """End the process from within the handler: compiled modules that are being loaded swallow an
-    exception, or abort."""
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: it was just being written
-        sys.stdout.flush()
-    os._exit(report())
 
 
 def _watch(reader: int) -> None:

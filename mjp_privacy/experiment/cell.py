@@ -110,7 +110,13 @@ class CellTask:
         if (refusal := self._refusal(records)) is not None:
             return without_scores(records, "unsupported", refusal.text)
         seen = uploads.observe(cell, self.gradients, records)
-        generator_of = partial(self._generator, records)
+
+        def generator_of(step: int) -> torch.Generator:
+            """For the attack's random choices from this step on; seeded by its first image, so that
+            it does not depend on the rest of the block."""
+            named = (cell.model, cell.attack.name, records[step * cell.client.batch].image_id)
+            return torch_generator("attack", self.facts.seed, *named)
+
         if isinstance(attack, Control):
             truth = Truth(seen.plain, seen.inputs.labels, seen.inputs.image_ids)
             answer = attack.run(seen.view, truth, seen.inputs, generator=generator_of(0))
@@ -142,15 +148,6 @@ class CellTask:
         if (refusal := refused_by_network(self.cell, self.uploads.model)) is not None:
             return refusal
         return self.uploads.lacks(self.cell, records) or refused_by_setting(self.cell)
-
-    def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
-        """The generator for the attack's random choices from this step on.
-
-        It is seeded by the step's first image, so it does not depend on the rest of the block.
-        """
-        first = records[step * self.cell.client.batch].image_id
-        named = (self.cell.model, self.cell.attack.name, first)
-        return torch_generator("attack", self.facts.seed, *named)
 
     def _checked(self, seen: Observation, done: Done) -> Done:
         """The reconstruction with diagnostics that need no private image. A residual takes a

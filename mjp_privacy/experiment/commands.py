@@ -25,6 +25,7 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
+from mjp_privacy.experiment.overrides import unreached, with_published_attacks, with_weights
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -126,12 +127,8 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if arguments.uploads is not None:
         _refuse_idle_options(arguments, configured, arguments.uploads)
     if arguments.published_only:
-        from mjp_privacy.experiment.overrides import with_published_attacks
-
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        from mjp_privacy.experiment.overrides import unreached, with_weights
-
         for note in unreached(configured, experiment):
             print(note, file=sys.stderr)
         made_of = [

@@ -223,7 +223,17 @@ class Run:
                     else:
                         self._elsewhere(engine)
                 rows = self._rows()
-                self._compact()
+                for run_id in self.store.stored_cells():  # very many blocks into few files
+                    try:
+                        self.store.compact(run_id)
+                    except (
+                        ValueError,
+                        OSError,
+                        TypeError,
+                        NotImplementedError,
+                    ) as error:  # pyarrow's
+                        left = "rows were left in the files of their blocks"
+                        self.progress.say(f"{run_id}: {left}: {error}")
                 return self._summary(rows)
 
     def _here(self) -> None:
@@ -438,14 +448,6 @@ class Run:
             rows["place"] = place.mask(rows["reason"] == facts.outcome.reason, cell.model)
             found.append(rows)
         return pd.concat(found, ignore_index=True)
-
-    def _compact(self) -> None:
-        """Put the files of cells with very many blocks into few."""
-        for run_id in self.store.stored_cells():
-            try:
-                self.store.compact(run_id)
-            except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's
-                self.progress.say(f"{run_id}: rows were left in the files of their blocks: {error}")
 
     def _summary(self, rows: pd.DataFrame) -> RunSummary:
         """How the run ended, by its rows."""

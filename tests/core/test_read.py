@@ -140,18 +140,14 @@ class Header:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        *((text, "") for text in ("{", "[" * 100_000, b'{"name": "\xff"}')),
+        ("[" * 100_000, ""),
+        ("[NaN]", "NaN"),
         ('{"name": "a", "name": "b"}', "'name'"),
         ('{"name": "a", "noise": NaN}', "noise"),
-        ('{"name": "a", "noise": [1, -Infinity]}', "noise"),
-        ("[NaN]", "NaN"),
         ('{"name": "a", "rounds": 1' + "0" * 5000 + "}", ""),
-        *((text, "named fields") for text in ("[1, 2]", "5", "null", '"text"', "true")),
+        *((text, "named fields") for text in ("[1, 2]", "null")),
         ({}, "name"),
         ({"name": "a", "round": 2}, "Did you mean rounds?"),
-        ({"name": "x" * 5000}, "name"),
-        ({"name": "a", "rounds": 10**30}, "rounds"),
-        ({"name": "a", "kind": "c"}, "kind"),
         ({"name": "a", "\x1b[2J": 1}, r"\x1b[2J"),
         ({f"n{k}": k for k in range(1000)}, "1001"),
     ],
@@ -188,9 +184,8 @@ def test_what_anchors_stand_for_is_counted_not_built(
     ("content", "named"),
     [
         *((text, "") for text in ("a: &a [*a]", "&a {x: *a}", "a: [" * 5000, b"a: \xff\xfe")),
-        *((text, "") for text in ("a: !!timestamp 2020-13-45", "a: !!int five", "a: 2020-99-99")),
-        *((text, "") for text in ("a: 1" + "0" * 5000, "? [a, b]\n: 1", "a: 1\n---\nb: 2")),
-        *((text, "") for text in ("a: x\x00y", "a: x\x1b[2Jy", "a" * (1 << 19), "a: !!binary x")),
+        *((text, "") for text in ("a: !!int five", "a: 2020-99-99", "a: 1" + "0" * 5000)),
+        *((text, "") for text in ("? [a, b]\n: 1", "a: 1\n---\nb: 2", "a" * (1 << 19))),
         ("!!python/object/apply:os.system ['touch /tmp/owned']\n", "python"),
         ("name: a\nname: b\n", "line 2: 'name'"),
         ("a: *nowhere\n", "nowhere"),
@@ -244,11 +239,9 @@ def test_a_sound_table(tmp_path: Path) -> None:
         ("file,label,\x1b[2J\n", r"\x1b[2J"),
         ("file,label\na,1\nb,2,3\n", "line 3"),
         ("file,label\na," + "x" * (MOST_LETTERS + 1) + "\n", "line 2"),
-        ("file,label\na," + "x" * 200_000 + "\n", ""),
         ('file,label\n"a,1\n', ""),
-        ("file,label\na,1\0\n", ""),
         (b"file,label\n\xff,1\n", ""),
-        (",".join(f"c{k}" for k in range(100_000)), "file, label"),
+        ("file,label\na,1\0\n", ""),
         (b"x" * ((1 << 20) + 1), ""),
     ],
 )
@@ -263,14 +256,8 @@ def test_what_is_no_table(tmp_path: Path, content: str | bytes, named: str) -> N
 # names of a registry -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("where", "named"),
-    [
-        ("attacks.nowhere:Yours", "attacks/nowhere.py"),
-        ("attacks.patch_gradient:PatchGradent", "Did you mean PatchGradient?"),
-    ],
-)
-def test_what_is_registered_and_not_there_is_named(where: str, named: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Entry(where).load()
-    assert named in str(caught.value)
+def test_what_is_registered_and_not_there_is_named() -> None:
+    with pytest.raises(UserError, match=r"attacks/nowhere\.py"):
+        Entry("attacks.nowhere:Yours").load()
+    with pytest.raises(UserError, match="Did you mean PatchGradient"):
+        Entry("attacks.patch_gradient:PatchGradent").load()

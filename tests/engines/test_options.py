@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -81,75 +82,50 @@ def test_options_go_before_a_sites_file() -> None:
 # how many -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Images:
-    """A source that has so many images."""
-
-    count: int
-    recorded: bool = False
-
-    def records(self, model: str) -> list[ImageRecord]:
-        return [ImageRecord(f"{number}.png") for number in range(self.count)]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A machine of so many cores, GPUs and GiB of free memory."""
-
-    cores: int = 4
-    gpus: tuple[str, ...] = ()
-    free: float | None = 64.0
-
-    def settle(
-        self, engine: EngineConfig, images: int, patch: pytest.MonkeyPatch, largest: int = 0
-    ) -> tuple[str, int | None, str]:
-        """What an engine becomes here for so many images in ten cells of two models."""
-        patch.setattr(options, "cores", lambda: self.cores)
-        patch.setattr(options, "visible_gpus", lambda: self.gpus)
-        free = None if self.free is None else int(self.free * 2**30)
-        patch.setattr(start, "free_bytes", lambda device: free)
-        plan = make_plan(load_experiment(tiny()), Images(images))  # type: ignore[arg-type]
-        device = "cuda" if self.gpus else "cpu"
-        config, remark = settled(engine, plan, Forecast(largest_model=largest), device)
-        return config.kind, config.workers, remark
-
-
 AUTO, LOCAL = EngineConfig("auto"), EngineConfig("local")
 WEIGHTS = 100 << 20
-EACH = (OF_A_WORKER + COPIES * WEIGHTS) / 2**30
+EACH = OF_A_WORKER + COPIES * WEIGHTS
+FOUR = {"cores": 4, "gpus": (), "free": 64 << 30}
+"""A machine of four cores, without a GPU, with 64 GiB of free memory."""
 
 
 @pytest.mark.parametrize(
     ("machine", "engine", "images", "becomes"),
     [
-        pytest.param(Machine(), AUTO, 9, ("local", 4), id="a worker a core"),
-        pytest.param(Machine(), AUTO, 1, ("here", None), id="a small run"),
-        pytest.param(Machine(cores=1), AUTO, 9, ("here", None), id="one core"),
-        pytest.param(Machine(cores=64), AUTO, 9, ("local", 15), id="as many as there are tasks"),
-        pytest.param(Machine(), EngineConfig("auto", 2), 1, ("local", 2), id="asked for"),
-        pytest.param(Machine(), LOCAL, 1, ("local", 4), id="local is always local"),
-        pytest.param(Machine(gpus=("0", "1")), AUTO, 9, ("local", 2), id="a worker a GPU"),
-        pytest.param(Machine(free=None), AUTO, 9, ("local", 4), id="memory is not known"),
-        pytest.param(Machine(), EngineConfig("ray"), 9, ("ray", None), id="a cluster's own affair"),
-        pytest.param(Machine(free=2.5 * EACH), AUTO, 9, ("local", 2), id="memory holds fewer"),
-        pytest.param(Machine(free=0.1), AUTO, 9, ("here", None), id="memory holds one"),
-        pytest.param(
-            Machine(free=0.1), EngineConfig("local", 4), 9, ("local", 4), id="who asks gets them"
-        ),
+        pytest.param({}, AUTO, 9, ("local", 4), id="a worker a core"),
+        pytest.param({}, AUTO, 1, ("here", None), id="a small run"),
+        pytest.param({"cores": 1}, AUTO, 9, ("here", None), id="one core"),
+        pytest.param({"cores": 64}, AUTO, 9, ("local", 15), id="as many as there are tasks"),
+        pytest.param({}, EngineConfig("auto", 2), 1, ("local", 2), id="asked for"),
+        pytest.param({}, LOCAL, 1, ("local", 4), id="local is always local"),
+        pytest.param({"gpus": ("0", "1")}, AUTO, 9, ("local", 2), id="a worker a GPU"),
+        pytest.param({"free": None}, AUTO, 9, ("local", 4), id="memory is not known"),
+        pytest.param({}, EngineConfig("ray"), 9, ("ray", None), id="a cluster's own affair"),
+        pytest.param({"free": 5 * EACH // 2}, AUTO, 9, ("local", 2), id="memory holds fewer"),
+        pytest.param({"free": 1}, AUTO, 9, ("here", None), id="memory holds one"),
+        pytest.param({"free": 1}, EngineConfig("local", 4), 9, ("local", 4), id="who asks"),
     ],
 )
 def test_how_many_work(
-    machine: Machine,
+    machine: dict[str, Any],
     engine: EngineConfig,
     images: int,
     becomes: tuple[str, int | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kind, workers, remark = machine.settle(engine, images, monkeypatch, WEIGHTS)
-    assert (kind, workers) == becomes
-    is_short = machine.free is not None and machine.free < 64 and engine == AUTO
-    assert is_short == (f"{workers or 1} of 4" in remark and "--workers" in remark)
+    """In ten cells of two models."""
+    given = FOUR | machine
+    monkeypatch.setattr(options, "cores", lambda: given["cores"])
+    monkeypatch.setattr(options, "visible_gpus", lambda: given["gpus"])
+    monkeypatch.setattr(start, "free_bytes", lambda device: given["free"])
+    records = [ImageRecord(f"{number}.png") for number in range(images)]
+    source: Any = SimpleNamespace(recorded=False, records=lambda model: records)
+    plan, device = make_plan(load_experiment(tiny()), source), "cuda" if given["gpus"] else "cpu"
+    config, remark = settled(engine, plan, Forecast(largest_model=WEIGHTS), device)
+    assert (config.kind, config.workers) == becomes
+    is_short = bool(machine.get("free")) and engine == AUTO
     assert is_short == bool(remark)
+    assert not is_short or (f"{config.workers or 1} of 4" in remark and "--workers" in remark)
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

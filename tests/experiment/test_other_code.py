@@ -20,7 +20,7 @@ from attacks import ATTACKS
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.code import SourceReader, normal_form
+from mjp_privacy.experiment.code import SourceReader, differences, normal_form
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
@@ -57,6 +57,7 @@ def test_every_changed_added_and_removed_file_is_named(
     bench.edit("shade", "from .levels", "from .light")
     bench.edit("dimmed", "g * 0.5", "g * 0.25")
     told = refusal(images, bench_run)
+    assert differences(None, {"light.py": "1"})  # of rows that do not say what made them
     for words in ("levels.py removed", "light.py added", "shade.py changed"):
         assert f"workbench/{words}" in told
     told = refusal(images, tmp_path / "defended", DEFENDED)
@@ -98,23 +99,6 @@ def test_both_options_are_an_error(
 # make again, or keep ------------------------------------------------------------------------------
 
 
-def test_fresh_makes_stale_cells_again_and_no_others(
-    bench: Workbench, bench_run: Path, images: Path, tmp_path: Path
-) -> None:
-    run_id, grey = (cell(bench_run, attack=name)["run_id"] for name in ("tone", "grey"))
-    before, old = written(bench_run), codes(bench_run)
-    bench.edit("levels", "0.5", "0.25")
-    assert attack(images, bench_run, TWO, stale="fresh").exit_code == 0
-    attack(images, tmp_path / "other", TWO)
-    same_results(bench_run, tmp_path / "other")
-    new = written(bench_run).keys() - before.keys()
-    assert len(new) == 1  # its blocks together
-    assert all(run_id in name for name in new)
-    assert {n: t for n, t in before.items() if grey in n}.items() <= written(bench_run).items()
-    assert {*old.values()}.isdisjoint(codes(bench_run).values())
-    attack(images, bench_run, TWO)  # nothing is stale any more
-
-
 def test_a_killed_fresh_run_goes_on(
     bench: Workbench,
     bench_run: Path,
@@ -122,7 +106,9 @@ def test_a_killed_fresh_run_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its second block has the old rows in place, its first the new ones."""
+    """Its second block has the old rows in place, its first the new ones; other cells stay."""
+    grey, old = cell(bench_run, attack="grey")["run_id"], codes(bench_run)
+    kept = {name: at for name, at in written(bench_run).items() if grey in name}
     bench.edit("levels", "0.5", "0.25")
     write, calls = RunStore.write, count(1)
 
@@ -138,6 +124,8 @@ def test_a_killed_fresh_run_goes_on(
     assert "1 of 2 cells" in refusal(images, bench_run)
     attack(images, bench_run, TWO, stale="fresh")
     assert next(calls) == 4  # one block was left
+    assert kept.items() <= written(bench_run).items()
+    assert {*old.values()}.isdisjoint(codes(bench_run).values())
     attack(images, tmp_path / "other", TWO)
     same_results(bench_run, tmp_path / "other")
 
@@ -162,29 +150,6 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     after = values(out, attack="tone")
     pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
     assert levels(out) == {name: 0.5 if name in old else 0.25 for name in now}
-
-
-def test_results_of_unrecorded_code_are_other_code(
-    bench: Workbench, images: Path, tmp_path: Path
-) -> None:
-    """What an earlier version left: rows that do not say which code made them."""
-    run, write = tmp_path / "run", RunStore.write
-
-    def without_code(
-        self: RunStore, run_id: str, block: int, rows: Any, pictures: Any, _: Any
-    ) -> Path:
-        return write(self, run_id, block, rows.assign(code=None), pictures)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunStore, "write", without_code)
-        attack(images, run, TWO)
-    before = written(run)
-    assert "2 of 2 cells" in refusal(images, run)
-    assert attack(images, run, TWO, stale="keep").of_other_code == 2
-    assert written(run) == before
-    assert attack(images, run, TWO, stale="fresh").of_other_code == 0
-    attack(images, tmp_path / "other", TWO)
-    same_results(run, tmp_path / "other")
 
 
 # the normal form ----------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from mjp_privacy.cli import main
 from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.refusals import NO_ONE_INPUT
 from mjp_privacy.experiment.run import attack_uploads
 from tests.helpers.families import checkpoint
 from tests.helpers.runs import TINY, attack, cells, one_cell, outcome, rows, said, values
@@ -19,30 +18,9 @@ from tests.helpers.runs import TINY, attack, cells, one_cell, outcome, rows, sai
 
 def foreseen(out: Path) -> list[str]:
     """What a run said before it opened its models."""
-    return [line for line in said(out).splitlines() if line.startswith("not applicable: ")]
-
-
-def test_refusals_are_said_before_and_counted_after(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, run = tmp_path / "refusals.yaml", tmp_path / "run"
-    entry = {"models": ["ViT"], "attacks": ["april"]}
-    content = {
-        **{"name": "x", "images": "embedded", "models": {"ViT": {"model": "cifar_vit"}}},
-        "attacks": [{"name": "april"}, {"name": "multi_round"}],
-        "grid": [
-            entry | {"settings": ["a"], "client": {"batch": 2}},
-            entry | {"settings": ["b"], "attacks": ["april", "multi_round"]},
-        ],
-    }
-    config.write_text(yaml.safe_dump(content))
-    words = ["attack", str(config), "--out", str(run), "--limit", "2", "--engine", "here"]
-    assert main(words) == 0
-    lines = said(run).splitlines()
-    opened = next(at for at, line in enumerate(lines) if line.startswith("ViT: "))
-    for named in ("1 of 3 cells: multi_round: ", "1 of 3 cells: april: "):
-        assert any(named in line for line in lines[:opened]), lines
-    assert capsys.readouterr().out.count("2 rows in 1 cell") == 2
+    lines = said(out).splitlines()
+    opened = next(at for at, line in enumerate(lines) if ", sha256 " in line)
+    return [line for line in lines[:opened] if line.startswith("not applicable: ")]
 
 
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -94,6 +72,9 @@ def test_what_is_foreseen_is_what_happens(
                 refused.setdefault(reason, set()).add(entry["run_id"])
     assert before == {reason: len(of) for reason, of in refused.items()}
     assert before
+    lines = "\n".join(foreseen(tmp_path))
+    assert (NO_ONE_INPUT.text in before) == (client == "plain")  # of two uploads in setting b
+    assert client != "batch" or ": april, " in lines
     assert all(any(reason in line for line in summary.inapplicable) for reason in before)
 
 

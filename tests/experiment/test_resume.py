@@ -4,12 +4,8 @@ folder for its own."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,6 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run_folder import run_folder
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import tensor_files
-from tests.helpers.engines import attack_command
 from tests.helpers.runs import (
     TINY,
     attack,
@@ -48,7 +43,6 @@ from tests.helpers.runs import (
     values,
     written,
 )
-from tests.helpers.trap import until
 
 BOTH = ["float32", "float64"]
 MASKED = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
@@ -67,20 +61,6 @@ def same_as(whole: Path, out: Path) -> None:
         same_tensors(tensors(out, run_id), tensors(whole, run_id))
 
 
-def test_a_process_killed_by_signal_9_goes_on(images: Path, whole: Path, tmp_path: Path) -> None:
-    out, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
-    config = tiny(dtypes=BOTH, grid=MASKED)
-    with attack_command(config, images, out, ["--engine", "here"], environment) as running:
-        until(lambda: len(written(out)) >= 2 or running.process.poll() is not None)
-        running.process.kill()
-        assert running.wait() == -signal.SIGKILL, running.errors()
-    kept = written(out)
-    assert 2 <= len(kept) < 8
-    assert attack(images, out, config).exit_code == 0
-    same_as(whole, out)
-    assert kept.items() <= written(out).items(), "finished rows were written again"
-
-
 class Killed(BaseException):
     """Stands in for the end of the process: nothing may catch it."""
 
@@ -91,7 +71,7 @@ class Killed(BaseException):
 def test_a_run_that_dies_at_any_file_goes_on_and_lists_what_it_owes(
     images: Path, whole: Path, tmp_path: Path, at: int, before: bool
 ) -> None:
-    """At its k-th file, before or after that is in place."""
+    """At its k-th file, before or after that is in place; tests/golden kills processes."""
     config, calls, write = tiny(dtypes=["float64"], grid=MASKED), count(1), files.write_atomically
 
     def mortal(path: Path, *arguments: Any, **options: Any) -> Path:
@@ -337,54 +317,9 @@ def test_a_second_experiment_is_refused_unless_it_is_added(
 STORED = one_cell(attacks=[{"name": "april"}, *SPAN])
 
 
-@pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("undisturbed")
-    attack(images, out, STORED)
-    return out
-
-
-def stored(images: Path, out: Path, folder: Path) -> int:
-    """The exit code of the run in a folder."""
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(STORED))
-    words = ["attack", config, "--images", images, "--out", out, "--device", "cpu"]
-    return main([*map(str, words), "--engine", "here"])
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 320 KiB, too small for the run."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=320k", "small", str(place)]
-    if os.geteuid() or not shutil.which("mount"):
-        pytest.skip("mounting a small disk needs root")
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this machine does not let a tmpfs be mounted")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def test_a_run_on_a_full_disk_goes_on_where_there_is_space(
-    images: Path,
-    undisturbed: Path,
-    disk: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (disk / "other").write_bytes(bytes(130 << 10))
-    assert stored(images, disk / "run", tmp_path) == 74
-    assert f"{disk}/run/" in capsys.readouterr().err.splitlines()[-1]
-    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    assert stored(images, disk / "run", tmp_path) == 0
-    same_results(undisturbed, disk / "run")
-
-
 @pytest.mark.parametrize(("blocks", "lost"), [(1, ""), (4, ""), (4, "rows")])
 def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
     images: Path,
-    undisturbed: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -400,10 +335,15 @@ def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
             shutil.rmtree(run / lost)
         return path
 
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(STORED))
+    words = ["attack", config, "--images", images, "--out", run, "--device", "cpu"]
+    words = [*map(str, words), "--engine", "here"]
     with monkeypatch.context() as patch:
         patch.setattr(RunStore, "write", write_and_lose)
-        assert stored(images, run, tmp_path) == 74
+        assert main(words) == 74
     assert str(run) in capsys.readouterr().err.splitlines()[-1]
     assert run.exists() == bool(lost)
-    assert stored(images, run, tmp_path) == 0
-    same_results(undisturbed, run)
+    assert main(words) == 0
+    attack(images, tmp_path / "undisturbed", STORED)
+    same_results(tmp_path / "undisturbed", run)

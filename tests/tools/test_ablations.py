@@ -44,26 +44,22 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return asked
 
 
-def weights(runs: Path, label: str) -> Path:
-    file = runs / label / "model.safetensors"
+def test_only_what_is_trained_and_new_is_evaluated(
+    tmp_path: Path, commands: list[tuple[str, ...]]
+) -> None:
+    """A model is trained where its file is, or where it is packaged."""
+    runs, data = tmp_path / "runs", tmp_path / "test.zip"
+    data.write_bytes(b"images")
+    packaged = ablations.trained(CONFIG, runs)
+    assert packaged == {"A_0": "cifar_vit"}
+    ablations.evaluated(packaged, data, tmp_path, [])
+    file = runs / "G_0" / "model.safetensors"
     file.parent.mkdir(parents=True)
     file.touch()
-    return file
-
-
-def test_a_model_is_trained_where_its_file_is_or_where_it_is_packaged(tmp_path: Path) -> None:
-    assert ablations.trained(CONFIG, tmp_path) == {"A_0": "cifar_vit"}
-    file = weights(tmp_path, "G_0")
-    (tmp_path / "A_1").mkdir()  # a training that has not ended
-    assert ablations.trained(CONFIG, tmp_path) == {"A_0": "cifar_vit", "G_0": str(file)}
-    assert ablations.trained(CONFIG, tmp_path, ["A_1", "G_0"]) == {"G_0": str(file)}
-
-
-def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
-    file, data = weights(tmp_path / "runs", "G_0"), tmp_path / "test.zip"
-    data.write_bytes(b"images")
-    ablations.evaluated({"A_0": "cifar_vit"}, data, tmp_path, [])
-    both = {"A_0": "cifar_vit", "G_0": str(file)}
+    (runs / "A_1").mkdir()  # a training that has not ended
+    both = ablations.trained(CONFIG, runs)
+    assert both == {"A_0": "cifar_vit", "G_0": str(file)}
+    assert ablations.trained(CONFIG, runs, ["A_1", "G_0"]) == {"G_0": str(file)}
     path = ablations.evaluated(both, data, tmp_path, [])
     assert [command[2] for command in commands] == ["A_0=cifar_vit", f"G_0={file}"]
     assert list(pd.read_csv(path)["model"]) == ["A_0", "G_0"]
@@ -74,32 +70,20 @@ def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str,
     assert len(commands) == 5
 
 
-@pytest.mark.parametrize(
-    ("words", "named"), [(["--evaluate-limit", "9"], "--publish"), (["--only", "Z_0"], "Z_0")]
-)
-def test_fewer_images_and_labels_of_no_model_are_refused(
+def test_fewer_images_labels_of_no_model_and_a_second_command_are_refused(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    named: str,
+    commands: list[tuple[str, ...]],
 ) -> None:
-    given = ["--runs", "r", "--data", "d.zip", "--out", "o", *words]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
-    with pytest.raises(SystemExit):
-        ablations.main()
-    assert named in capsys.readouterr().err
-
-
-def test_one_command_at_a_time_works_in_a_folder(
-    monkeypatch: pytest.MonkeyPatch, commands: list[tuple[str, ...]], tmp_path: Path
-) -> None:
-    given = ["--runs", str(tmp_path), "--data", "d.zip", "--out", str(tmp_path / "out")]
-    given += ["--only", "A_0", "--publish", str(tmp_path / "published")]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
-    with (
-        lock(tmp_path / "out"),
-        pytest.raises(SystemExit, match=r"error: Another process is working in .*out"),
-    ):
+    given = ["ablations.py", "--runs", str(tmp_path), "--data", "d.zip", "--out", str(tmp_path)]
+    for words, named in ((["--evaluate-limit", "9"], "--publish"), (["--only", "Z_0"], "Z_0")):
+        monkeypatch.setattr(sys, "argv", [*given, *words])
+        with pytest.raises(SystemExit):
+            ablations.main()
+        assert named in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*given, "--only", "A_0", "--publish", str(tmp_path / "p")])
+    with lock(tmp_path), pytest.raises(SystemExit, match=r"error: Another process is working in"):
         ablations.main()
     assert commands == []
 

@@ -1,11 +1,17 @@
 """tools/test-environments: rows of two runs are compared by what they are about."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from tests.helpers.runs import attack, one_cell, photographs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "test-environments"
 
@@ -15,31 +21,26 @@ def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
     loader = SourceFileLoader("test_environments_tool", str(SCRIPT))
     tool = module_from_spec(spec_from_loader(loader.name, loader))
     loader.exec_module(tool)
-
-    def written(name: str, **changed: float) -> pd.DataFrame:
-        """Four images' PSNR in two precisions; `changed` gives image a another by precision."""
-        about = dict.fromkeys(tool.KEY, "x") | {"gamma": 0.27, "metric": "psnr"}
-        about |= {"status": "ok", "reason": ""}
-        known = zip("abcd", [20.0, np.inf, np.nan, 40.0], strict=True)
-        rows = [
-            about | {"dtype": dtype, "image_id": image, "value": value}
-            for image, value in known
-            for dtype in ("float64", "float32")
-        ]
-        for row in rows:
-            if row["image_id"] == "a":
-                row["value"] = changed.get(row["dtype"], row["value"])
-        table = pd.DataFrame(rows).sample(frac=1, random_state=0)
-        table.to_parquet(tmp_path / f"{name}.parquet")
-        return table
-
-    written(tool.STOCK[0].replace("=", "_torch"))
-    written("near", float64=20.5, float32=np.nan)
-    written("short").iloc[1:].to_parquet(tmp_path / "short.parquet")
-    other = written("other")
-    other.assign(status=["failed", *["ok"] * 7]).to_parquet(tmp_path / "other.parquet")
+    config = one_cell(attacks=[{"name": "grey"}], dtypes=["float32", "float64"])
+    attack(photographs(tmp_path / "images", 3), tmp_path / "run", config)
+    standard, rows = tmp_path / f"{tool.STOCK[0].replace('=', '_torch')}.parquet", tmp_path / "rows"
+    program = [sys.executable, "-c", tool.STORED_ROWS, str(tmp_path / "run"), str(rows)]
+    subprocess.run(program, check=True)
+    rows = pd.read_parquet(rows)
+    rows = rows[rows["metric"] == "psnr"]
+    rows.assign(value=20.0).to_parquet(standard)
+    first = rows["image_id"] == "0.png"
+    double = rows["dtype"] == "float64"
+    near = rows.assign(value=20.0)
+    near.loc[first & double, "value"] = 20.5
+    near.loc[first & ~double, "value"] = np.nan
+    near.sample(frac=1, random_state=0).to_parquet(tmp_path / "near.parquet")
+    near.iloc[1:].to_parquet(tmp_path / "short.parquet")
+    other = rows.assign(value=20.0, status=rows["status"].where(~first, "failed"))
+    other.to_parquet(tmp_path / "other.parquet")
     lines = {line.split(" | ")[0][2:]: line for line in tool.comparison(tmp_path).splitlines()}
-    near = "8 | 0 | 75.0 % | 2.5e-02 | 5.0e-01 | 0.0e+00 | inf | inf | 0.0e+00"
-    assert lines["near"] == f"| near | {near} |"
-    assert lines["other"].startswith("| other | 8 | 1 | 100.0 % |")
-    assert lines["short"].startswith("| short | 7 | has other rows |")
+    print(tool.comparison(tmp_path))
+    assert lines["near"].endswith(" | 2.5e-02 | 5.0e-01 | 0.0e+00 | inf | inf | 0.0e+00 |")
+    assert lines["near"].split(" | ")[1:4] == ["12", "0", "66.7 %"]
+    assert lines["other"].split(" | ")[1:4] == ["12", "4", "100.0 %"]
+    assert lines["short"].startswith("| short | 11 | has other rows |")

@@ -1,4 +1,5 @@
-"""Tables 3 and 4 as trained here: on planted rows, and the shipped configs against one another."""
+"""Tables 3 and 4 as trained here: on planted rows, and the shipped configs against one another. The
+tables themselves are those of results/ablations (test_publish.py)."""
 
 from __future__ import annotations
 
@@ -57,24 +58,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     pd.DataFrame(lines).to_csv(folder / "summary.csv", index=False)
     return folder
-
-
-def test_seeds_stand_beside_each_other(results: Path) -> None:
-    """A seed that nobody trained or attacked is a dash, a second client a line of its own."""
-    spec = {"paper": 4, "evaluation": "summary.csv", "rows": "rows.parquet", "seeds": [*SEEDS]}
-    heads, rows = trained_rows.table({"trained": spec}, results)
-    assert {len(row) for row in rows} == {len(heads)}
-    (g,) = (row for row in rows if row[0] == "G: A + JP + UNK")
-    assert g[1:3] == ["60.0, 64.0", "60.0, 64.0"]
-    assert g[5:7] == ["80.1, –, 83.8", "(c) γ 0.27"]
-    assert g[7:10] == ["0, 0", "1, 2", "21.0, 26.5"]  # the better attack of each picture
-    assert g[10:] == ["1, 2", "2, 2", "80.0, 100.0"]
-    place = next(i for i, row in enumerate(rows) if row[0].startswith("B:"))
-    withheld, sent = rows[place : place + 2]
-    assert [withheld[1], *withheld[6:8]] == ["58.0, –", "(a), withhold pos_embed", "–"]
-    assert [*sent[:2], *sent[6:8], sent[10]] == ["", "", "(a)", "2, –", "–"]
-    (d,) = (row for row in rows if row[0].startswith("D:"))
-    assert [d[1], *d[6:]] == ["66.0, –", *["–"] * 7]
 
 
 def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:

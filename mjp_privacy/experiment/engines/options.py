@@ -82,10 +82,8 @@ class EngineConfig:
 
     def given(self) -> dict[str, Any]:
         """The options that are not left to the engine, by name."""
-        default = EngineConfig()
-        names = [f.name for f in dataclasses.fields(self)][1:]
-        values = {name: getattr(self, name) for name in names}
-        return {name: of for name, of in values.items() if of != getattr(default, name)}
+        default, own = vars(EngineConfig(self.kind)), vars(self)
+        return {name: value for name, value in own.items() if value != default[name]}
 
 
 AUTO = EngineConfig("auto")
