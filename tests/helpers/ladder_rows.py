@@ -1,16 +1,19 @@
 """Runs of several attacks on one thing, with figures small enough to reduce by hand."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine
-from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
+from tests.helpers.report_rows import add_pictures, cell, image_id, image_rows, intact, write_rows
 
 LADDER = {
     "april": (10.0, "failed", 30.0, "failed"),
@@ -98,6 +101,30 @@ def simple_line(
         group = {} if photographs is None else {"group": f"photograph {i % photographs}"}
         rows += [row | group for row in made]
     write_rows(store, entry, rows)
+
+
+def unscored_run(
+    folder: Path, attacks: Mapping[str, Mapping[str, Sequence[float]]], **facts: Any
+) -> Path:
+    """Attacks whose pictures nobody could score, with diagnostics by attack and image; one that is
+    not a number is not stored, and an attack without diagnostics has no image."""
+    store = RunStore(folder)
+    altered = {"april": {"victim": "april_block"}}
+    entries = {name: intact(name, **altered.get(name, {}), **facts) for name in attacks}
+    store.write_cells(list(entries.values()))
+    for name, diagnostics in attacks.items():
+        ids = [image_id(i) for i in range(max(map(len, diagnostics.values()), default=0))]
+        rows = []
+        for i, image in enumerate(ids):
+            lost = image_rows(entries[name], image, 0.0, status="unscored", reason="no truth")
+            for metric, values in diagnostics.items():
+                known = {"metric": metric, "variant": "diagnostic", "value": values[i]}
+                lost += [lost[0] | known] if not math.isnan(values[i]) else []
+            rows += lost
+        write_rows(store, entries[name], rows)
+        if ids:
+            add_pictures(store, name, {"images": torch.rand(len(ids), 3, 8, 8)}, ids)
+    return folder
 
 
 def curve_run(folder: Path, gammas: Sequence[float] = (0.09, 0.27)) -> RunStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,18 @@ import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import WORDS
-from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.clients import CARD_ROWS
 from mjp_privacy.report.contents import read_contents
 from tests.helpers.card_run import (
     CANDIDATES,
-    CLIENTS,
-    PHOTOGRAPHS,
     TITLES,
     ByHand,
-    Expected,
     card_of,
     card_of_lines,
     card_run,
     keys,
 )
+from tests.helpers.ladder_rows import unscored_run
 from tests.helpers.report_rows import (
     add_pictures,
     cell,
@@ -35,18 +33,13 @@ from tests.helpers.report_rows import (
     image_rows,
     intact,
     wide,
-    write_rows,
 )
 
-ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 ZERO = {"zero_rows": 3.0, "grey_psnr": 12.0}
 
 
-def numbers(text: str) -> list[float]:
-    """The numbers in a sentence; those in words such as float32 and in γ .27 are names."""
-    return [float(found) for found in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", text)]
-
+FIGURES = ("mean", "low", "high", "median", "n", "exact", "above_20", "of")
 
 # every number of the made-up run ------------------------------------------------------------------
 
@@ -56,125 +49,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return card_run(tmp_path_factory.mktemp("card") / "run")
 
 
-@pytest.fixture(scope="module")
-def card(folder: Path) -> Card:
-    return card_of(folder)
-
-
-@pytest.fixture(scope="module")
-def by_hand(folder: Path) -> ByHand:
-    return ByHand(folder)
-
-
-def row_of(card: Card, client: str) -> CardRow:
-    (row,) = (row for row in card.rows if row.client == TITLES[client])
-    return row
-
-
-def same(figure: CardFigure | None, expected: Expected, attack: str | None = None) -> None:
-    assert figure is not None
-    for name in ("mean", "low", "high", "median", "n", "exact", "above_20", "of"):
-        assert getattr(figure, name) == pytest.approx(getattr(expected, name)), name
-    assert attack in (None, figure.attack)
-
-
-@pytest.mark.parametrize("client", ON_CARD)
-def test_every_figure_is_that_of_the_rows(card: Card, by_hand: ByHand, client: str) -> None:
-    row, candidates = row_of(card, client), CANDIDATES[client]
-    best = by_hand.best(client, candidates)
-    taken = [attack for attack in candidates if attack in best.chosen.values()]
-    counts = {attack: list(best.chosen.values()).count(attack) for attack in taken}
-    named = sorted(counts, key=lambda attack: -counts[attack])[:2]
-    several = ", ".join(f"{attack} {counts[attack]}" for attack in named)
-    same(row.one_upload, best, several if len(named) > 1 else named[0])
-    assert (row.any_uploads is None) == (client != "mjp")
-    if row.any_uploads is not None:
-        same(row.any_uploads, by_hand.best(client, (*candidates, "multi_round")))
-    assert (row.published is None) == (client in ("withheld", "unshuffled"))
-    if row.published is not None:
-        same(row.published, by_hand.best(client, ["april"]))
-    floor = ("noise", "grey") if client == "noise" else ("mjp", "mean_image")
-    same(row.floor, by_hand.best(floor[0], [floor[1]]), floor[1])
-    assert (row.accuracy, row.accuracy_n) == pytest.approx(by_hand.accuracy(client))
-
-
-def test_the_run_has_something_to_tell_apart(by_hand: ByHand) -> None:
-    """Else the test above would pass with the wrong rule: all differ from one another."""
-    best = by_hand.best("mjp", CANDIDATES["mjp"])
-    assert set(best.chosen.values()) == set(CANDIDATES["mjp"])
-    assert len({best.n, best.exact, best.above_20, best.of}) == 4
-    floors = {a: by_hand.best("mjp", [a]).mean for a in ("grey", "mean_image", "other_image")}
-    assert max(floors, key=lambda name: floors[name]) == "mean_image"
-
-
-def test_without_controls_the_floor_is_the_grey_that_every_run_stores(tmp_path: Path) -> None:
-    folder = card_run(tmp_path, floors=False)
-    by_hand, card = ByHand(folder), card_of(folder)
-    for client in ON_CARD:
-        same(row_of(card, client).floor, by_hand.grey(client), "uniform grey")
-
-
-def test_every_number_of_the_sentences(card: Card, by_hand: ByHand) -> None:
-    best = by_hand.best("mjp", CANDIDATES["mjp"])
-    assert numbers(card.verdict) == [best.exact, best.of, best.above_20, 20]
-    plain = by_hand.best("plain", CANDIDATES["plain"])
-    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
-    april, floor = by_hand.best("mjp", ["april"]), by_hand.best("mjp", ["mean_image"])
-    assert numbers(card.beside) == pytest.approx(
-        [
-            *(plain.exact, plain.of, plain.above_20, 20),
-            *(6, several.exact, several.of, several.above_20, 20),
-            *(round(value, 1) for value in (april.mean, april.low, april.high)),
-            *(april.n, round(floor.mean, 1), len(set(PHOTOGRAPHS.values()))),
-        ]
-    )
-    accuracy, n = by_hand.accuracy("mjp")
-    assert numbers(dict(card.facts)["Accuracy"])[:3] == [round(accuracy), 1, n]
-    span, matching = (by_hand.best("mjp", [a]) for a in ("masked_span", "inverting_gradients"))
-    lattice, photographs, recipe = card.would_change
-    assert "masked_span" in lattice
-    assert numbers(lattice.replace("1/255", "")) == [span.exact, span.of]
-    assert "inverting_gradients" in photographs
-    assert numbers(photographs) == [matching.exact, matching.of]
-    assert "unshuffled" in recipe
-
-
-def test_what_was_not_tried_was_not(card: Card) -> None:
-    attacks, *others = card.not_tried
-    assert attacks.partition(": ")[2].split(", ") == [
-        *("april_unk_aware", "april_prior", "patch_prior", "plain_step", "patch_lattice"),
-        *("token_span", "april_optimization", "gradvit"),
-    ]
-    assert {"batches of more than one picture", "several local steps"} < set(others)
-
-
-def test_flags_of_the_made_up_run(card: Card) -> None:
-    figures = {
-        client: tuple(keys(figure) if figure else "-" for figure in row.figures.values())
-        for client in ON_CARD
-        for row in [row_of(card, client)]
-    }
-    assert figures == {
-        # one image failed
-        "plain": ("altered_client ill_conditioned", "partly_inapplicable", "-", ""),
-        # one image failed; gradient matching, far from the upload, has the best picture of one
-        # image with one upload and of none with several
-        "mjp": (
-            "altered_client below_floor partly_inapplicable",
-            "assumes_8_bit cut_short not_converged partly_inapplicable partly_unscored",
-            *("assumes_8_bit cut_short partly_inapplicable partly_unscored", ""),
-        ),
-        # pixel_lattice does not weigh the noise
-        "noise": (
-            "altered_client below_floor noise_ignored",
-            *("assumes_8_bit noise_ignored", "-", ""),
-        ),
-        "withheld": ("-", "partly_inapplicable", "-", ""),
-        # pixel_lattice is never the best
-        "unshuffled": ("-", "", "-", ""),
-    }
-    fewer = "fewer_attacks"  # withheld is like no other
-    assert [keys(row) for row in card.rows] == ["", "", fewer, "", f"{fewer} some_unshuffled"]
+def test_every_figure_is_that_of_the_rows(folder: Path) -> None:
+    by_hand, rows = ByHand(folder), {row.client: row for row in card_of(folder).rows}
+    for client, candidates in CANDIDATES.items():
+        if not candidates:
+            continue
+        row, best = rows[TITLES[client]], by_hand.best(client, candidates)
+        expected = {"one_upload": best, "any_uploads": None, "published": None}
+        if client == "mjp":
+            expected["any_uploads"] = by_hand.best(client, (*candidates, "multi_round"))
+        if client not in ("withheld", "unshuffled"):
+            expected["published"] = by_hand.best(client, ["april"])
+        floor = ("noise", "grey") if client == "noise" else ("mjp", "mean_image")
+        expected["floor"] = by_hand.best(floor[0], [floor[1]])
+        for name, known in expected.items():
+            figure = getattr(row, name)
+            assert (figure is None) == (known is None), (client, name)
+            for fact in FIGURES if known else ():
+                assert getattr(figure, fact) == pytest.approx(getattr(known, fact)), (client, fact)
+        assert row.one_upload is not None
+        counts = Counter(a for a in candidates for taken in best.chosen.values() if taken == a)
+        several = ", ".join(f"{attack} {count}" for attack, count in counts.most_common(2))
+        assert row.one_upload.attack == (several if len(counts) > 1 else next(iter(counts)))
+        assert (row.accuracy, row.accuracy_n) == pytest.approx(by_hand.accuracy(client))
 
 
 # what it says -------------------------------------------------------------------------------------
@@ -371,54 +268,27 @@ def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) 
 # without truth ------------------------------------------------------------------------------------
 
 
-def without_truth(folder: Path, of_lines: dict[str, dict[str, list[float]]], **facts: Any) -> Card:
-    """The card of attacks whose pictures nobody could score; diagnostics by attack and image."""
-    store = RunStore(folder)
-    entries = {name: intact(name, **facts) for name in of_lines}
-    store.write_cells(list(entries.values()))
-    for name, diagnostics in of_lines.items():
-        ids = [image_id(i) for i in range(len(next(iter(diagnostics.values()))))]
-        rows = []
-        for i, image in enumerate(ids):
-            lost = image_rows(entries[name], image, 0.0, status="unscored", reason="no truth")
-            for metric, values in diagnostics.items():
-                known = {"metric": metric, "variant": "diagnostic", "value": values[i]}
-                lost.append(lost[0] | known | {"status": "ok", "reason": ""})
-            rows += lost
-        write_rows(store, entries[name], rows)
-        add_pictures(store, name, {"images": torch.rand(len(ids), 3, 8, 8)}, ids)
-    return card_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("residuals", "facts", "parts", "absent"),
-    [
-        ([1.3e-6], {}, ["1 picture", "1.3e-06", "no proof"], "certain"),
-        ([1e-3, 3e-3], {}, ["2 pictures", "0.002"], "safety"),
-        ([1e-3], MASKED, ["no proof", "0.001"], "certain"),
-        ([0.8], {}, ["no evidence of safety", "0.8"], "certain"),
-        ([0.05, 0.05], {}, ["0.05"], "safety"),
-    ],
-)
-def test_uploads_without_truth(
-    tmp_path: Path, residuals: list[float], facts: dict[str, object], parts: list[str], absent: str
-) -> None:
-    made = without_truth(tmp_path, {"masked_span": {"gradient_residual": residuals}}, **facts)
-    assert "exactly" not in made.verdict
-    assert all(part in made.beside for part in parts)
-    assert absent not in made.beside
-
-
-@pytest.mark.parametrize(("batch", "expected"), [(1, 2), (2, 1)])
-def test_certain_pictures_of_a_batch_are_not_added_up_over_attacks(
-    tmp_path: Path, batch: int, expected: int
-) -> None:
-    """They come in no known order, so that two attacks may mean the same one."""
-    known = {"gradient_residual": [0.1, 0.1]}
-    marks = {"batch_span": [1.0, 0.0], "span_matching": [0.0, 1.0]}
-    lines = {name: known | {"certain": values} for name, values in marks.items()}
-    words = without_truth(tmp_path, lines, batch=batch).beside.split()
-    assert int(words[words.index("certain:") - 1]) == expected
+def test_uploads_without_truth(tmp_path: Path) -> None:
+    """Certain pictures of a batch come in no known order, so that two attacks may mean the same
+    one: they are not added up."""
+    for at, (residuals, facts, parts, absent) in enumerate(
+        (
+            ([1.3e-6], {}, ["1 picture", "1.3e-06", "no proof"], "certain"),
+            ([1e-3, 3e-3], {}, ["2 pictures", "0.002"], "safety"),
+            ([1e-3], MASKED, ["no proof", "0.001"], "certain"),
+            ([0.8], {}, ["no evidence of safety", "0.8"], "certain"),
+        )
+    ):
+        lines = {"masked_span": {"gradient_residual": residuals}}
+        made = card_of(unscored_run(tmp_path / f"{at}", lines, **facts))
+        assert "exactly" not in made.verdict
+        assert all(part in made.beside for part in parts)
+        assert absent not in made.beside
+    for batch, expected in ((1, 2), (2, 1)):
+        marks = {"batch_span": [1.0, 0.0], "span_matching": [0.0, 1.0]}
+        of_lines = {n: {"gradient_residual": [0.1] * 2, "certain": v} for n, v in marks.items()}
+        words = card_of(unscored_run(tmp_path / f"batch{batch}", of_lines, batch=batch)).beside
+        assert int(re.findall(r"(\S+) certain:", words)[0]) == expected
 
 
 def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(

@@ -32,28 +32,23 @@ FORMATS = ("table.md", "table.tex", "table.csv", "table5.md", "table5.tex", "tab
 FORMATS += ("samples.csv", "choices.csv", "rounds.csv")
 
 
-def cells() -> dict[str, dict[str, object]]:
-    rounds = {name: intact(name, **MJP, attack_name="multi_round") for name in PSNR if "_r" in name}
-    for name, entry in rounds.items():
-        uploads = int(name[-1])
-        entry |= {"uploads": uploads, "attack_options": json.dumps({"uploads": uploads})}
-        entry["attack"] = "multi_round"
-    return {
-        "april": cell("april", **VIT, paper_row={"model": "ViT-S", "setting": "a"}),
-        "patch_gradient": intact("patch_gradient", **VIT),
-        "april_mjp": cell("april_mjp", **MJP, paper_row={"model": "DeiT-S+MJP", "setting": "c"}),
-        "masked_span": intact("masked_span", **MJP),
-        **rounds,
-        "grey": intact("grey", **MJP, role="floor"),
-    }
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("approved")
     store = RunStore(folder / "run")
-    entries = cells()
+    entries = {
+        "april": cell("april", **VIT, paper_row={"model": "ViT-S", "setting": "a"}),
+        "patch_gradient": intact("patch_gradient", **VIT),
+        "april_mjp": cell("april_mjp", **MJP, paper_row={"model": "DeiT-S+MJP", "setting": "c"}),
+        "masked_span": intact("masked_span", **MJP),
+        **{name: intact(name, **MJP, attack_name="multi_round") for name in PSNR if "_r" in name},
+        "grey": intact("grey", **MJP, role="floor"),
+    }
     for name, entry in entries.items():
+        if "_r" in name:
+            uploads = int(name[-1])
+            options = json.dumps({"uploads": uploads})
+            entry |= {"attack": "multi_round", "uploads": uploads, "attack_options": options}
         rows = []
         for at, psnr in enumerate(PSNR[name]):
             diagnostics = {"grey_psnr": float(PSNR["grey"][at]), "gradient_residual": 1 / (at + 2)}

@@ -11,22 +11,12 @@ import pytest
 from mjp_privacy.report.card import Card, CardFigure, card_table
 from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
 from mjp_privacy.report.write import write_report
-from tests.helpers.card_run import TITLES, card_of, card_of_lines, card_run
+from tests.helpers.card_run import card_of, card_of_lines, card_run
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import approved, intact
 
 ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
 FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return card_run(tmp_path_factory.mktemp("console") / "run")
-
-
-@pytest.fixture(scope="module")
-def card(folder: Path) -> Card:
-    return card_of(folder)
 
 
 def fits(text: str, most: int = LINES) -> list[str]:
@@ -41,24 +31,36 @@ def fits(text: str, most: int = LINES) -> list[str]:
 def clients(folder: Path, facts: list[dict[str, Any]]) -> Card:
     """A card of as many clients; each gets two attacks, one with several uploads, and a floor."""
     lines: list[tuple[Any, ...]] = []
-    several = {"attack_name": "multi_round", "uploads": 6}
+    psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
     for i, changes in enumerate(facts):
         known: dict[str, Any] = {"setting": "c", "gamma": 0.27} | changes
-        psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
-        lines.append((intact(f"{i} span", attack="masked_span", **known), psnr))
-        lines.append((intact(f"{i} rounds", attack=f"R=6 {i}", **several, **known), psnr[::-1]))
-        lines.append((intact(f"{i} grey", attack="grey", role="floor", **known), [60.0] * 4))
+        of_six = {"attack": f"R=6 {i}", "attack_name": "multi_round", "uploads": 6}
+        lines += [
+            (intact(f"{i} span", attack="masked_span", **known), psnr),
+            (intact(f"{i} rounds", **of_six, **known), psnr[::-1]),
+            (intact(f"{i} grey", attack="grey", role="floor", **known), [60.0] * 4),
+        ]
     return card_of_lines(folder, *lines)
 
 
-def test_the_answer_as_printed_and_as_a_table(card: Card) -> None:
+def test_the_answer_as_printed_on_the_page_and_first_of_a_report(tmp_path: Path) -> None:
     """Approved as it is: read both files when they change."""
+    folder = card_run(tmp_path / "run")
+    card = card_of(folder)
     text = console_card(card)
     fits(text)
     approved("console.txt", text)
-    approved("card.txt", "\n".join(map(" | ".join, card_table(card).rows)) + "\n")
-    assert text.startswith(card.verdict)
-    assert all(TITLES[client] in text for client in ("plain", "mjp"))
+    facts = [f"{name}: {value}" for name, value in card.facts]
+    rows = [*map(" | ".join, card_table(card).rows), card.beside, *facts]
+    approved("card.txt", "\n".join((*rows, *card.would_change, *card.not_tried)) + "\n")
+    printed = write_report([folder], tmp_path / "out", everything=True, pictures="none").console
+    assert printed.startswith(text)
+    fits(printed, LINES + 7)
+    assert "worst_case, " in (tmp_path / "out" / "table.md").read_text()
+    wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
+    figures = {"published": wide, "one_upload": wide, "any_uploads": replace(wide, of=9999)}
+    of_wide = tuple(replace(row, **figures) for row in card.rows)
+    fits(console_card(replace(card, rows=of_wide, verdict="a word " * 900)))
 
 
 def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_path: Path) -> None:
@@ -84,26 +86,11 @@ def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, c
     assert (f"{count - len(shown)} further client" in lines[-1]) == (count > len(shown))
 
 
-def test_large_counts_and_many_footnotes_fit(card: Card) -> None:
-    wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
-    figures = {"published": wide, "one_upload": wide, "any_uploads": replace(wide, of=9999)}
-    rows = tuple(replace(row, **figures) for row in card.rows)
-    fits(console_card(replace(card, rows=rows)))
-    fits(console_card(replace(card, rows=rows, verdict="a word " * 900)))
-
-
 def test_no_clients_and_no_truth(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
     assert fits(console_card(made)) == [made.verdict]
     made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
     assert not any("nan" in line for line in fits(console_card(made)))
-
-
-def test_a_report_prints_it_first(folder: Path, card: Card, tmp_path: Path) -> None:
-    printed = write_report([folder], tmp_path / "out", everything=True, pictures="none").console
-    assert printed.startswith(console_card(card))
-    fits(printed, LINES + 7)
-    assert "worst_case, " in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_reasons_are_cut_to_a_line_and_counted() -> None:

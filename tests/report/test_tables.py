@@ -18,7 +18,6 @@ from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.published import TABLE5
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
 from tests.helpers.ladder_rows import curve_run, run_of
 from tests.helpers.report_rows import (
     cell,
@@ -265,44 +264,6 @@ def test_clients_in_other_circumstances_are_not_compared(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
     assert paired(run_of(tmp_path, PLAIN_LINE, (intact("y", **MJP, **other), SPAN))) == {}
-
-
-def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> None:
-    noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(35)]
-    run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
-    rows = paired(tmp_path)
-    assert len(rows) == 30
-    assert list(rows)[-1] == "plain: patch_gradient − april"
-    table = titled(tmp_path, "Paired tests")
-    assert table is not None
-    assert " 6 further comparisons" in table.caption
-
-
-# every client -------------------------------------------------------------------------------------
-
-
-def mean_text(expected: Expected, n: int) -> str:
-    other = "" if expected.n == n else f" (n={expected.n})"
-    return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
-
-
-def test_the_table_of_all_clients_by_hand(tmp_path: Path) -> None:
-    card_run(tmp_path)
-    by_hand, table = ByHand(tmp_path), titled(tmp_path, "Every client")
-    assert table is not None
-    rows = {row["Client"]: row for row in by_header(table)}
-    assert set(rows) == {TITLES[client] for client in CLIENTS}
-    row = rows[TITLES["mjp"]]
-    best, april = by_hand.best("mjp", CANDIDATES["mjp"]), by_hand.best("mjp", ["april"])
-    choice = by_hand.by_residual("mjp", CANDIDATES["mjp"])
-    assert choice.mean < best.mean
-    assert int(row["n"]) == best.n
-    assert row["best, 1 upload"] == mean_text(best, best.n)
-    assert row["APRIL as published"] == mean_text(april, best.n)
-    assert row["attacker's choice, 1 upload"] == mean_text(choice, best.n)
-    assert row["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), best.n)
-    assert row["exact"] == Share(best.exact, best.of, best.trials).text()
-    assert rows[TITLES["withheld"]]["APRIL as published"] == DASH
 
 
 @pytest.mark.parametrize(

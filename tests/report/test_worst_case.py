@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
 from tests.helpers.federations import MJP, run
-from tests.helpers.ladder_rows import derived_of, ladder_run, lines_of, run_of
+from tests.helpers.ladder_rows import derived_of, ladder_run, lines_of, run_of, unscored_run
 from tests.helpers.report_rows import (
-    add_pictures,
     build_table,
     cell,
     image_id,
     image_rows,
     intact,
-    row,
     write_rows,
 )
 from tests.helpers.uploads import load_uploads
@@ -148,10 +145,8 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    entries = [intact("x"), intact("y")]
-    store.write_cells(entries)
-    for entry in entries:
+    store = RunStore(run_of(tmp_path, (intact("x"), []), (intact("y"), [])))
+    for entry in store.read_cells():
         rows = image_rows(entry, image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
         write_rows(store, entry, [*rows, *image_rows(entry, image_id(1), 40.0)])
     choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
@@ -223,43 +218,24 @@ def residual(upload: Any, image: torch.Tensor) -> float:
     return float((gradient - given).norm() / given.norm())
 
 
-def planted(folder: Path, attacks: Mapping[str, Mapping[str, float | None]], **changes: Any) -> Any:
-    """The rows of the table of residuals; residuals by attack and image, None: a picture alone."""
-    store = RunStore(folder)
-    cells = [cell(name, **{"victim": "intact"} | changes.get(name, {})) for name in attacks]
-    for entry in cells:
-        entry["attack"] = entry["run_id"]
-    store.write_cells(cells)
-    for entry, (name, residuals) in zip(cells, attacks.items(), strict=True):
-        rows = []
-        for image, value in residuals.items():
-            rows += image_rows(entry, image, 0.0, status="unscored", reason="no images")
-            if value is not None:
-                rows.append(row(entry, image, "gradient_residual", "diagnostic") | {"value": value})
-        write_rows(store, entry, rows)
-        if residuals:
-            add_pictures(store, name, {"images": torch.rand(len(residuals), 3, 8, 8)}, [*residuals])
-    *_, table = read_contents([folder]).comparisons
-    return table.rows
-
-
 def test_the_table_of_residuals(tmp_path: Path) -> None:
     """The smallest one is chosen, of equal ones the first; attacks on an altered client only where
     no other made a picture."""
-    values: dict[str, float | None] = {f"{i}": 0.1 * i**2 for i in range(7)}
-    low, median, high = np.percentile([*values.values()], (25, 50, 75))
-    attacks: dict[str, dict[str, float | None]] = {
+    values = [0.1 * i**2 for i in range(7)]
+    low, median, high = np.percentile(values, (25, 50, 75))
+    residuals = {
         "patch_gradient": values,
-        "masked_span": {"0": 9.0, "1": 0.0, "2": 0.4},
-        "token_span": {"0": None},
-        "april": {"0": 0.0, "only april": 0.1},
-        "empty": {},
+        "masked_span": [9.0, 0.0, 0.4],
+        "token_span": [math.nan],
+        "april": [0.0, *[math.nan] * 6, 0.1],
     }
-    assert planted(tmp_path, attacks, april={"victim": "april_block"}) == (
+    attacks = {name: {"gradient_residual": held} for name, held in residuals.items()}
+    *_, table = read_contents([unscored_run(tmp_path, attacks | {"empty": {}})]).comparisons
+    assert table.rows == (
         ("plain", "patch_gradient", "7", f"{median:.4f} [{low:.4f}, {high:.4f}]", "6"),
         ("plain", "masked_span", "3", "0.4000 [0.2000, 4.7000]", "1"),
         ("plain", "token_span", "1", "unknown: no labels or no gradient", "0"),
-        ("plain", "april", "2", "0.0500 [0.0250, 0.0750]", "1"),
+        ("plain", "april", "8", "0.0500 [0.0250, 0.0750]", "1"),
     )
 
 
