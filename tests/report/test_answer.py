@@ -1,11 +1,11 @@
-"""The answer and its card: every number by hand from the stored rows, whom it is about, and that
-nothing which failed, is late, unscored or missing looks like protection."""
+"""The answer, its card and the console: every number by hand from the stored rows, whom it is
+about, that nothing which failed, is late or missing looks like protection, and that it fits."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,22 @@ import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import WORDS
+from mjp_privacy.report.card import Card, CardFigure, card_table
 from mjp_privacy.report.clients import CARD_ROWS
+from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (
-    CANDIDATES,
-    TITLES,
-    ByHand,
     card_of,
     card_of_lines,
     card_run,
     keys,
 )
 from tests.helpers.ladder_rows import unscored_run
+from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
+    approved,
     cell,
     image_id,
     image_rows,
@@ -37,41 +39,6 @@ from tests.helpers.report_rows import (
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 ZERO = {"zero_rows": 3.0, "grey_psnr": 12.0}
-
-
-FIGURES = ("mean", "low", "high", "median", "n", "exact", "above_20", "of")
-
-# every number of the made-up run ------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return card_run(tmp_path_factory.mktemp("card") / "run")
-
-
-def test_every_figure_is_that_of_the_rows(folder: Path) -> None:
-    by_hand, rows = ByHand(folder), {row.client: row for row in card_of(folder).rows}
-    for client, candidates in CANDIDATES.items():
-        if not candidates:
-            continue
-        row, best = rows[TITLES[client]], by_hand.best(client, candidates)
-        expected = {"one_upload": best, "any_uploads": None, "published": None}
-        if client == "mjp":
-            expected["any_uploads"] = by_hand.best(client, (*candidates, "multi_round"))
-        if client not in ("withheld", "unshuffled"):
-            expected["published"] = by_hand.best(client, ["april"])
-        floor = ("noise", "grey") if client == "noise" else ("mjp", "mean_image")
-        expected["floor"] = by_hand.best(floor[0], [floor[1]])
-        for name, known in expected.items():
-            figure = getattr(row, name)
-            assert (figure is None) == (known is None), (client, name)
-            for fact in FIGURES if known else ():
-                assert getattr(figure, fact) == pytest.approx(getattr(known, fact)), (client, fact)
-        assert row.one_upload is not None
-        counts = Counter(a for a in candidates for taken in best.chosen.values() if taken == a)
-        several = ", ".join(f"{attack} {count}" for attack, count in counts.most_common(2))
-        assert row.one_upload.attack == (several if len(counts) > 1 else next(iter(counts)))
-        assert (row.accuracy, row.accuracy_n) == pytest.approx(by_hand.accuracy(client))
 
 
 # what it says -------------------------------------------------------------------------------------
@@ -300,3 +267,101 @@ def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
     beside = card_of(tmp_path).beside
     assert "images are known" in beside
     assert "not known" not in beside
+
+
+# on the console -----------------------------------------------------------------------------------
+
+ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
+FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
+
+
+def fits(text: str, most: int = LINES) -> list[str]:
+    """The lines of a text that fits the console and steers no terminal."""
+    lines = text.removesuffix("\n").split("\n")
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= WIDTH
+    assert all(letter.isprintable() for line in lines for letter in line)
+    return lines
+
+
+def clients(folder: Path, facts: list[dict[str, Any]]) -> Card:
+    """A card of as many clients; each gets two attacks, one with several uploads, and a floor."""
+    lines: list[tuple[Any, ...]] = []
+    psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
+    for i, changes in enumerate(facts):
+        known: dict[str, Any] = {"setting": "c", "gamma": 0.27} | changes
+        of_six = {"attack": f"R=6 {i}", "attack_name": "multi_round", "uploads": 6}
+        lines += [
+            (intact(f"{i} span", attack="masked_span", **known), psnr),
+            (intact(f"{i} rounds", **of_six, **known), psnr[::-1]),
+            (intact(f"{i} grey", attack="grey", role="floor", **known), [60.0] * 4),
+        ]
+    return card_of_lines(folder, *lines)
+
+
+def test_the_answer_as_printed_on_the_page_and_first_of_a_report(tmp_path: Path) -> None:
+    """Approved as it is: read both files when they change."""
+    folder = card_run(tmp_path / "run")
+    card = card_of(folder)
+    text = console_card(card)
+    fits(text)
+    approved("console.txt", text)
+    facts = [f"{name}: {value}" for name, value in card.facts]
+    rows = [*map(" | ".join, card_table(card).rows), card.beside, *facts]
+    approved("card.txt", "\n".join((*rows, *card.would_change, *card.not_tried)) + "\n")
+    printed = write_report([folder], tmp_path / "out", everything=True, pictures="none").console
+    assert printed.startswith(text)
+    fits(printed, LINES + 7)
+    assert "worst_case, " in (tmp_path / "out" / "table.md").read_text()
+    wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
+    figures = {"published": wide, "one_upload": wide, "any_uploads": replace(wide, of=9999)}
+    of_wide = tuple(replace(row, **figures) for row in card.rows)
+    fits(console_card(replace(card, rows=of_wide, verdict="a word " * 900)))
+
+
+def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_path: Path) -> None:
+    """Though three others stand before and behind it, and there is room for few."""
+    facts: list[dict[str, Any]] = [
+        *({"withhold": "pos_embed", "gamma": 0.0, "model": f"A{i}" * 20} for i in range(2)),
+        *({"model": f"B{i}" * 20} for i in range(3)),
+        {"gamma": 0.0, "model": "C"},
+    ]
+    made = clients(tmp_path, facts)
+    text = " ".join(" ".join(fits(console_card(made))).split())
+    assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
+    assert "C, no defence used" in text
+    assert "further client" in text
+
+
+@pytest.mark.parametrize("count", [2, 7, nightly(40)])
+def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, count: int) -> None:
+    made = clients(tmp_path, [{"gamma": (i + 1) / 50} for i in range(count)])
+    lines = fits(console_card(made))
+    shown = [line for line in lines if line.startswith("MJP γ") and " ≥ 20 dB" in line]
+    assert 0 < len(shown) <= count
+    assert (f"{count - len(shown)} further client" in lines[-1]) == (count > len(shown))
+
+
+def test_no_clients_and_no_truth(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
+    assert fits(console_card(made)) == [made.verdict]
+    made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
+    assert not any("nan" in line for line in fits(console_card(made)))
+
+
+def test_reasons_are_cut_to_a_line_and_counted() -> None:
+    made = Card("A sentence.", "", "")
+    reasons = [f"{i} images failed: {ESCAPES} {'x' * 300}" for i in range(9)]
+    lines = fits(console_text(made, reasons))
+    assert lines[0] == "A sentence."
+    assert [line[:9] for line in lines[2:6]] == [f"{i} images " for i in range(4)]
+    assert "5 further" in lines[6]
+    assert len(lines) == 7
+    assert console_text(made, []) == "A sentence.\n"
+
+
+@pytest.mark.parametrize(("exact", "share"), [(20, "at least 57 %"), (5, "5 to 66 %")])
+def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> None:
+    """Wilson's interval over the photographs, not over the crops."""
+    figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
+    assert f"{exact} of 20 exactly (6 photographs: {share})" in figure.counts()

@@ -17,11 +17,10 @@ from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_int
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.published import TABLE5
 from mjp_privacy.report.tables.text import DASH, TextTable
-from mjp_privacy.report.write import ReportSummary, write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, run_of
 from tests.helpers.report_rows import (
     cell,
-    frame,
     image_id,
     image_rows,
     intact,
@@ -95,22 +94,28 @@ def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -
         assert found == pytest.approx(expected, nan_ok=True), name
 
 
-def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> None:
-    table = frame(written[0], "paper")
-    assert list(table["line"]) == list(range(1, 9))
-    known = {
-        "unsupported": {"status": "unsupported", "reason": "needs N + 1 <= D"},
-        "interrupted": {"status": "failed", "n": 0},
-        "unscored": {"n": 0, "n_unscored": 5, "acc_n": 0},
-        "all-failed": {"n": 0, "n_failed": 4, "reason": "the gradient is not finite"},
-        "single": {"n": 1, "psnr_n": 1},
-    }
-    for run_id, facts in known.items():
-        assert table.loc[run_id, list(facts)].to_dict() == facts
-    assert math.isnan(table.loc["single", "psnr_lo"])
-    markdown = (written[0] / "table.md").read_text()
-    for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "lstsq did not converge", "no truth"):
-        assert said in markdown
+def test_lines_without_figures_say_why(tmp_path: Path) -> None:
+    refused = {"status": "unsupported", "reason": "needs N + 1 <= D"}
+    run_of(
+        *(tmp_path / "run", (cell("refused", **refused), []), (cell("interrupted", seed=1), [])),
+        *((cell("unscored", seed=2), ["unscored"] * 5), (cell("lost", seed=3), ["failed"] * 4)),
+        (cell("single", seed=4), [9.5]),
+    )
+    write_report([tmp_path / "run"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "table.csv").query("variant == 'paper'")
+    assert list(table["line"]) == [1, 2, 3, 4, 5]
+    known = [
+        refused,
+        {"status": "failed", "n": 0},
+        {"n": 0, "n_unscored": 5, "acc_n": 0},
+        {"n": 0, "n_failed": 4, "reason": "so it is"},
+        {"n": 1, "psnr_n": 1},
+    ]
+    for (_, row), facts in zip(table.iterrows(), known, strict=True):
+        assert row[list(facts)].to_dict() == facts
+    assert math.isnan(row["psnr_lo"])
+    markdown = (tmp_path / "out" / "table.md").read_text()
+    assert all(said in markdown for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "so it is"))
 
 
 def test_runs_are_concatenated_and_those_of_one_name_told_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mjp_privacy.report.page.page import figure, linked, script_json
-from tests.report.page.conftest import PSNR
+from tests.helpers.report_rows import PSNR
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
 APPROVED = Path(__file__).with_name("page.approved.txt")
