@@ -13,7 +13,7 @@ from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import cell, image_rows, intact, write_rows
+from tests.helpers.report_rows import cell, image_row, intact, write_rows
 
 VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
 MJP = {**VIT, "model": "ViT-Ti+MJP", "setting": "c", "gamma": 0.27}
@@ -54,15 +54,16 @@ def card_run(folder: Path) -> Path:
             residual = 0.4 - at / 10 if name == "pixel_lattice" else 1 / (at + 2)
             known = {"grey_psnr": float(PSNR["grey"][at]), "gradient_residual": residual}
             known |= {"cond_a": 1e3} | ({"zero_rows": 9.0} if entry["gamma"] else {})
-            scores: dict[str, Any] = {"ssim": 0.2} if name == "pixel_lattice" else {}
-            scores |= {"status": psnr, "reason": f"{name} says so"} if isinstance(psnr, str) else {}
-            of_image = image_rows(
-                *(entry, f"{at}.png", 0.0 if isinstance(psnr, str) else psnr),
+            scores = {"ssim": 0.2} if name == "pixel_lattice" else {}
+            row = image_row(
+                *(f"{at}.png", psnr),
+                reason=f"{name} says so",
+                group=PHOTOGRAPHS[at],
                 diagnostics=known,
                 top1={"intact": float(at > 0), "altered": float(at > 1)},
                 **scores,
             )
-            rows += [row | {"group": PHOTOGRAPHS[at]} for row in of_image]
+            rows.append(row)
         write_rows(store, entry, rows)
     store.write_cells([entry | {"planned_images": 5} for entry in entries.values()])
     return folder

@@ -1,6 +1,5 @@
 """Runs of several attacks on one thing, with figures small enough to reduce by hand."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.helpers.report_rows import (
     add_pictures,
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
     simple_line,
     write_rows,
@@ -46,13 +45,9 @@ def unscored_run(
     store.write_cells(list(entries.values()))
     for name, diagnostics in attacks.items():
         ids = [image_id(i) for i in range(max(map(len, diagnostics.values()), default=0))]
-        rows = []
-        for i, image in enumerate(ids):
-            lost = image_rows(entries[name], image, 0.0, status="unscored", reason="no truth")
-            for metric, values in diagnostics.items():
-                known = {"metric": metric, "variant": "diagnostic", "value": values[i]}
-                lost += [lost[0] | known] if not math.isnan(values[i]) else []
-            rows += lost
+        rows = [image_row(image, "unscored", reason="no truth") for image in ids]
+        for i, row in enumerate(rows):
+            row |= {f"{metric}.diagnostic": values[i] for metric, values in diagnostics.items()}
         write_rows(store, entries[name], rows)
         if ids:
             add_pictures(store, name, {"images": torch.rand(len(ids), 3, 8, 8)}, ids)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy.optimize import brentq
@@ -17,11 +16,8 @@ from scipy.stats import norm
 
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.figures import VARIANTS, Table, build_tables
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine
 
 BLOCK = 8
 HOSTILE = r"<script>alert(1)</script> & 50%_x|y $^2$ {\o}"
@@ -48,69 +44,42 @@ def intact(run_id: str, **changes: Any) -> dict[str, Any]:
     return cell(run_id, **{"attack": run_id, "victim": "intact", **changes})
 
 
-def row(entry: Mapping[str, Any], image_id: str, metric: str, variant: str) -> dict[str, Any]:
-    """One score of an image; `write_rows` puts those of an image into one row of the store."""
-    return {
-        **{"run_id": entry["run_id"], "image_id": image_id, "metric": metric, "variant": variant},
-        **{"value": math.nan, "status": "ok", "reason": "", "label_source": "labels.csv"},
-    }
-
-
-def image_rows(
-    entry: Mapping[str, Any],
+def image_row(
     image_id: str,
-    psnr: float,
+    psnr: float | str,
     *,
+    reason: str = "so it is",
+    group: str | None = None,
     diagnostics: Mapping[str, float] | None = None,
     top1: Mapping[str, float] | None = None,
-    status: str = "ok",
-    reason: str = "",
     **others: float,
-) -> list[dict[str, Any]]:
-    """All rows of one image; the scores follow from its PSNR, the paper's variant lies 1 % off.
+) -> dict[str, Any]:
+    """One image's row; its scores follow from its PSNR, the paper's variant lies 1 % off. In place
+    of a PSNR stands the status of an image without scores, which has a reason.
 
     `others` replaces scores by name.
     """
-    mse = 10 ** (-psnr / 10)
+    lost = isinstance(psnr, str)
+    known = {"status": psnr if lost else "ok", "reason": reason if lost else "", "group": group}
+    mse = 10 ** (-0.0 if isinstance(psnr, str) else -psnr / 10)
     scores = {"mse": mse, "psnr": psnr, "ssim": 1 - mse, "fft2d": mse / 7, "lpips": mse**0.5}
     scores |= others
-    values = {(metric, "standard"): value for metric, value in scores.items()}
-    values |= {(metric, "paper"): 1.01 * value for metric, value in scores.items()}
-    if status == "ok":
-        values |= {(name, "diagnostic"): value for name, value in (diagnostics or {}).items()}
-    rows = []
-    for (metric, variant), value in values.items():
-        known = {"value": value if status == "ok" else math.nan, "status": status, "reason": reason}
-        rows.append(row(entry, image_id, metric, variant) | known)
-    for which, value in (top1 or {}).items():
-        scored = "unscored" if math.isnan(value) else "ok"
-        rows.append(row(entry, image_id, "top1", which) | {"value": value, "status": scored})
-    return rows
+    values = {f"{name}.standard": math.nan if lost else value for name, value in scores.items()}
+    values |= {f"{name}.paper": math.nan if lost else 1.01 * v for name, v in scores.items()}
+    values |= {f"{n}.diagnostic": v for n, v in (diagnostics or {}).items() if not lost}
+    values |= {f"top1.{which}": value for which, value in (top1 or {}).items()}
+    fixed = {"image_id": image_id, "label_source": "labels.csv", "code": None}
+    return fixed | known | values
 
 
 def write_rows(
     store: RunStore, entry: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """In blocks of a few images, as a run does."""
-    table = wide(rows)
+    table = pd.DataFrame(rows).assign(run_id=entry["run_id"])
     about = {"cell": dict(entry), "made_with": {"device": "cpu"}}
     for block, start in enumerate(range(0, len(table), BLOCK)):
-        part = table[start : start + BLOCK].assign(run_id=entry["run_id"])
-        store.write(entry["run_id"], block, part, about=about)
-
-
-def wide(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for each image from one for each of its scores; its status is that of its scores."""
-    images: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["variant"] not in ("standard", "paper")):
-        known = {"group": row.get("group"), "code": row.get("code")}
-        known |= {name: row[name] for name in ("image_id", "status", "reason", "label_source")}
-        image = images.setdefault(row["image_id"], known)
-        image[f"{row['metric']}.{row['variant']}"] = (
-            math.nan if row["value"] is None else float(row["value"])
-        )
-    order = dict.fromkeys(row["image_id"] for row in rows)
-    return pd.DataFrame([images[image] for image in order])
+        store.write(entry["run_id"], block, table[start : start + BLOCK], about=about)
 
 
 def add_pictures(
@@ -121,10 +90,6 @@ def add_pictures(
     about = store.about(run_id)[-1]
     for block, part in rows.groupby("block"):
         store.write(run_id, int(str(block)), part, by_image(ids, tensors), about)
-
-
-def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:
-    return list(np.random.default_rng(seed).normal(mean, spread, count))
 
 
 def photograph(index: int, side: int = 32) -> torch.Tensor:
@@ -168,14 +133,10 @@ def simple_line(
     **diagnostics: float,
 ) -> None:
     """Rows of one line: PSNR or a status by image, and diagnostics equal for all of them."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for i, value in enumerate(psnr):
-        if isinstance(value, str):
-            made = image_rows(entry, image_id(i), 0.0, status=value, reason="so it is")
-        else:
-            made = image_rows(entry, image_id(i), value, diagnostics=diagnostics)
-        group = {} if photographs is None else {"group": f"photograph {i % photographs}"}
-        rows += [row | group for row in made]
+        group = None if photographs is None else f"photograph {i % photographs}"
+        rows.append(image_row(image_id(i), value, group=group, diagnostics=diagnostics))
     write_rows(store, entry, rows)
 
 
@@ -228,8 +189,7 @@ def small_run(folder: Path, psnr: Sequence[float] = (10.0, 12.0, 14.0), **change
     store = RunStore(folder)
     entry = cell("small", **changes)
     store.write_cells([entry])
-    rows = [row for i, value in enumerate(psnr) for row in image_rows(entry, image_id(i), value)]
-    write_rows(store, entry, rows)
+    simple_line(store, entry, psnr)
     return folder
 
 
@@ -238,20 +198,12 @@ def only_line(folder: Path) -> Line:
     return line
 
 
-def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
-    """The table of one variant of the metrics."""
-    return build_tables(lines, derived)[VARIANTS.index(variant)]
-
-
-def notes_of(folder: Path) -> str:
-    return "\n".join(item for part in all_notes(load_runs([folder]).lines) for item in part.items)
-
-
 APPROVED = Path(__file__).resolve().parents[1] / "report" / "approved"
 
 
 def approved(name: str, text: str) -> None:
-    """Fail where the text is not the approved one."""
+    """Fail where the text is not the approved one. One that is meant to differ: MJP_APPROVE=1, and
+    look at the difference."""
     file = APPROVED / name
     if os.environ.get("MJP_APPROVE"):
         file.parent.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -32,9 +33,8 @@ from tests.helpers.report_rows import (
     approved,
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
-    wide,
 )
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
@@ -185,18 +185,18 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     entries = {name: intact(name) for name in images}
     entries["oracle_inverse"]["role"] = "ceiling"
     store.write_cells(list(entries.values()))
-    for name, entry in entries.items():
+    for name in entries:
         for i in images[name]:
-            known: dict[str, Any] = {"status": "failed", "reason": "so it is"} if i == 1 else {}
             grey, top1 = {"grey_psnr": 10.0 + i}, {"intact": hits[i]}
-            rows = image_rows(entry, image_id(i), 20.0, diagnostics=grey, top1=top1, **known)
-            store.write(name, i, wide(rows).assign(run_id=name))
-    (row,) = card_of(tmp_path).rows
-    assert (row.accuracy, row.accuracy_n) == (50, 6)
-    assert row.floor is not None
-    assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
-    assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)
-    assert keys(row.one_upload) == "cut_short partly_inapplicable unfinished"
+            psnr = "failed" if i == 1 else 20.0
+            row = image_row(image_id(i), psnr, diagnostics=grey, top1=top1)
+            store.write(name, i, pd.DataFrame([row]).assign(run_id=name))
+    (client,) = card_of(tmp_path).rows
+    assert (client.accuracy, client.accuracy_n) == (50, 6)
+    assert client.floor is not None
+    assert client.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
+    assert (client.floor.n, client.floor.of, client.floor.above_20) == (6, 6, 0)
+    assert keys(client.one_upload) == "cut_short partly_inapplicable unfinished"
 
 
 @pytest.mark.parametrize("psnr", [[30.0, math.nan], [math.nan, math.nan]])

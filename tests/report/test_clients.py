@@ -13,7 +13,6 @@ import torch
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import Client
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.flags import FLAGS
 from tests.helpers.card_run import card_of_lines, keys
 from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import add_pictures, cell, image_id, intact
@@ -191,11 +190,6 @@ def attack(
     name: str, *psnr: float | str, of: dict[str, float] | None = None, **facts: Any
 ) -> Attack:
     return intact(name, **facts), [*psnr], of or {}
-
-
-def test_every_flag_has_a_name_and_a_sentence_of_its_own() -> None:
-    assert len({flag.name for flag in FLAGS.values()}) == len(FLAGS)
-    assert all(flag.key == key and flag.text.endswith(".") for key, flag in FLAGS.items())
 
 
 GREY, CLOSED = {"grey_psnr": 12.0}, {"first_block": "closed_form"}

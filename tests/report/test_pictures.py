@@ -37,7 +37,7 @@ from tests.helpers.report_rows import (
     add_pictures,
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
     only_line,
     photograph,
@@ -66,8 +66,7 @@ def pictured(folder: Path, cells: list[dict[str, Any]], images: Mapping[str, flo
     store = RunStore(folder)
     store.write_cells(cells)
     for entry in cells:
-        rows = [row for name, value in images.items() for row in image_rows(entry, name, value)]
-        write_rows(store, entry, rows)
+        write_rows(store, entry, [image_row(name, value) for name, value in images.items()])
         store_pictures(store, entry, images)
     return lines_of(folder)
 

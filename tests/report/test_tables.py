@@ -15,17 +15,16 @@ import scipy.stats
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.published import TABLE5
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
-from tests.helpers.ladder_rows import curve_run, run_of
+from tests.helpers.ladder_rows import curve_run, lines_of, run_of
 from tests.helpers.report_rows import (
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
-    notes_of,
-    psnr_values,
     small_run,
     write_rows,
 )
@@ -68,7 +67,7 @@ def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
     named = {"paper_row": {"model": "DeiT-S", "setting": "a"}, "data_is_papers": True}
     store, entry = RunStore(tmp_path), cell("x", **(named | facts))
     store.write_cells([entry])
-    write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
+    write_rows(store, entry, [image_row(image_id(0), 20.0, top1={"intact": 1.0})])
     row = read_contents([tmp_path]).paper.frame.iloc[0]
     beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
     assert len(beside) == 12
@@ -173,10 +172,8 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     store.write_cells([cell("x", gamma=0.1), entry])
     known = {"mask_recall": 0.8, "visible_psnr": 90.0, "gradient_residual": 1e-6, "seconds": 2.0}
     more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
-    both = (
-        image_rows(entry, image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))
-    )
-    write_rows(store, entry, [row for rows in both for row in rows])
+    both = [image_row(image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))]
+    write_rows(store, entry, both)
     table = titled(tmp_path, "Ceilings")
     assert table is not None
     assert list(by_header(table)[0].values())[6:] == [DASH] * 5
@@ -191,7 +188,7 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
 # paired tests -------------------------------------------------------------------------------------
 
 PLAIN, APRIL, SPAN, ROUNDS = (
-    psnr_values(seed, 30, mean, spread)
+    list(np.random.default_rng(seed).normal(mean, spread, 30))
     for seed, (mean, spread) in enumerate([(60.0, 20.0), (20.0, 3.0), (18.0, 4.0), (30.0, 4.0)], 1)
 )
 LOST = (4, 7)
@@ -320,7 +317,8 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     tmp_path: Path, facts: dict[str, Any], zero_rows: float, psnr: float, said: str
 ) -> None:
     known = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
-    notes = notes_of(run_of(tmp_path, (cell("x", **facts), [psnr], known)))
+    lines = lines_of(run_of(tmp_path, (cell("x", **facts), [psnr], known)))
+    notes = "\n".join(item for part in all_notes(lines) for item in part.items)
     assert said in notes
     assert ("due to rounding" in notes) == (said in ("due to rounding", "UNFINISHED"))
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")

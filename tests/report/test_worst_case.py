@@ -15,15 +15,15 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.figures import VARIANTS, build_tables
 from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
 from tests.helpers.card_run import card_run
 from tests.helpers.federations import MJP, run
 from tests.helpers.ladder_rows import derived_of, lines_of, run_of, unscored_run
 from tests.helpers.report_rows import (
-    build_table,
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
     write_rows,
 )
@@ -56,7 +56,7 @@ def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
         status, reason = outcome(line, "3.png")
         assert status == "failed"
         assert all(f"{member.attack} says so" in reason for member in line.members)
-        frame = build_table([], "standard", [line]).frame.iloc[0]
+        frame = build_tables([], [line])[VARIANTS.index("standard")].frame.iloc[0]
         assert (frame["n"], frame["n_failed"], frame["lpips_n"]) == (4, 1, 4)
         assert math.isnan(frame["ceiling_distance"])
     assert list(worst.scored("grey_psnr", "diagnostic")) == [11.0, 10.5, 12.25, 10.0]
@@ -138,8 +138,8 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
 def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
     store = RunStore(run_of(tmp_path, (intact("x"), []), (intact("y"), [])))
     for entry in store.read_cells():
-        rows = image_rows(entry, image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
-        write_rows(store, entry, [*rows, *image_rows(entry, image_id(1), 40.0)])
+        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
+        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
     choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
     assert outcome(choice, image_id(1))[0] == "unsupported"
     assert choice.counts == {"x": 1, "y": 0}
