@@ -96,26 +96,19 @@ def test_a_stored_picture_is_a_reconstruction_and_no_number_is_none(
     assert (client.name, matching(client)) == expected
 
 
-def test_a_match_meets_the_trained_model_and_made_a_picture(tmp_path: Path) -> None:
-    (client,) = clients(
-        tmp_path,
-        cell("april"),
-        intact("failed", attack="patch_prior"),
-        intact("patch_gradient"),
-        intact("masked_span"),
-        intact("grey", role="floor"),
-    )
-    assert matching(client) == ["patch_gradient", "masked_span"]
-
-
-def test_a_match_for_a_masking_client_knows_masks_by_its_name_whatever_its_label(
+def test_a_match_meets_the_trained_model_made_a_picture_and_knows_masks_by_its_name(
     tmp_path: Path,
 ) -> None:
+    """Whatever its label; masks, where its client masks."""
+    lost, floor = intact("failed", attack="patch_prior"), intact("grey", role="floor")
+    plain = (cell("april"), lost, intact("patch_gradient"), intact("masked_span"), floor)
+    (client,) = clients(tmp_path / "plain", *plain)
+    assert matching(client) == ["patch_gradient", "masked_span"]
     names = ("april_unk_aware", "patch_gradient", "patch_prior", "masked_span", "unheard of")
     cells = [intact(name, **MASKED) for name in names]
     cells.append(intact("x", attack="masked", attack_name="patch_gradient", **MASKED))
     cells.append(intact("y", attack="plain", attack_name="masked_span", **MASKED))
-    (client,) = clients(tmp_path, *cells, zero_rows=3.0)
+    (client,) = clients(tmp_path / "masked", *cells, zero_rows=3.0)
     assert matching(client) == ["april_unk_aware", "masked_span", "plain"]
 
 
@@ -196,7 +189,7 @@ GREY, CLOSED = {"grey_psnr": 12.0}, {"first_block": "closed_form"}
 ALTERED = {"victim": "april_block"}
 FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
 ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
-INT8 = MASKED | {"defenses": "int8"}
+INT8, MINE = MASKED | {"defenses": "int8"}, {"defenses": "mine"}
 SHARED: dict[str, Any] = {"planned_images": 2}
 PLAIN, MATCHING, SPAN, PIXELS = (
     *("patch_gradient", "inverting_gradients", "masked_span", "pixel_lattice"),
@@ -220,7 +213,7 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(PLAIN, 30.0, "unsupported")], "partly_inapplicable"),
     ([attack(PLAIN, 30.0, "unscored")], "partly_unscored"),
     ([attack(PLAIN, 30.0, "unscored", "failed")], "partly_inapplicable partly_unscored"),
-    ([attack("april", 30.0, **ALTERED)], "altered_client"),
+    ([attack("april", 30.0, **ALTERED)], "altered_client; no_adaptive_attack"),
     ([attack(PLAIN, 30.0, **SHARED)], "unfinished"),
     ([attack(PLAIN, 30.0, "failed", **SHARED)], "partly_inapplicable"),  # it was run
     ([attack(PLAIN, 30.0, 31.0, **SHARED)], ""),
@@ -247,7 +240,15 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "unsupported", **MASKED)], ""),
     ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", **MASKED)], ""),  # not begun
     ([attack(SPAN, math.inf, **MASKED), attack("token_span", "failed", **MASKED)], ""),  # all exact
+    # flags of the client
+    ([attack(SPAN, 30.0, plain_share=0.5, **MASKED)], "; some_unshuffled"),
+    ([attack(SPAN, 30.0, plain_share=0.5, **MASKED | {"gamma": 0.0})], ""),
+    ([attack(SPAN, 30.0, of={"empty_mask": 1.0}, **MASKED)], "; some_unshuffled"),
+    ([attack(SPAN, 30.0, of={"empty_mask": 0.0}, **MASKED)], ""),
+    ([attack("patch_prior", 30.0, of={"undeclared_error": 1.0}, **MINE)], "; undeclared_error"),
+    ([attack("patch_prior", 30.0, of={"undeclared_error": 0.0}, **MINE)], ""),
 ]
+"""Attacks on one client, and the flags of its figure; after a `;` those of the client itself."""
 
 
 @pytest.mark.parametrize(("attacks", "expected"), BORDERS)
@@ -256,29 +257,8 @@ def test_each_flag_has_its_border(tmp_path: Path, attacks: list[Attack], expecte
     figure = row.one_upload or row.published
     assert figure is not None
     assert figure.of == max(len(psnr) - psnr.count("unscored") for _, psnr, _ in attacks)
-    assert keys(figure) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "facts", "diagnostics", "expected"),
-    [
-        (SPAN, {"plain_share": 0.5, **MASKED}, {}, "some_unshuffled"),
-        (SPAN, {"plain_share": 0.5, "gamma": 0.0}, {}, ""),
-        (SPAN, MASKED, {"empty_mask": 1.0}, "some_unshuffled"),
-        (SPAN, MASKED, {"empty_mask": 0.0}, ""),
-        ("patch_prior", {"defenses": "mine"}, {"undeclared_error": 1.0}, "undeclared_error"),
-        ("patch_prior", {"defenses": "mine"}, {"undeclared_error": 0.0}, ""),
-    ],
-)
-def test_each_flag_of_a_client_has_its_border(
-    tmp_path: Path,
-    name: str,
-    facts: dict[str, Any],
-    diagnostics: dict[str, float],
-    expected: str,
-) -> None:
-    (row,) = card_of_lines(tmp_path, (intact(name, **facts), [30.0], diagnostics)).rows
-    assert keys(row) == expected
+    of_figure, _, of_client = expected.partition("; ")
+    assert (keys(figure), keys(row)) == (of_figure, of_client)
 
 
 # attacks that were not run ------------------------------------------------------------------------
