@@ -26,7 +26,7 @@ from tests.helpers.card_run import (
     card_run,
     keys,
 )
-from tests.helpers.ladder_rows import unscored_run
+from tests.helpers.ladder_rows import run_of, unscored_run
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
@@ -197,6 +197,13 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     assert client.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
     assert (client.floor.n, client.floor.of, client.floor.above_20) == (6, 6, 0)
     assert keys(client.one_upload) == "cut_short partly_inapplicable unfinished"
+
+
+def test_crops_of_a_grey_count_by_photograph(tmp_path: Path) -> None:
+    line = (intact("patch_gradient"), [30.0] * 6, {"grey_psnr": 12.0})
+    (client,) = card_of(run_of(tmp_path, line, photographs=3)).rows
+    assert client.floor is not None
+    assert (client.floor.n, client.floor.photographs) == (6, 3)
 
 
 @pytest.mark.parametrize("psnr", [[30.0, math.nan], [math.nan, math.nan]])

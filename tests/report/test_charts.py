@@ -18,6 +18,7 @@ from scipy.stats import binomtest
 
 from mjp_privacy.core.drawing import COLOURS
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import LIGHTER, VARIABLES, Chart, standalone
 from mjp_privacy.report.charts.curves import uploads_charts
@@ -31,10 +32,11 @@ from mjp_privacy.report.charts.tradeoff import (
     strength_lines,
     tradeoff_chart,
 )
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
 from tests.helpers.card_run import card_run
 from tests.helpers.ladder_rows import derived_of, lines_of, run_of
-from tests.helpers.report_rows import HOSTILE, cell
+from tests.helpers.report_rows import HOSTILE, cell, image_id, image_row, intact, write_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 WILD = HOSTILE + "</svg><script>alert(1)</script>]]>-->$\\frac{1}$ \x00\x1b\u202e\ud800\ufffe"
@@ -260,6 +262,25 @@ def test_points_are_the_rows_of_the_table_and_each_has_its_name(scope: str) -> N
     assert {p.family for p in points} <= texts(found.svg)
     assert "12.5 dB" in found.caption
     assert "no patch gradient" in found.caption
+
+
+def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
+    """Without the client on which fewer attacks were run."""
+    noise = {f"noise {n}": {"defenses": f"gaussian_noise {n}"} for n in (0.1, 0.01)}
+    cells = [
+        intact(f"{name} {attack}", attack=attack, **facts)
+        for name, facts in {"plain": {}, **noise, "int8": {"defenses": "int8"}}.items()
+        for attack in ("patch_gradient", "patch_prior")
+    ][:-1]
+    store = RunStore(tmp_path)
+    store.write_cells(cells)
+    for entry in cells:
+        known = {"top1": {"intact": 1.0}, "diagnostics": {"grey_psnr": 11.0}}
+        write_rows(store, entry, [image_row(image_id(i), 15.0 + i, **known) for i in range(3)])
+    (found,) = read_contents([tmp_path]).charts["tradeoff"]
+    assert sum("16.0 dB" in title for title in titles(found.svg)) == 3
+    assert "11.0 dB" in found.caption
+    assert " 1 further client" in found.caption
 
 
 def test_only_defences_differ_between_points_and_another_table_is_refused() -> None:

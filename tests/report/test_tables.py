@@ -17,6 +17,7 @@ from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_int
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.published import TABLE5
+from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, lines_of, run_of
@@ -293,7 +294,24 @@ def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
     assert row["median"] == "99.998"
 
 
+def test_comparisons_beyond_the_most_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparisons, "MOST", 3)
+    noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(5)]
+    run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
+    assert len(rows := paired(tmp_path)) == 3
+    assert list(rows)[-1] == "plain: patch_gradient − april"
+    table = titled(tmp_path, "Paired tests")
+    assert table is not None
+    assert " 3 further comparisons" in table.caption
+
+
 # notes --------------------------------------------------------------------------------------------
+
+
+def notes_of(folder: Path) -> str:
+    return "\n".join(item for part in all_notes(lines_of(folder)) for item in part.items)
 
 
 @pytest.mark.parametrize(
@@ -317,11 +335,17 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     tmp_path: Path, facts: dict[str, Any], zero_rows: float, psnr: float, said: str
 ) -> None:
     known = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
-    lines = lines_of(run_of(tmp_path, (cell("x", **facts), [psnr], known)))
-    notes = "\n".join(item for part in all_notes(lines) for item in part.items)
+    notes = notes_of(run_of(tmp_path, (cell("x", **facts), [psnr], known)))
     assert said in notes
     assert ("due to rounding" in notes) == (said in ("due to rounding", "UNFINISHED"))
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
+
+
+def test_unshuffled_pictures_are_counted(tmp_path: Path) -> None:
+    line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
+    notes = notes_of(run_of(tmp_path, line))
+    assert "2 of 2 pictures" in notes
+    assert "1 of the 1 exact" in notes
 
 
 def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:
