@@ -6,11 +6,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy.optimize import brentq
@@ -18,15 +16,10 @@ from scipy.stats import norm
 
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.figures import VARIANTS, Table, build_tables
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.worst_case import DerivedLine
 
 BLOCK = 8
-SECONDS = {"gradient": 1.0, "attack": 4.0, "score": 2.0}
-"""What each stage took for an image of the made-up run."""
 HOSTILE = r"<script>alert(1)</script> & 50%_x|y $^2$ {\o}"
 """A model label that is markup in every language a report is written in."""
 
@@ -51,73 +44,42 @@ def intact(run_id: str, **changes: Any) -> dict[str, Any]:
     return cell(run_id, **{"attack": run_id, "victim": "intact", **changes})
 
 
-def row(entry: Mapping[str, Any], image_id: str, metric: str, variant: str) -> dict[str, Any]:
-    """One score of an image; `write_rows` puts those of an image into one row of the store."""
-    return {
-        **{"run_id": entry["run_id"], "image_id": image_id, "metric": metric, "variant": variant},
-        **{"value": math.nan, "status": "ok", "reason": "", "label_source": "labels.csv"},
-    }
-
-
-def image_rows(
-    entry: Mapping[str, Any],
+def image_row(
     image_id: str,
-    psnr: float,
+    psnr: float | str,
     *,
+    reason: str = "so it is",
+    group: str | None = None,
     diagnostics: Mapping[str, float] | None = None,
     top1: Mapping[str, float] | None = None,
-    status: str = "ok",
-    reason: str = "",
     **others: float,
-) -> list[dict[str, Any]]:
-    """All rows of one image; the scores follow from its PSNR, the paper's variant lies 1 % off.
+) -> dict[str, Any]:
+    """One image's row; its scores follow from its PSNR, the paper's variant lies 1 % off. In place
+    of a PSNR stands the status of an image without scores, which has a reason.
 
     `others` replaces scores by name.
     """
-    mse = 10 ** (-psnr / 10)
+    lost = isinstance(psnr, str)
+    known = {"status": psnr if lost else "ok", "reason": reason if lost else "", "group": group}
+    mse = 10 ** (-0.0 if isinstance(psnr, str) else -psnr / 10)
     scores = {"mse": mse, "psnr": psnr, "ssim": 1 - mse, "fft2d": mse / 7, "lpips": mse**0.5}
     scores |= others
-    values = {(metric, "standard"): value for metric, value in scores.items()}
-    values |= {(metric, "paper"): 1.01 * value for metric, value in scores.items()}
-    if status == "ok":
-        values |= {(name, "diagnostic"): value for name, value in (diagnostics or {}).items()}
-    rows = []
-    for (metric, variant), value in values.items():
-        known = {"value": value if status == "ok" else math.nan, "status": status, "reason": reason}
-        rows.append(row(entry, image_id, metric, variant) | known)
-    for which, value in (top1 or {}).items():
-        scored = "unscored" if math.isnan(value) else "ok"
-        rows.append(row(entry, image_id, "top1", which) | {"value": value, "status": scored})
-    return rows
+    values = {f"{name}.standard": math.nan if lost else value for name, value in scores.items()}
+    values |= {f"{name}.paper": math.nan if lost else 1.01 * v for name, v in scores.items()}
+    values |= {f"{n}.diagnostic": v for n, v in (diagnostics or {}).items() if not lost}
+    values |= {f"top1.{which}": value for which, value in (top1 or {}).items()}
+    fixed = {"image_id": image_id, "label_source": "labels.csv", "code": None}
+    return fixed | known | values
 
 
 def write_rows(
-    store: RunStore,
-    entry: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    seconds: Mapping[str, float] | None = None,
+    store: RunStore, entry: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """In blocks of a few images, as a run does; seconds: of each stage, for an image."""
-    table = wide(rows)
-    stages = {f"stage_seconds.{stage}": each for stage, each in (seconds or {}).items()}
+    """In blocks of a few images, as a run does."""
+    table = pd.DataFrame(rows).assign(run_id=entry["run_id"])
     about = {"cell": dict(entry), "made_with": {"device": "cpu"}}
     for block, start in enumerate(range(0, len(table), BLOCK)):
-        part = table[start : start + BLOCK].assign(**stages, run_id=entry["run_id"])
-        store.write(entry["run_id"], block, part, about=about)
-
-
-def wide(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for each image from one for each of its scores; its status is that of its scores."""
-    images: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["variant"] not in ("standard", "paper")):
-        known = {"group": row.get("group"), "code": row.get("code")}
-        known |= {name: row[name] for name in ("image_id", "status", "reason", "label_source")}
-        image = images.setdefault(row["image_id"], known)
-        image[f"{row['metric']}.{row['variant']}"] = (
-            math.nan if row["value"] is None else float(row["value"])
-        )
-    order = dict.fromkeys(row["image_id"] for row in rows)
-    return pd.DataFrame([images[image] for image in order])
+        store.write(entry["run_id"], block, table[start : start + BLOCK], about=about)
 
 
 def add_pictures(
@@ -128,10 +90,6 @@ def add_pictures(
     about = store.about(run_id)[-1]
     for block, part in rows.groupby("block"):
         store.write(run_id, int(str(block)), part, by_image(ids, tensors), about)
-
-
-def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:
-    return list(np.random.default_rng(seed).normal(mean, spread, count))
 
 
 def photograph(index: int, side: int = 32) -> torch.Tensor:
@@ -163,93 +121,67 @@ def write_pictures(store: RunStore, entry: Mapping[str, Any], psnr: Mapping[str,
     add_pictures(store, entry["run_id"], tensors, ids)
 
 
-def synthetic_run(folder: Path, count: int = 24) -> RunStore:
-    """Eight lines: plain, shuffled, exact, unsupported, unscored, interrupted, all failed, one."""
-    store = RunStore(folder)
-    paper = {"model": "DeiT-S", "setting": "a"}
-    cells = [
-        cell("plain", paper_row=paper, data_is_papers=True, notes=["A note of the runner."]),
-        cell(
-            *("shuffled",),
-            **{"setting": "b", "gamma": 0.27, "data_is_papers": True},
-            paper_row=paper | {"setting": "b"},
-        ),
-        cell("exact", attack="patch_gradient", victim="intact", dtype="float64"),
-        cell(
-            *("unsupported",),
-            **{"model": "DeiT-S+MJP (w/o)", "trained_gamma": 0.03, "status": "unsupported"},
-            **{"reason": "needs N + 1 <= D", "data_is_papers": True},
-            paper_row=paper | {"model": "DeiT-S+MJP (w/o)"},
-        ),
-        cell("unscored", model=HOSTILE, true_labels=False),
-        cell("interrupted", model="ViT-S"),
-        cell("all-failed", model="ViT-S", seed=1),
-        cell("single", model="DeiT-Ti", setting="c", gamma=0.27),
-    ]
-    store.write_cells(cells)
-    _write_plain(store, cells[0], count)
-    _write_shuffled(store, cells[1], count)
-    _write_exact(store, cells[2], count)
-    _write_others(store, cells)
-    return store
-
-
 def image_id(index: int) -> str:
     return f"n{index:08d}/photo {index}.JPEG"
 
 
-def _write_plain(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
-    """Two of the images fail; a third of the others is conditioned beyond float32."""
-    psnr = {image_id(i): value for i, value in enumerate(psnr_values(1, count))}
+def simple_line(
+    store: RunStore,
+    entry: Mapping[str, Any],
+    psnr: Sequence[float | str],
+    photographs: int | None = None,
+    **diagnostics: float,
+) -> None:
+    """Rows of one line: PSNR or a status by image, and diagnostics equal for all of them."""
     rows = []
-    for i, (name, value) in enumerate(psnr.items()):
-        failed = {"status": "failed", "reason": "lstsq did not converge"} if i in (3, 4) else {}
-        diagnostics = {"ceiling_psnr": 24.0, "cond_a": 1e9 if i % 3 == 0 else 1e6, "zero_rows": 0}
-        top1 = {"intact": float(i % 4 > 0), "altered": 0.0}
-        rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1, **failed)
-    write_rows(store, entry, rows, SECONDS)
-    write_pictures(store, entry, psnr)
-
-
-def _write_shuffled(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
-    psnr = {image_id(i): value for i, value in enumerate(psnr_values(2, count, 11.0, 1.0))}
-    rows = []
-    for i, (name, value) in enumerate(psnr.items()):
-        diagnostics = {"ceiling_psnr": 24.0, "cond_a": math.inf, "zero_rows": 50.0}
-        diagnostics |= {"shuffled_patches": 0.0 if i == 0 else 50.0 + i % 3, "empty_mask": i == 0}
-        top1 = {"intact": float(i % 2), "altered": 0.0}
-        rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1)
-    write_rows(store, entry, rows, SECONDS)
-    write_pictures(store, entry, psnr)
-
-
-def _write_exact(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
-    """A quarter is exact, the rest lies around 130 dB."""
-    psnr = {image_id(i): 130.0 + i for i in range(count)}
-    psnr |= {image_id(i): math.inf for i in range(0, count, 4)}
-    rows = []
-    for name, value in psnr.items():
-        rows += image_rows(entry, name, value, top1={"intact": 1.0})
+    for i, value in enumerate(psnr):
+        group = None if photographs is None else f"photograph {i % photographs}"
+        rows.append(image_row(image_id(i), value, group=group, diagnostics=diagnostics))
     write_rows(store, entry, rows)
-    write_pictures(store, entry, psnr)
 
 
-def _write_others(store: RunStore, cells: Sequence[Mapping[str, Any]]) -> None:
-    unscored, failed, single = cells[4], cells[6], cells[7]
-    nan = {"intact": math.nan}
-    known: dict[str, Any] = {"status": "unscored", "reason": "no truth: a recorded upload"}
-    rows = [image_rows(unscored, image_id(i), 0.0, top1=nan, **known) for i in range(5)]
-    write_rows(store, unscored, list(chain(*rows)))
-    known = {"status": "failed", "reason": "the gradient is not finite"}
-    rows = [image_rows(failed, image_id(i), 0.0, **known) for i in range(4)]
-    write_rows(store, failed, list(chain(*rows)))
-    write_rows(store, single, image_rows(single, image_id(0), 9.5, top1={"intact": 1.0}))
+PSNR: dict[str, list[float | str]] = {
+    "april": [9.0, 8.5, 7.25, 4.0],
+    "pixel_lattice": [math.inf, 24.5, 100.5, 21.0],
+    "multi_round": [math.inf, 101.0, 102.0, 98.0],
+    "grey": [12.5, 11.0, 13.0, 10.0],
+    "masked_span": ["failed", "failed", "unscored", "failed"],
+    "double": [math.inf, 26.0, 101.0, 20.0],
+    "plain": [math.inf, 103.0, 101.0, 102.0],
+}
+"""Of the made-up run by line, in the order of their numbers: PSNR of each of four images."""
+
+
+def synthetic_run(folder: Path, count: int = 4, **changes: Any) -> RunStore:
+    """A run whose report has every part: attacks on an MJP client, a control, a failed line, a
+    float64 twin and a plain client; `count` images, of which those beyond four repeat."""
+    store, mjp = RunStore(folder), {"setting": "c", "gamma": 0.27}
+    cells = {
+        "april": cell("april", **mjp),
+        "pixel_lattice": intact("pixel_lattice", **mjp),
+        "multi_round": intact("multi_round", uploads=6, **mjp),
+        "grey": intact("grey", role="floor", **mjp),
+        "masked_span": intact("masked_span", **mjp),
+        "double": intact("double", attack="pixel_lattice", dtype="float64", **mjp),
+        "plain": intact("plain", attack="patch_gradient"),
+    }
+    store.write_cells([entry | changes for entry in cells.values()])
+    for name, entry in cells.items():
+        known = {} if name == "grey" else {"zero_rows": 50.0 * bool(entry["gamma"])}
+        psnr = [PSNR[name][i % 4] for i in range(count)]
+        simple_line(store, entry | changes, psnr, **known)
+        if name not in ("grey", "masked_span"):
+            stored = {image_id(i): float(value) for i, value in enumerate(psnr)}
+            write_pictures(store, entry | changes, stored)
+    masks = torch.arange(16).expand(count, 16) % 4 == 0
+    made = torch.stack([photograph(i) for i in range(count)])
+    fed = torch.stack([shuffled(image) for image in made])
+    tensors = {"images": made * 0.9, "plain": made, "input": fed, "target": made, "mask": masks}
+    add_pictures(store, "april", tensors, [image_id(i) for i in range(count)])
+    return store
 
 
 # reports ------------------------------------------------------------------------------------------
-
-COUNT = 24
-"""Images of the made-up run that the tests only read."""
 
 
 def small_run(folder: Path, psnr: Sequence[float] = (10.0, 12.0, 14.0), **changes: Any) -> Path:
@@ -257,8 +189,7 @@ def small_run(folder: Path, psnr: Sequence[float] = (10.0, 12.0, 14.0), **change
     store = RunStore(folder)
     entry = cell("small", **changes)
     store.write_cells([entry])
-    rows = [row for i, value in enumerate(psnr) for row in image_rows(entry, image_id(i), value)]
-    write_rows(store, entry, rows)
+    simple_line(store, entry, psnr)
     return folder
 
 
@@ -267,26 +198,12 @@ def only_line(folder: Path) -> Line:
     return line
 
 
-def frame(out: Path, variant: str) -> pd.DataFrame:
-    """table.csv of a report, by run_id."""
-    table = pd.read_csv(out / "table.csv")
-    return table[table["variant"] == variant].set_index("run_id")
-
-
-def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
-    """The table of one variant of the metrics."""
-    return build_tables(lines, derived)[VARIANTS.index(variant)]
-
-
-def notes_of(folder: Path) -> str:
-    return "\n".join(item for part in all_notes(load_runs([folder]).lines) for item in part.items)
-
-
 APPROVED = Path(__file__).resolve().parents[1] / "report" / "approved"
 
 
 def approved(name: str, text: str) -> None:
-    """Fail where the text is not the approved one."""
+    """Fail where the text is not the approved one. One that is meant to differ: MJP_APPROVE=1, and
+    look at the difference."""
     file = APPROVED / name
     if os.environ.get("MJP_APPROVE"):
         file.parent.mkdir(exist_ok=True)

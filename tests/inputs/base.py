@@ -1,7 +1,7 @@
 """Small valid inputs of every command, from which bad ones are made.
 
 images/, images.zip, classes/, reference/, reconstruction/   pictures
-model.safetensors, mjp.safetensors, *.pth                    checkpoints of random weights
+model.safetensors, model.pth, official_mjp.safetensors       checkpoints of random weights
 experiment.yaml, own.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
 run/, federation/, uploads/, trained/, prior.safetensors     what the commands made of them
 """
@@ -115,6 +115,9 @@ COMMANDS: dict[str, list[str]] = {
 
 def write_base(folder: Path) -> None:
     """Make all of it in an empty folder; raises if a command does not end well."""
+    from mjp_privacy.models import load_model
+    from mjp_privacy.uploads.record import save_weights
+
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
     class_folders(folder / "classes", images=2, classes=5, side=SIDE)
@@ -122,27 +125,20 @@ def write_base(folder: Path) -> None:
         photographs(folder / name, 2, labelled=False)
     for name, content in CONFIGS.items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
-    _write_checkpoints(folder)
+    model, mjp = (
+        load_model(checkpoint="random", **MODEL, unknown_embedding=unknown)
+        for unknown in (False, True)
+    )
+    save_weights(folder / "model.safetensors", model)
+    state = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    torch.save(state, folder / "model.pth")
+    official = dict(mjp.named_parameters())
+    rows = [official.pop("pos_embed"), official.pop("unk_embed").reshape(1, 1, -1)]
+    official["pos_embed.weight"] = torch.cat(rows, 1)[0]
+    state = {name: tensor.detach().clone() for name, tensor in official.items()}
+    save_file(state, folder / "official_mjp.safetensors", {"num_heads": json.dumps(2)})
     for argv in COMMANDS.values():
         outcome = forked(argv, folder)
         if outcome.code:
             raise RuntimeError(f"{' '.join(argv)} ended with {outcome.code}: {outcome.said}")
     shutil.copytree(folder / "federation" / "uploads", folder / "uploads")
-
-
-def _write_checkpoints(folder: Path) -> None:
-    from mjp_privacy.models import load_model
-    from mjp_privacy.uploads.record import save_weights
-
-    for name, unknown in (("model", False), ("mjp", True)):
-        shape = {**MODEL, "unknown_embedding": unknown}
-        model = load_model(checkpoint="random", **shape)
-        save_weights(folder / f"{name}.safetensors", model)
-        state = {key: value.detach().clone() for key, value in model.named_parameters()}
-        torch.save(state, folder / f"{name}.pth")
-        torch.save({"model": state, "epoch": 3}, folder / f"{name}_nested.pth")
-    official = dict(state)
-    rows = [official["pos_embed"], official.pop("unk_embed").reshape(1, 1, -1)]
-    official["pos_embed.weight"] = torch.cat(rows, 1)[0]
-    del official["pos_embed"]
-    save_file(official, folder / "official_mjp.safetensors", {"num_heads": json.dumps(2)})

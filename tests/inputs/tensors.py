@@ -26,13 +26,6 @@ def file_of(header: Header | str, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
-    """The file with further metadata."""
-    header, data = header_of(content)
-    header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
-    return file_of(header, data)
-
-
 def with_header(change: Callable[[Header], Any]) -> Callable[[Path], None]:
     """The file's header is changed in place; its tensors stay."""
 
@@ -70,11 +63,6 @@ def with_state(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None
         torch.save(content if changed is None else changed, path)
 
     return damage
-
-
-def first(tensors: Mapping[str, Any], *wanted: str) -> str:
-    """The first of these names that is there, else any."""
-    return next((name for name in wanted if name in tensors), next(iter(tensors)))
 
 
 def _entry(header: Header, **changes: Any) -> None:
@@ -136,7 +124,11 @@ def tensor_changes(*names: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
 
     def one(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-        return lambda tensors: tensors.update({(n := first(tensors, name)): change(tensors[n])})
+        def changed(tensors: dict[str, Any]) -> None:
+            there = name if name in tensors else next(iter(tensors))
+            tensors[there] = change(tensors[there])
+
+        return changed
 
     def stranger(name: str) -> Callable[[dict[str, Any]], None]:
         return lambda tensors: tensors.update({name: next(iter(tensors.values())).clone()})

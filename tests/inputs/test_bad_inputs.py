@@ -22,7 +22,7 @@ import yaml
 from mjp_privacy.cli import COMMANDS
 from tests.inputs.base import UPLOAD
 from tests.inputs.forked import Outcome, forked
-from tests.inputs.tensors import tensor_changes, with_metadata, with_state, with_tensors
+from tests.inputs.tensors import tensor_changes, with_header, with_state, with_tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux")
 
@@ -140,7 +140,7 @@ def field(path: str, value: Any) -> Spoil:
 
 def metadata(key: str, text: str) -> Spoil:
     """What a checkpoint says of its model."""
-    return lambda place: written(with_metadata(place.read_bytes(), {key: text}))(place)
+    return with_header(lambda header: header.setdefault("__metadata__", {}).update({key: text}))
 
 
 def tensors(change: str, *names: str) -> Spoil:

@@ -1,180 +1,44 @@
-"""The answer and its card: every number by hand from the stored rows, whom it is about, and that
-nothing which failed, is late, unscored or missing looks like protection."""
+"""The answer, its card and the console: every number by hand from the stored rows, whom it is
+about, that nothing which failed, is late or missing looks like protection, and that it fits."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import WORDS
-from mjp_privacy.report.card import Card, CardFigure, CardRow
+from mjp_privacy.report.card import Card, CardFigure, card_table
 from mjp_privacy.report.clients import CARD_ROWS
+from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (
-    CANDIDATES,
-    CLIENTS,
-    PHOTOGRAPHS,
-    TITLES,
-    ByHand,
-    Expected,
     card_of,
     card_of_lines,
     card_run,
     keys,
 )
+from tests.helpers.ladder_rows import run_of, unscored_run
+from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
+    approved,
     cell,
     image_id,
-    image_rows,
+    image_row,
     intact,
-    wide,
-    write_rows,
 )
 
-ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 ZERO = {"zero_rows": 3.0, "grey_psnr": 12.0}
-
-
-def numbers(text: str) -> list[float]:
-    """The numbers in a sentence; those in words such as float32 and in γ .27 are names."""
-    return [float(found) for found in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", text)]
-
-
-# every number of the made-up run ------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return card_run(tmp_path_factory.mktemp("card") / "run")
-
-
-@pytest.fixture(scope="module")
-def card(folder: Path) -> Card:
-    return card_of(folder)
-
-
-@pytest.fixture(scope="module")
-def by_hand(folder: Path) -> ByHand:
-    return ByHand(folder)
-
-
-def row_of(card: Card, client: str) -> CardRow:
-    (row,) = (row for row in card.rows if row.client == TITLES[client])
-    return row
-
-
-def same(figure: CardFigure | None, expected: Expected, attack: str | None = None) -> None:
-    assert figure is not None
-    for name in ("mean", "low", "high", "median", "n", "exact", "above_20", "of"):
-        assert getattr(figure, name) == pytest.approx(getattr(expected, name)), name
-    assert attack in (None, figure.attack)
-
-
-@pytest.mark.parametrize("client", ON_CARD)
-def test_every_figure_is_that_of_the_rows(card: Card, by_hand: ByHand, client: str) -> None:
-    row, candidates = row_of(card, client), CANDIDATES[client]
-    best = by_hand.best(client, candidates)
-    taken = [attack for attack in candidates if attack in best.chosen.values()]
-    counts = {attack: list(best.chosen.values()).count(attack) for attack in taken}
-    named = sorted(counts, key=lambda attack: -counts[attack])[:2]
-    several = ", ".join(f"{attack} {counts[attack]}" for attack in named)
-    same(row.one_upload, best, several if len(named) > 1 else named[0])
-    assert (row.any_uploads is None) == (client != "mjp")
-    if row.any_uploads is not None:
-        same(row.any_uploads, by_hand.best(client, (*candidates, "multi_round")))
-    assert (row.published is None) == (client in ("withheld", "unshuffled"))
-    if row.published is not None:
-        same(row.published, by_hand.best(client, ["april"]))
-    floor = ("noise", "grey") if client == "noise" else ("mjp", "mean_image")
-    same(row.floor, by_hand.best(floor[0], [floor[1]]), floor[1])
-    assert (row.accuracy, row.accuracy_n) == pytest.approx(by_hand.accuracy(client))
-
-
-def test_the_run_has_something_to_tell_apart(by_hand: ByHand) -> None:
-    """Else the test above would pass with the wrong rule: all differ from one another."""
-    best = by_hand.best("mjp", CANDIDATES["mjp"])
-    assert set(best.chosen.values()) == set(CANDIDATES["mjp"])
-    assert len({best.n, best.exact, best.above_20, best.of}) == 4
-    floors = {a: by_hand.best("mjp", [a]).mean for a in ("grey", "mean_image", "other_image")}
-    assert max(floors, key=lambda name: floors[name]) == "mean_image"
-
-
-def test_without_controls_the_floor_is_the_grey_that_every_run_stores(tmp_path: Path) -> None:
-    folder = card_run(tmp_path, floors=False)
-    by_hand, card = ByHand(folder), card_of(folder)
-    for client in ON_CARD:
-        same(row_of(card, client).floor, by_hand.grey(client), "uniform grey")
-
-
-def test_every_number_of_the_sentences(card: Card, by_hand: ByHand) -> None:
-    best = by_hand.best("mjp", CANDIDATES["mjp"])
-    assert numbers(card.verdict) == [best.exact, best.of, best.above_20, 20]
-    plain = by_hand.best("plain", CANDIDATES["plain"])
-    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
-    april, floor = by_hand.best("mjp", ["april"]), by_hand.best("mjp", ["mean_image"])
-    assert numbers(card.beside) == pytest.approx(
-        [
-            *(plain.exact, plain.of, plain.above_20, 20),
-            *(6, several.exact, several.of, several.above_20, 20),
-            *(round(value, 1) for value in (april.mean, april.low, april.high)),
-            *(april.n, round(floor.mean, 1), len(set(PHOTOGRAPHS.values()))),
-        ]
-    )
-    accuracy, n = by_hand.accuracy("mjp")
-    assert numbers(dict(card.facts)["Accuracy"])[:3] == [round(accuracy), 1, n]
-    span, matching = (by_hand.best("mjp", [a]) for a in ("masked_span", "inverting_gradients"))
-    lattice, photographs, recipe = card.would_change
-    assert "masked_span" in lattice
-    assert numbers(lattice.replace("1/255", "")) == [span.exact, span.of]
-    assert "inverting_gradients" in photographs
-    assert numbers(photographs) == [matching.exact, matching.of]
-    assert "unshuffled" in recipe
-
-
-def test_what_was_not_tried_was_not(card: Card) -> None:
-    attacks, *others = card.not_tried
-    assert attacks.partition(": ")[2].split(", ") == [
-        *("april_unk_aware", "april_prior", "patch_prior", "plain_step", "patch_lattice"),
-        *("token_span", "april_optimization", "gradvit"),
-    ]
-    assert {"batches of more than one picture", "several local steps"} < set(others)
-
-
-def test_flags_of_the_made_up_run(card: Card) -> None:
-    figures = {
-        client: tuple(keys(figure) if figure else "-" for figure in row.figures.values())
-        for client in ON_CARD
-        for row in [row_of(card, client)]
-    }
-    assert figures == {
-        # one image failed
-        "plain": ("altered_client ill_conditioned", "partly_inapplicable", "-", ""),
-        # one image failed; gradient matching, far from the upload, has the best picture of one
-        # image with one upload and of none with several
-        "mjp": (
-            "altered_client below_floor partly_inapplicable",
-            "assumes_8_bit cut_short not_converged partly_inapplicable partly_unscored",
-            *("assumes_8_bit cut_short partly_inapplicable partly_unscored", ""),
-        ),
-        # pixel_lattice does not weigh the noise
-        "noise": (
-            "altered_client below_floor noise_ignored",
-            *("assumes_8_bit noise_ignored", "-", ""),
-        ),
-        "withheld": ("-", "partly_inapplicable", "-", ""),
-        # pixel_lattice is never the best
-        "unshuffled": ("-", "", "-", ""),
-    }
-    fewer = "fewer_attacks"  # withheld is like no other
-    assert [keys(row) for row in card.rows] == ["", "", fewer, "", f"{fewer} some_unshuffled"]
 
 
 # what it says -------------------------------------------------------------------------------------
@@ -321,18 +185,25 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     entries = {name: intact(name) for name in images}
     entries["oracle_inverse"]["role"] = "ceiling"
     store.write_cells(list(entries.values()))
-    for name, entry in entries.items():
+    for name in entries:
         for i in images[name]:
-            known: dict[str, Any] = {"status": "failed", "reason": "so it is"} if i == 1 else {}
             grey, top1 = {"grey_psnr": 10.0 + i}, {"intact": hits[i]}
-            rows = image_rows(entry, image_id(i), 20.0, diagnostics=grey, top1=top1, **known)
-            store.write(name, i, wide(rows).assign(run_id=name))
-    (row,) = card_of(tmp_path).rows
-    assert (row.accuracy, row.accuracy_n) == (50, 6)
-    assert row.floor is not None
-    assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
-    assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)
-    assert keys(row.one_upload) == "cut_short partly_inapplicable unfinished"
+            psnr = "failed" if i == 1 else 20.0
+            row = image_row(image_id(i), psnr, diagnostics=grey, top1=top1)
+            store.write(name, i, pd.DataFrame([row]).assign(run_id=name))
+    (client,) = card_of(tmp_path).rows
+    assert (client.accuracy, client.accuracy_n) == (50, 6)
+    assert client.floor is not None
+    assert client.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
+    assert (client.floor.n, client.floor.of, client.floor.above_20) == (6, 6, 0)
+    assert keys(client.one_upload) == "cut_short partly_inapplicable unfinished"
+
+
+def test_crops_of_a_grey_count_by_photograph(tmp_path: Path) -> None:
+    line = (intact("patch_gradient"), [30.0] * 6, {"grey_psnr": 12.0})
+    (client,) = card_of(run_of(tmp_path, line, photographs=3)).rows
+    assert client.floor is not None
+    assert (client.floor.n, client.floor.photographs) == (6, 3)
 
 
 @pytest.mark.parametrize("psnr", [[30.0, math.nan], [math.nan, math.nan]])
@@ -371,54 +242,27 @@ def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) 
 # without truth ------------------------------------------------------------------------------------
 
 
-def without_truth(folder: Path, of_lines: dict[str, dict[str, list[float]]], **facts: Any) -> Card:
-    """The card of attacks whose pictures nobody could score; diagnostics by attack and image."""
-    store = RunStore(folder)
-    entries = {name: intact(name, **facts) for name in of_lines}
-    store.write_cells(list(entries.values()))
-    for name, diagnostics in of_lines.items():
-        ids = [image_id(i) for i in range(len(next(iter(diagnostics.values()))))]
-        rows = []
-        for i, image in enumerate(ids):
-            lost = image_rows(entries[name], image, 0.0, status="unscored", reason="no truth")
-            for metric, values in diagnostics.items():
-                known = {"metric": metric, "variant": "diagnostic", "value": values[i]}
-                lost.append(lost[0] | known | {"status": "ok", "reason": ""})
-            rows += lost
-        write_rows(store, entries[name], rows)
-        add_pictures(store, name, {"images": torch.rand(len(ids), 3, 8, 8)}, ids)
-    return card_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("residuals", "facts", "parts", "absent"),
-    [
-        ([1.3e-6], {}, ["1 picture", "1.3e-06", "no proof"], "certain"),
-        ([1e-3, 3e-3], {}, ["2 pictures", "0.002"], "safety"),
-        ([1e-3], MASKED, ["no proof", "0.001"], "certain"),
-        ([0.8], {}, ["no evidence of safety", "0.8"], "certain"),
-        ([0.05, 0.05], {}, ["0.05"], "safety"),
-    ],
-)
-def test_uploads_without_truth(
-    tmp_path: Path, residuals: list[float], facts: dict[str, object], parts: list[str], absent: str
-) -> None:
-    made = without_truth(tmp_path, {"masked_span": {"gradient_residual": residuals}}, **facts)
-    assert "exactly" not in made.verdict
-    assert all(part in made.beside for part in parts)
-    assert absent not in made.beside
-
-
-@pytest.mark.parametrize(("batch", "expected"), [(1, 2), (2, 1)])
-def test_certain_pictures_of_a_batch_are_not_added_up_over_attacks(
-    tmp_path: Path, batch: int, expected: int
-) -> None:
-    """They come in no known order, so that two attacks may mean the same one."""
-    known = {"gradient_residual": [0.1, 0.1]}
-    marks = {"batch_span": [1.0, 0.0], "span_matching": [0.0, 1.0]}
-    lines = {name: known | {"certain": values} for name, values in marks.items()}
-    words = without_truth(tmp_path, lines, batch=batch).beside.split()
-    assert int(words[words.index("certain:") - 1]) == expected
+def test_uploads_without_truth(tmp_path: Path) -> None:
+    """Certain pictures of a batch come in no known order, so that two attacks may mean the same
+    one: they are not added up."""
+    for at, (residuals, facts, parts, absent) in enumerate(
+        (
+            ([1.3e-6], {}, ["1 picture", "1.3e-06", "no proof"], "certain"),
+            ([1e-3, 3e-3], {}, ["2 pictures", "0.002"], "safety"),
+            ([1e-3], MASKED, ["no proof", "0.001"], "certain"),
+            ([0.8], {}, ["no evidence of safety", "0.8"], "certain"),
+        )
+    ):
+        lines = {"masked_span": {"gradient_residual": residuals}}
+        made = card_of(unscored_run(tmp_path / f"{at}", lines, **facts))
+        assert "exactly" not in made.verdict
+        assert all(part in made.beside for part in parts)
+        assert absent not in made.beside
+    for batch, expected in ((1, 2), (2, 1)):
+        marks = {"batch_span": [1.0, 0.0], "span_matching": [0.0, 1.0]}
+        of_lines = {n: {"gradient_residual": [0.1] * 2, "certain": v} for n, v in marks.items()}
+        words = card_of(unscored_run(tmp_path / f"batch{batch}", of_lines, batch=batch)).beside
+        assert int(re.findall(r"(\S+) certain:", words)[0]) == expected
 
 
 def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
@@ -430,3 +274,101 @@ def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
     beside = card_of(tmp_path).beside
     assert "images are known" in beside
     assert "not known" not in beside
+
+
+# on the console -----------------------------------------------------------------------------------
+
+ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
+FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
+
+
+def fits(text: str, most: int = LINES) -> list[str]:
+    """The lines of a text that fits the console and steers no terminal."""
+    lines = text.removesuffix("\n").split("\n")
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= WIDTH
+    assert all(letter.isprintable() for line in lines for letter in line)
+    return lines
+
+
+def clients(folder: Path, facts: list[dict[str, Any]]) -> Card:
+    """A card of as many clients; each gets two attacks, one with several uploads, and a floor."""
+    lines: list[tuple[Any, ...]] = []
+    psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
+    for i, changes in enumerate(facts):
+        known: dict[str, Any] = {"setting": "c", "gamma": 0.27} | changes
+        of_six = {"attack": f"R=6 {i}", "attack_name": "multi_round", "uploads": 6}
+        lines += [
+            (intact(f"{i} span", attack="masked_span", **known), psnr),
+            (intact(f"{i} rounds", **of_six, **known), psnr[::-1]),
+            (intact(f"{i} grey", attack="grey", role="floor", **known), [60.0] * 4),
+        ]
+    return card_of_lines(folder, *lines)
+
+
+def test_the_answer_as_printed_on_the_page_and_first_of_a_report(tmp_path: Path) -> None:
+    """Approved as it is: read both files when they change."""
+    folder = card_run(tmp_path / "run")
+    card = card_of(folder)
+    text = console_card(card)
+    fits(text)
+    approved("console.txt", text)
+    facts = [f"{name}: {value}" for name, value in card.facts]
+    rows = [*map(" | ".join, card_table(card).rows), card.beside, *facts]
+    approved("card.txt", "\n".join((*rows, *card.would_change, *card.not_tried)) + "\n")
+    printed = write_report([folder], tmp_path / "out", everything=True, pictures="none").console
+    assert printed.startswith(text)
+    fits(printed, LINES + 7)
+    assert "worst_case, " in (tmp_path / "out" / "table.md").read_text()
+    wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
+    figures = {"published": wide, "one_upload": wide, "any_uploads": replace(wide, of=9999)}
+    of_wide = tuple(replace(row, **figures) for row in card.rows)
+    fits(console_card(replace(card, rows=of_wide, verdict="a word " * 900)))
+
+
+def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_path: Path) -> None:
+    """Though three others stand before and behind it, and there is room for few."""
+    facts: list[dict[str, Any]] = [
+        *({"withhold": "pos_embed", "gamma": 0.0, "model": f"A{i}" * 20} for i in range(2)),
+        *({"model": f"B{i}" * 20} for i in range(3)),
+        {"gamma": 0.0, "model": "C"},
+    ]
+    made = clients(tmp_path, facts)
+    text = " ".join(" ".join(fits(console_card(made))).split())
+    assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
+    assert "C, no defence used" in text
+    assert "further client" in text
+
+
+@pytest.mark.parametrize("count", [2, 7, nightly(40)])
+def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, count: int) -> None:
+    made = clients(tmp_path, [{"gamma": (i + 1) / 50} for i in range(count)])
+    lines = fits(console_card(made))
+    shown = [line for line in lines if line.startswith("MJP γ") and " ≥ 20 dB" in line]
+    assert 0 < len(shown) <= count
+    assert (f"{count - len(shown)} further client" in lines[-1]) == (count > len(shown))
+
+
+def test_no_clients_and_no_truth(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
+    assert fits(console_card(made)) == [made.verdict]
+    made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
+    assert not any("nan" in line for line in fits(console_card(made)))
+
+
+def test_reasons_are_cut_to_a_line_and_counted() -> None:
+    made = Card("A sentence.", "", "")
+    reasons = [f"{i} images failed: {ESCAPES} {'x' * 300}" for i in range(9)]
+    lines = fits(console_text(made, reasons))
+    assert lines[0] == "A sentence."
+    assert [line[:9] for line in lines[2:6]] == [f"{i} images " for i in range(4)]
+    assert "5 further" in lines[6]
+    assert len(lines) == 7
+    assert console_text(made, []) == "A sentence.\n"
+
+
+@pytest.mark.parametrize(("exact", "share"), [(20, "at least 57 %"), (5, "5 to 66 %")])
+def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> None:
+    """Wilson's interval over the photographs, not over the crops."""
+    figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
+    assert f"{exact} of 20 exactly (6 photographs: {share})" in figure.counts()

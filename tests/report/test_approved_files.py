@@ -1,73 +1,38 @@
-"""One report in every format beside the files that a person approved, and its figures made again
-from the parquet files by another program."""
+"""One report in every format beside the files that a person approved, its figures made again from
+the parquet files by another program, and what counts in none: files that are no images."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
-from tests.helpers import recomputed
-from tests.helpers.report_rows import approved, cell, image_rows, intact, write_rows
+from tests.helpers.card_run import PHOTOGRAPHS, PSNR, card_of, card_run
+from tests.helpers.ladder_rows import run_of
+from tests.helpers.report_rows import (
+    add_pictures,
+    approved,
+    cell,
+    image_id,
+    photograph,
+)
+from tests.helpers.runs import attack, names, photographs, rows, tiny
 
-VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
-MJP = {**VIT, "model": "ViT-Ti+MJP", "setting": "c", "gamma": 0.27}
-PSNR = {
-    "april": (17.0, 21.5, "failed", 9.25, 14.0),
-    "patch_gradient": (57.0, math.inf, 12.0, math.inf, 33.5),
-    "april_mjp": (9.0, 8.5, 8.0, "unsupported", 7.75),
-    "masked_span": (16.0, 22.0, 15.5, "failed", 30.25),
-    "multi_round_2": (18.0, 26.0, 15.0, 31.0, math.inf),
-    "multi_round_4": (25.0, 41.0, 14.5, 38.0, math.inf),
-    "grey": (11.0, 10.5, 12.25, 9.5, 10.0),
-}
-"""Five images by cell: three photographs, of which the last two were cut in two."""
-PHOTOGRAPHS = ("a", "b", "b", "c", "c")
 FORMATS = ("table.md", "table.tex", "table.csv", "table5.md", "table5.tex", "table5.csv")
 FORMATS += ("samples.csv", "choices.csv", "rounds.csv")
-
-
-def cells() -> dict[str, dict[str, object]]:
-    rounds = {name: intact(name, **MJP, attack_name="multi_round") for name in PSNR if "_r" in name}
-    for name, entry in rounds.items():
-        uploads = int(name[-1])
-        entry |= {"uploads": uploads, "attack_options": json.dumps({"uploads": uploads})}
-        entry["attack"] = "multi_round"
-    return {
-        "april": cell("april", **VIT, paper_row={"model": "ViT-S", "setting": "a"}),
-        "patch_gradient": intact("patch_gradient", **VIT),
-        "april_mjp": cell("april_mjp", **MJP, paper_row={"model": "DeiT-S+MJP", "setting": "c"}),
-        "masked_span": intact("masked_span", **MJP),
-        **rounds,
-        "grey": intact("grey", **MJP, role="floor"),
-    }
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("approved")
-    store = RunStore(folder / "run")
-    entries = cells()
-    for name, entry in entries.items():
-        rows = []
-        for at, psnr in enumerate(PSNR[name]):
-            diagnostics = {"grey_psnr": float(PSNR["grey"][at]), "gradient_residual": 1 / (at + 2)}
-            diagnostics |= {"zero_rows": 9.0} if entry["gamma"] else {}
-            scores = {"status": psnr, "reason": f"{name} says so"} if isinstance(psnr, str) else {}
-            of_image = image_rows(
-                *(entry, f"{at}.png", 0.0 if isinstance(psnr, str) else psnr),
-                diagnostics=diagnostics,
-                top1={"intact": float(at > 0), "altered": float(at > 1)},
-                **scores,
-            )
-            rows += [row | {"group": PHOTOGRAPHS[at]} for row in of_image]
-        write_rows(store, entry, rows)
-    store.write_cells([entry | {"planned_images": 5} for entry in entries.values()])
+    card_run(folder / "run")
     write_report([folder / "run"], folder / "out", pictures="none")
     return folder
 
@@ -86,76 +51,227 @@ def test_a_file_is_the_approved_one(made: Path, name: str) -> None:
     approved(name, "".join(lines))
 
 
-def line_of(made: Path, variant: str, **known: object) -> pd.Series:
+# made again by pandas and NumPy alone, so that no mistake of the package is repeated --------------
+
+CAP = 100.0  # dB, of PSNR in means
+METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
+ONE = ["masked_span", "pixel_lattice"]
+ANY = [*ONE, "multi_round_2", "multi_round_4"]
+
+
+def rows_of(made: Path, name: str) -> pd.DataFrame:
+    """The images of a cell by their ids, in order."""
+    parts = [pd.read_parquet(file) for file in (made / "run" / "rows" / name).glob("*.parquet")]
+    return pd.concat(parts).set_index("image_id").sort_index()
+
+
+def scored(rows: pd.DataFrame, column: str) -> pd.Series[float]:
+    """The values of a metric that count."""
+    return rows.loc[rows["status"] == "ok", column].dropna()
+
+
+def mean(values: pd.Series[float]) -> float:
+    """Per image first, average last; only PSNR is ever as large as its cap."""
+    return float(values.clip(upper=CAP).mean())
+
+
+def interval(values: pd.Series[float]) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean; crops of one photograph are drawn together."""
+    parts = values.clip(upper=CAP).groupby([PHOTOGRAPHS[int(name[0])] for name in values.index])
+    sums, sizes = parts.sum().to_numpy(), parts.size().to_numpy()
+    drawn = np.random.default_rng(7).integers(0, len(sums), (20_000, len(sums)))
+    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def chosen_of(made: Path, members: list[str], rule: str = "worst_case") -> pd.Series[str]:
+    """The attack that each image is taken from: the first with the highest PSNR, or with the
+    smallest residual."""
+    column = "psnr.standard" if rule == "worst_case" else "gradient_residual.diagnostic"
+    values = pd.DataFrame({name: scored(rows_of(made, name), column) for name in members})
+    return values.idxmax(axis=1) if rule == "worst_case" else values.idxmin(axis=1)
+
+
+def taken(made: Path, chosen: pd.Series[str], column: str) -> pd.Series[float]:
+    """A metric of every image's chosen attack."""
+    return pd.Series({i: rows_of(made, name).loc[i, column] for i, name in chosen.items()})
+
+
+def line_of(made: Path, variant: str, name: str, value: str) -> pd.Series:
     table = pd.read_csv(made / "out" / "table.csv", float_precision="round_trip")
-    chosen = table[table["variant"] == variant]
-    for name, value in known.items():
-        chosen = chosen[chosen[name] == value]
-    (at,) = chosen.index
-    return chosen.loc[at]
+    (at,) = table.index[(table["variant"] == variant) & (table[name] == value)]
+    return table.loc[at]
 
 
 @pytest.mark.parametrize("variant", ["standard", "paper"])
 @pytest.mark.parametrize("name", list(PSNR))
 def test_table_csv_is_recomputed_from_the_rows(made: Path, name: str, variant: str) -> None:
-    rows = recomputed.rows_of(made / "run", name)
-    line = line_of(made, variant, run_id=name)
-    for metric in ("mse", "fft2d", "psnr", "ssim", "lpips"):
-        column = f"{metric}.{variant}"
-        values = recomputed.scored(rows, column)
-        assert line[f"{metric}_mean"] == pytest.approx(recomputed.mean(values, column), rel=1e-12)
+    rows, line = rows_of(made, name), line_of(made, variant, "run_id", name)
+    for metric in METRICS:
+        values = scored(rows, f"{metric}.{variant}")
+        assert line[f"{metric}_mean"] == pytest.approx(mean(values), rel=1e-12)
         assert line[f"{metric}_n"] == len(values)
-    values = recomputed.scored(rows, f"psnr.{variant}")
-    low, high = recomputed.interval(values, recomputed.photographs_of(rows))
-    room = 0.06 * (high - low)  # two bootstraps of other draws
-    assert line["psnr_lo"] == pytest.approx(low, abs=room)
-    assert line["psnr_hi"] == pytest.approx(high, abs=room)
+    values = scored(rows, f"psnr.{variant}")
+    low, high = interval(values)  # two bootstraps of other draws
+    found = (line["psnr_lo"], line["psnr_hi"])
+    assert found == pytest.approx((low, high), abs=0.06 * (high - low))
     assert line["psnr_median"] == values.median()
-    assert line["psnr_exact"] == recomputed.exact(rows)
+    assert line["psnr_exact"] == np.isposinf(scored(rows, "psnr.paper")).sum()
     tried = rows["status"].isin(["ok", "failed", "unsupported"]).sum()
     assert line["psnr_from_20"] == 100 * (values >= 20).sum() / tried
-    counts = rows["status"].value_counts()
-    assert line["n"] == counts.get("ok", 0)
-    assert line["n_failed"] == counts.get("failed", 0)
-    assert line["acc_mean"] == pytest.approx(100 * recomputed.scored(rows, "top1.intact").mean())
+    counts = [(rows["status"] == status).sum() for status in ("ok", "failed")]
+    assert [line["n"], line["n_failed"]] == counts
+    assert line["acc_mean"] == pytest.approx(100 * scored(rows, "top1.intact").mean())
+
+
+@pytest.mark.parametrize("rule", ["worst_case", "attackers_choice"])
+@pytest.mark.parametrize(("scope", "members"), [("1 upload", ONE), ("any number of uploads", ANY)])
+def test_reductions_are_recomputed_from_the_rows(
+    made: Path, rule: str, scope: str, members: list[str]
+) -> None:
+    chosen = chosen_of(made, members, rule)
+    line = line_of(made, "standard", "attack", f"{rule}, {scope}")
+    for metric in ("psnr", "ssim", "lpips"):
+        expected = mean(taken(made, chosen, f"{metric}.standard"))
+        assert line[f"{metric}_mean"] == pytest.approx(expected, rel=1e-12)
+    choices = pd.read_csv(made / "out" / "choices.csv").query(f"reduction == '{rule}, {scope}'")
+    assert choices.set_index("image_id")["chosen_run_id"].to_dict() == chosen.to_dict()
 
 
 @pytest.mark.parametrize(
-    ("attack", "members"),
+    ("client", "figure", "members"),
     [
-        ("worst_case, 1 upload", ["masked_span"]),
-        ("worst_case, any number of uploads", ["masked_span", "multi_round_2", "multi_round_4"]),
+        (0, "published", ["april"]),
+        (0, "one_upload", ["patch_gradient"]),
+        (0, "floor", ["grey"]),
+        (1, "published", ["april_mjp"]),
+        (1, "one_upload", ONE),
+        (1, "any_uploads", ANY),
+        (1, "floor", ["grey"]),
     ],
 )
-def test_the_worst_case_is_recomputed_from_the_rows(
-    made: Path, attack: str, members: list[str]
+def test_figures_of_the_card_are_recomputed_from_the_rows(
+    made: Path, client: int, figure: str, members: list[str]
 ) -> None:
-    attacks = {name: recomputed.rows_of(made / "run", name) for name in members}
-    line = line_of(made, "standard", attack=attack)
-    for metric in ("psnr", "ssim", "lpips"):
-        column = f"{metric}.standard"
-        best = recomputed.worst_case(attacks, column)
-        assert line[f"{metric}_mean"] == pytest.approx(recomputed.mean(best, column), rel=1e-12)
-    choices = pd.read_csv(made / "out" / "choices.csv").query("reduction == @attack")
-    chosen = choices.set_index("image_id")["chosen_run_id"].to_dict()
-    assert chosen == recomputed.best_of(attacks).to_dict()
+    card = card_of(made / "run")
+    assert card.rows[0].any_uploads is None
+    found, chosen = getattr(card.rows[client], figure), chosen_of(made, members)
+    values = taken(made, chosen, "psnr.standard")
+    statuses = pd.DataFrame({name: rows_of(made, name)["status"] for name in members})
+    tried = statuses.isin(["ok", "failed"]).any(axis=1) | (statuses == "unsupported").all(axis=1)
+    assert found.mean == pytest.approx(mean(values))
+    assert found.median == values.clip(upper=CAP).median()
+    assert (found.n, found.of, found.above_20) == (len(values), tried.sum(), (values >= 20).sum())
+    assert found.exact == np.isposinf(taken(made, chosen, "psnr.paper")).sum()
+    low, high = interval(values)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
+    if members == ONE:
+        assert found.attack == ", ".join(f"{name} {(chosen == name).sum()}" for name in ONE)
+    assert (card.rows[client].accuracy, card.rows[client].accuracy_n) == (80, 5)  # of all lines
 
 
 def test_table5_is_recomputed_from_the_rows(made: Path) -> None:
+    """What leaks is that of the best attack on the same client."""
     table = pd.read_csv(made / "out" / "table5.csv", float_precision="round_trip")
-    facts = recomputed.cells_of(made / "run").set_index("run_id")
-    for (_, row), (name, best) in zip(
-        table.iterrows(),
-        {"april": "patch_gradient", "april_mjp": "masked_span"}.items(),
-        strict=True,
-    ):
-        rows = recomputed.rows_of(made / "run", name)
-        assert (row["model"], row["setting"]) == tuple(facts.loc[name, ["model", "setting"]])
-        assert row["acc_mean"] == pytest.approx(100 * recomputed.scored(rows, "top1.intact").mean())
-        for metric in ("mse", "fft2d", "psnr", "ssim", "lpips"):
-            column = f"{metric}.paper"
-            values = recomputed.scored(rows, column)
-            assert row[f"{metric}_mean"] == pytest.approx(recomputed.mean(values, column))
-        leaked = recomputed.rows_of(made / "run", best)
-        assert row["leak_exact"] == recomputed.exact(leaked)
-        assert row["leak_at_20"] == recomputed.from_20_db(leaked)
+    expected = {"april": ("ViT-Ti", "a", ["patch_gradient"]), "april_mjp": ("ViT-Ti+MJP", "c", ONE)}
+    for (_, row), (name, known) in zip(table.iterrows(), expected.items(), strict=True):
+        assert (row["model"], row["setting"]) == known[:2]
+        rows, chosen = rows_of(made, name), chosen_of(made, known[2])
+        assert row["acc_mean"] == pytest.approx(100 * scored(rows, "top1.intact").mean())
+        for metric in METRICS:
+            expected_mean = mean(scored(rows, f"{metric}.paper"))
+            assert row[f"{metric}_mean"] == pytest.approx(expected_mean)
+        assert row["leak_exact"] == np.isposinf(taken(made, chosen, "psnr.paper")).sum()
+        assert row["leak_at_20"] == (taken(made, chosen, "psnr.standard") >= 20).sum()
+
+
+# files that are no images -------------------------------------------------------------------------
+
+ATTACKS = [{"name": "patch_gradient"}, {"name": "patch_prior"}, {"name": "grey"}]
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    models = {"ViT": tiny()["models"]["ViT"]}
+    grid = [{"models": ["ViT"], "settings": ["a"]}]
+    return tiny(attacks=ATTACKS, models=models, grid=grid, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six photographs and a file that is no image."""
+    images = photographs(tmp_path / "images")
+    (images / "labels.csv").unlink()
+    (images / "broken.jpg").write_bytes(b"no image")
+    return images
+
+
+def test_a_file_that_is_no_image_is_in_no_figure_and_named_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    done = attack(folder, tmp_path / "run", config())
+    assert (done.exit_code, len(done.failures)) == (3, 1)
+    contents = read_contents([tmp_path / "run"])
+    for line in contents.lines:
+        assert set(line.rows["image_id"]) == set(names(6))
+    (row,) = contents.card.rows
+    for figure in (row.one_upload, row.floor):
+        assert figure is not None
+        assert (figure.of, figure.n) == (6, 6)
+    assert "6 of 6 exactly" in contents.card.verdict
+    assert "partly_inapplicable" not in {flag.key for flag in contents.card.flags}
+    for table in contents.tables:
+        assert not table.frame[["n_failed", "n_not_run"]].any(axis=None)
+    summary = write_report([tmp_path / "run"], tmp_path / "report")
+    assert summary.console.count("broken.jpg") == 1
+    assert summary.not_run == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert page.count("broken.jpg") == 1
+    assert "6 of 7" not in page
+    assert "broken.jpg" in (tmp_path / "report" / "samples.csv").read_text()
+
+
+def test_what_shares_a_step_with_it_is_in_no_figure_either(folder: Path, tmp_path: Path) -> None:
+    (folder / "0.png").unlink()
+    attack(folder, tmp_path / "run", config(client={"batch": 2}, block=6))
+    contents = read_contents([tmp_path / "run"])
+    assert {len(set(line.rows["image_id"])) for line in contents.lines} == {4}
+    mate = set(names(6)) - {"0.png", *contents.lines[0].rows["image_id"]}
+    assert "broken.jpg" in contents.reasons[0]
+    assert mate.pop() in contents.reasons[1]
+
+
+@pytest.mark.nightly
+def test_a_limit_is_filled_from_files_that_are_images(folder: Path, tmp_path: Path) -> None:
+    attack(folder, tmp_path / "six", config(), limit=6)
+    assert sorted(rows(tmp_path / "six")["image_id"].unique()) == names(6)
+    for limit in (1, 3, 6):
+        summary = attack(folder, tmp_path / f"run{limit}", config(), limit=limit)
+        read = rows(tmp_path / f"run{limit}")
+        assert read["image_id"].nunique() == limit
+        assert "broken.jpg" not in set(read["image_id"])
+        passed = [failure for failure in summary.failures if failure.startswith("broken.jpg: ")]
+        assert summary.exit_code == (3 if passed else 0)
+    (folder / "broken.jpg").unlink()
+    attack(folder, tmp_path / "without", config(), limit=3)
+    assert set(rows(tmp_path / "without")["image_id"]) == set(rows(tmp_path / "run3")["image_id"])
+
+
+def test_a_limit_on_files_none_of_which_is_an_image(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(b"")
+    with pytest.raises(UserError, match=r"images.*empty"):
+        attack(tmp_path / "images", tmp_path / "run", config(), limit=1)
+
+
+def test_pictures_of_two_runs_with_equal_names_are_not_mixed(tmp_path: Path) -> None:
+    for at, name in enumerate(("one", "two")):
+        run_of(tmp_path / name, (cell("april", setting="c", gamma=0.27), [20.0]))
+        plain = photograph(at)[None]
+        tensors = {"images": plain * 0.5, "target": plain, "plain": plain}
+        add_pictures(RunStore(tmp_path / name), "april", tensors, [image_id(0)])
+    gallery = read_contents([tmp_path / "one", tmp_path / "two"]).gallery
+    (shown,) = gallery.shown
+    assert set(shown.originals) == {1, 2}
+    assert len({gallery.pictures[key] for key in shown.originals.values()}) == 2

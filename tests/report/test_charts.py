@@ -18,6 +18,7 @@ from scipy.stats import binomtest
 
 from mjp_privacy.core.drawing import COLOURS
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import LIGHTER, VARIABLES, Chart, standalone
 from mjp_privacy.report.charts.curves import uploads_charts
@@ -31,9 +32,11 @@ from mjp_privacy.report.charts.tradeoff import (
     strength_lines,
     tradeoff_chart,
 )
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
-from tests.helpers.ladder_rows import derived_of, ladder_run, lines_of, run_of
-from tests.helpers.report_rows import HOSTILE, cell
+from tests.helpers.card_run import card_run
+from tests.helpers.ladder_rows import derived_of, lines_of, run_of
+from tests.helpers.report_rows import HOSTILE, cell, image_id, image_row, intact, write_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 WILD = HOSTILE + "</svg><script>alert(1)</script>]]>-->$\\frac{1}$ \x00\x1b\u202e\ud800\ufffe"
@@ -136,38 +139,34 @@ def test_a_chart_over_uploads_has_every_point_and_curve(changes: dict[str, Any])
     assert ("12.0 dB" in found.caption) == ("grey_mean" not in changes)
 
 
-def test_nothing_to_show_is_no_chart(tmp_path: Path) -> None:
-    assert uploads_charts(pd.DataFrame()) == ()
-    assert distribution_charts([]) == ()
-    assert distribution_charts([("a", line_of(tmp_path, ["unscored"]))]) == ()
-
-
 # shares over thresholds ---------------------------------------------------------------------------
 
+SHARES: list[tuple[str, list[float | str], dict[float, float]]] = [
+    (
+        "psnr",
+        [12.0, 20.0, 30.0, 45.0, math.inf, "failed", "unsupported", "unscored"],
+        {0: 5, 12: 5, 12.001: 4, 20: 4, 20.001: 3, 30: 3, 44: 2, 45.001: 1, 100: 1},
+    ),
+    # LPIPS .1, .01 and .001, of which the share grows as more is allowed
+    (
+        "lpips",
+        [20.0, 40.0, 60.0, "failed"],
+        {0.0: 0, 0.0011: 1, 0.0099: 1, 0.011: 2, 0.099: 2, 0.101: 3, 5.0: 3},
+    ),
+    ("ssim", [10.0, 20.0, "failed"], {0.0: 2, 0.9: 2, 0.95: 1, 1.0: 0}),  # .9 and .99
+]
 
-def at(curve: Any, place: float) -> float:
-    """The share of the step that holds at a place."""
-    return float(curve.share[np.searchsorted(curve.thresholds, place, side="right") - 1]) / 100
 
-
-def test_success_is_the_share_that_reaches_each_threshold(tmp_path: Path) -> None:
-    scores: list[float | str] = [12.0, 20.0, 30.0, 45.0, math.inf, "failed", "unsupported"]
-    curve = curve_of(line_of(tmp_path, [*scores, "unscored"]), "psnr", 0.0, PSNR_CAP)
-    assert curve.of == 7
-    known = {0: 5, 12: 5, 12.001: 4, 20: 4, 20.001: 3, 30: 3, 44: 2, 45.001: 1, 100: 1}
-    for place, count in known.items():
-        assert at(curve, place) == pytest.approx(count / 7), place
-
-
-def test_the_share_of_lpips_grows_and_of_ssim_falls_as_more_is_asked(tmp_path: Path) -> None:
-    line = line_of(tmp_path, [20.0, 40.0, 60.0, "failed"])  # LPIPS .1, .01, .001
-    curve = curve_of(line, "lpips", 0.0, 1.0, smaller=True)
-    steps = {0.0: 0, 0.0011: 0.25, 0.0099: 0.25, 0.011: 0.5, 0.099: 0.5, 0.101: 0.75, 5.0: 0.75}
-    for place, share in steps.items():
-        assert at(curve, place) == share, place
-    line = line_of(tmp_path / "ssim", [10.0, 20.0, "failed"])  # SSIM .9, .99
-    curve = curve_of(line, "ssim", 0.0, 1.0)
-    assert [at(curve, x) for x in (0.0, 0.9, 0.95, 1.0)] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0])
+@pytest.mark.parametrize(("metric", "scores", "counts"), SHARES)
+def test_success_is_the_share_of_all_tried_that_reaches_each_threshold(
+    tmp_path: Path, metric: str, scores: list[float | str], counts: dict[float, int]
+) -> None:
+    line, most = line_of(tmp_path, scores), PSNR_CAP if metric == "psnr" else 1.0
+    curve = curve_of(line, metric, 0.0, most, smaller=metric == "lpips")
+    assert curve.of == len(scores) - scores.count("unscored")
+    for place, count in counts.items():
+        step = np.searchsorted(curve.thresholds, place, side="right") - 1
+        assert curve.share[step] / 100 == pytest.approx(count / curve.of), place
 
 
 def test_crops_of_a_photograph_are_not_counted_as_independent(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_a_step_is_drawn_where_it_belongs(tmp_path: Path) -> None:
 
 
 def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
-    ladder_run(tmp_path)
+    card_run(tmp_path)
     attacks = [line for line in lines_of(tmp_path) if line.role == "attack"]
     every = [*attacks, *derived_of(tmp_path).values()]
     named = [(f"line {line.number} of a <long> name" + 80 * "x", line) for line in every]
@@ -203,20 +202,24 @@ def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
         for name, line in named:
             assert any(title.startswith(name) for title in titles(chart.svg))
             assert any(text.startswith(f"line {line.number} of") for text in texts(chart.svg))
-    assert "11.0 dB" in distribution_charts(named)[0].caption
+    assert "10.7 dB" in distribution_charts(named)[0].caption
 
 
 @pytest.mark.parametrize(
-    "scores",
+    ("scores", "drawn"),
     [
-        *(["failed", "unsupported"], [15.0], [math.inf, math.inf, "failed"], [math.nan, 20.0]),
-        *([-3.0, 0.0, 5.0], [20.0] * 5),
+        *((["failed", "unsupported"], True), ([15.0], True), ([math.nan, 20.0], True)),
+        *(([math.inf, math.inf, "failed"], True), ([-3.0, 0.0, 5.0], True), ([20.0] * 5, True)),
+        (["unscored"], False),
     ],
 )
-def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str]) -> None:
-    for found in distribution_charts([("a", line_of(tmp_path, scores))]):
+def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], drawn: bool) -> None:
+    charts = distribution_charts([("a", line_of(tmp_path, scores))])
+    assert bool(charts) == drawn
+    for found in charts:
         ElementTree.fromstring(found.svg)
         assert not re.search(r"\b(nan|inf)\b", found.svg)
+    assert uploads_charts(pd.DataFrame()) == distribution_charts([]) == ()
 
 
 # accuracy against leakage -------------------------------------------------------------------------
@@ -261,6 +264,25 @@ def test_points_are_the_rows_of_the_table_and_each_has_its_name(scope: str) -> N
     assert "no patch gradient" in found.caption
 
 
+def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
+    """Without the client on which fewer attacks were run."""
+    noise = {f"noise {n}": {"defenses": f"gaussian_noise {n}"} for n in (0.1, 0.01)}
+    cells = [
+        intact(f"{name} {attack}", attack=attack, **facts)
+        for name, facts in {"plain": {}, **noise, "int8": {"defenses": "int8"}}.items()
+        for attack in ("patch_gradient", "patch_prior")
+    ][:-1]
+    store = RunStore(tmp_path)
+    store.write_cells(cells)
+    for entry in cells:
+        known = {"top1": {"intact": 1.0}, "diagnostics": {"grey_psnr": 11.0}}
+        write_rows(store, entry, [image_row(image_id(i), 15.0 + i, **known) for i in range(3)])
+    (found,) = read_contents([tmp_path]).charts["tradeoff"]
+    assert sum("16.0 dB" in title for title in titles(found.svg)) == 3
+    assert "11.0 dB" in found.caption
+    assert " 1 further client" in found.caption
+
+
 def test_only_defences_differ_between_points_and_another_table_is_refused() -> None:
     table = COMPARISON.copy()
     table.loc[table["label"] == "none", "batch"] = 4
@@ -276,19 +298,13 @@ def test_only_defences_differ_between_points_and_another_table_is_refused() -> N
 def test_the_front_is_what_nobody_beats(seed: int) -> None:
     """Against the definition, pair by pair."""
     values = np.random.default_rng(seed).integers(0, 8, (25, 2)).astype(float)
-    points = [point(a, b) for a, b in values]
-    best = {
-        (p.leakage, p.accuracy)
-        for p in points
-        if not any(
-            (q.accuracy >= p.accuracy and q.leakage <= p.leakage)
-            and (q.accuracy > p.accuracy or q.leakage < p.leakage)
-            for q in points
-        )
+    better = {
+        (a, b): any(q[0] >= a and q[1] <= b and (q[0] > a or q[1] < b) for q in values)
+        for a, b in values
     }
-    front = [(p.leakage, p.accuracy) for p in pareto_front(points)]
-    assert set(front) == best
-    assert front == sorted(front)
+    front = [(p.accuracy, p.leakage) for p in pareto_front([point(a, b) for a, b in values])]
+    assert set(front) == {pair for pair, is_beaten in better.items() if not is_beaten}
+    assert front == sorted(front, key=lambda pair: pair[::-1])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What a report calls a client, whether it is defended, and which attacks match it."""
+"""What a report calls a client, whether it is defended, which attacks match it, and when a figure
+is flagged, on both sides of the border of each flag."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import Client
 from mjp_privacy.report.contents import read_contents
+from tests.helpers.card_run import card_of_lines, keys
 from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import add_pictures, cell, image_id, intact
 
@@ -94,26 +96,19 @@ def test_a_stored_picture_is_a_reconstruction_and_no_number_is_none(
     assert (client.name, matching(client)) == expected
 
 
-def test_a_match_meets_the_trained_model_and_made_a_picture(tmp_path: Path) -> None:
-    (client,) = clients(
-        tmp_path,
-        cell("april"),
-        intact("failed", attack="patch_prior"),
-        intact("patch_gradient"),
-        intact("masked_span"),
-        intact("grey", role="floor"),
-    )
-    assert matching(client) == ["patch_gradient", "masked_span"]
-
-
-def test_a_match_for_a_masking_client_knows_masks_by_its_name_whatever_its_label(
+def test_a_match_meets_the_trained_model_made_a_picture_and_knows_masks_by_its_name(
     tmp_path: Path,
 ) -> None:
+    """Whatever its label; masks, where its client masks."""
+    lost, floor = intact("failed", attack="patch_prior"), intact("grey", role="floor")
+    plain = (cell("april"), lost, intact("patch_gradient"), intact("masked_span"), floor)
+    (client,) = clients(tmp_path / "plain", *plain)
+    assert matching(client) == ["patch_gradient", "masked_span"]
     names = ("april_unk_aware", "patch_gradient", "patch_prior", "masked_span", "unheard of")
     cells = [intact(name, **MASKED) for name in names]
     cells.append(intact("x", attack="masked", attack_name="patch_gradient", **MASKED))
     cells.append(intact("y", attack="plain", attack_name="masked_span", **MASKED))
-    (client,) = clients(tmp_path, *cells, zero_rows=3.0)
+    (client,) = clients(tmp_path / "masked", *cells, zero_rows=3.0)
     assert matching(client) == ["april_unk_aware", "masked_span", "plain"]
 
 
@@ -176,3 +171,146 @@ def test_floors_of_another_client_count_where_they_are_of_the_same_images(
     )
     assert [line.attack for line in first.floors] == found
     assert [line.attack for line in second.floors] == ["grey"]
+
+
+# flags --------------------------------------------------------------------------------------------
+
+Attack = tuple[dict[str, Any], list[float | str], dict[str, float]]
+"""Its cell, PSNR by image, diagnostics."""
+
+
+def attack(
+    name: str, *psnr: float | str, of: dict[str, float] | None = None, **facts: Any
+) -> Attack:
+    return intact(name, **facts), [*psnr], of or {}
+
+
+GREY, CLOSED = {"grey_psnr": 12.0}, {"first_block": "closed_form"}
+ALTERED = {"victim": "april_block"}
+FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
+ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
+INT8, MINE = MASKED | {"defenses": "int8"}, {"defenses": "mine"}
+SHARED: dict[str, Any] = {"planned_images": 2}
+PLAIN, MATCHING, SPAN, PIXELS = (
+    *("patch_gradient", "inverting_gradients", "masked_span", "pixel_lattice"),
+)
+
+BORDERS: list[tuple[list[Attack], str]] = [
+    ([attack(PLAIN, 12.0, of=GREY)], ""),
+    ([attack(PLAIN, 11.9, of=GREY)], "below_floor"),
+    ([attack(MATCHING, 30.0, of=FAR)], "not_converged"),
+    ([attack(MATCHING, 30.0, of=NEAR)], ""),
+    ([attack(PLAIN, 30.0, of={"gradient_residual": 0.9})], ""),  # does not optimise
+    ([attack(PLAIN, 30.0, defenses="int8")], "noise_ignored"),
+    ([attack(PLAIN, 30.0, position_noise=0.1)], "noise_ignored"),
+    ([attack("patch_prior", 30.0, defenses="int8")], ""),
+    ([attack("april", 30.0, of=ILL, **CLOSED, **ALTERED)], "ill_conditioned"),
+    ([attack("april", 30.0, of=WELL, **CLOSED)], ""),
+    ([attack("april", 30.0, of=ILL, dtype="float64", **CLOSED)], ""),
+    ([attack(PLAIN, 30.0, of={"cond_a": math.inf})], ""),  # not bounded by the rank
+    ([attack(PIXELS, 30.0)], "assumes_8_bit"),
+    ([attack(PLAIN, 30.0, "failed")], "partly_inapplicable"),
+    ([attack(PLAIN, 30.0, "unsupported")], "partly_inapplicable"),
+    ([attack(PLAIN, 30.0, "unscored")], "partly_unscored"),
+    ([attack(PLAIN, 30.0, "unscored", "failed")], "partly_inapplicable partly_unscored"),
+    ([attack("april", 30.0, **ALTERED)], "altered_client; no_adaptive_attack"),
+    ([attack(PLAIN, 30.0, **SHARED)], "unfinished"),
+    ([attack(PLAIN, 30.0, "failed", **SHARED)], "partly_inapplicable"),  # it was run
+    ([attack(PLAIN, 30.0, 31.0, **SHARED)], ""),
+    # a best of two: of those that it took some picture from
+    ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 31.0, **MASKED)], "assumes_8_bit"),
+    ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 29.0, **MASKED)], ""),
+    (
+        [attack(SPAN, 30.0, 9.0, **INT8), attack(PIXELS, 20.0, 20.0, **INT8)],
+        "assumes_8_bit noise_ignored",
+    ),
+    (
+        [attack("april", 40.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)],
+        "ill_conditioned",
+    ),
+    ([attack("april", 10.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)], ""),
+    # attacks that compete and have not the same images
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, **MASKED)], "unfinished"),
+    ([attack(SPAN, 30.0, **MASKED), attack("token_span", 25.0, 20.0, **MASKED)], "unfinished"),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, 30.0, **MASKED)], ""),
+    (
+        [attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "failed", **MASKED)],
+        "cut_short",
+    ),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "unsupported", **MASKED)], ""),
+    ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", **MASKED)], ""),  # not begun
+    ([attack(SPAN, math.inf, **MASKED), attack("token_span", "failed", **MASKED)], ""),  # all exact
+    # flags of the client
+    ([attack(SPAN, 30.0, plain_share=0.5, **MASKED)], "; some_unshuffled"),
+    ([attack(SPAN, 30.0, plain_share=0.5, **MASKED | {"gamma": 0.0})], ""),
+    ([attack(SPAN, 30.0, of={"empty_mask": 1.0}, **MASKED)], "; some_unshuffled"),
+    ([attack(SPAN, 30.0, of={"empty_mask": 0.0}, **MASKED)], ""),
+    ([attack("patch_prior", 30.0, of={"undeclared_error": 1.0}, **MINE)], "; undeclared_error"),
+    ([attack("patch_prior", 30.0, of={"undeclared_error": 0.0}, **MINE)], ""),
+]
+"""Attacks on one client, and the flags of its figure; after a `;` those of the client itself."""
+
+
+@pytest.mark.parametrize(("attacks", "expected"), BORDERS)
+def test_each_flag_has_its_border(tmp_path: Path, attacks: list[Attack], expected: str) -> None:
+    (row,) = card_of_lines(tmp_path, *attacks).rows
+    figure = row.one_upload or row.published
+    assert figure is not None
+    assert figure.of == max(len(psnr) - psnr.count("unscored") for _, psnr, _ in attacks)
+    of_figure, _, of_client = expected.partition("; ")
+    assert (keys(figure), keys(row)) == (of_figure, of_client)
+
+
+# attacks that were not run ------------------------------------------------------------------------
+
+ONE: list[tuple[dict[str, Any], list[float | str]]] = [({"attack": "masked_span"}, [20.0])]
+LATTICE: dict[str, Any] = {"attack": "pixel_lattice"}
+ROUNDS: dict[str, Any] = {"attack": "R=6", "attack_name": "multi_round", "uploads": 6}
+
+
+@pytest.mark.parametrize(
+    ("first", "facts", "further", "expected"),
+    [
+        ((LATTICE, [30.0]), {}, [], "fewer_attacks"),
+        ((LATTICE, [30.0]), {}, [(LATTICE, [10.0])], ""),
+        ((LATTICE, [30.0]), {}, [(LATTICE, ["failed"])], ""),  # tried, and marked
+        ((LATTICE, [30.0]), {"gamma": 0.3}, [], "fewer_attacks"),
+        ((LATTICE, [30.0]), {"dtype": "float64"}, [], "fewer_attacks"),
+        ((LATTICE, [30.0]), {"model": "ViT-S"}, [], "fewer_attacks"),
+        # not alike
+        ((LATTICE, [30.0]), {"setting": "b"}, [], ""),
+        ((LATTICE, [30.0]), {"batch": 4}, [], ""),
+        ((LATTICE, [30.0]), {"withhold": "pos_embed"}, [], ""),
+        # failed on the first client too, or needs more uploads
+        ((LATTICE, ["failed"]), {}, [], ""),
+        ((ROUNDS, [30.0]), {}, [], ""),
+    ],
+)
+def test_a_client_on_which_an_attack_was_not_tried_is_flagged(
+    tmp_path: Path,
+    first: tuple[dict[str, Any], list[float | str]],
+    facts: dict[str, Any],
+    further: list[tuple[dict[str, Any], list[float | str]]],
+    expected: str,
+) -> None:
+    """The other one, on which it scored, never is."""
+    other = MASKED | {"defenses": "int8"} | facts
+    lines = [
+        (intact(f"{name} {k}", **of | own), psnr)
+        for name, of, attacks in (("first", MASKED, [*ONE, first]), ("other", other, ONE + further))
+        for k, (own, psnr) in enumerate(attacks)
+    ]
+    by_noise = {"int8" in row.client: row for row in card_of_lines(tmp_path, *lines).rows}
+    assert (keys(by_noise[False]), keys(by_noise[True])) == ("", expected)
+
+
+def test_an_attack_that_a_client_of_another_run_met_is_missed_and_named(tmp_path: Path) -> None:
+    """Also where the runs name their models differently; nothing is missed where all is exact."""
+    card_of_lines(tmp_path / "one", (intact("span", attack="masked_span", **MASKED), [21.0, 22.0]))
+    lattice = intact("lattice", attack="pixel_lattice", model="B", defenses="int8", **MASKED)
+    exact = intact("exact", attack="masked_span", model="C", **MASKED)
+    card_of_lines(tmp_path / "two", (lattice, [20.0]), (exact, [math.inf]))
+    card = read_contents([tmp_path / "one", tmp_path / "two"]).card
+    without = [row.one_upload.without for row in card.rows if row.one_upload]
+    assert without == [("pixel_lattice",), ("masked_span",), ()]
+    assert [keys(row) for row in card.rows] == ["fewer_attacks", "fewer_attacks", ""]

@@ -15,19 +15,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from rich.console import Console
 from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
-from mjp_privacy.core import progress
 from mjp_privacy.experiment.store import RunStore, write_pieces
 from mjp_privacy.report import write as data_files
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.pictures import COLUMNS
 from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.ladder_rows import ladder_run, run_of
+from tests.helpers.ladder_rows import run_of
 from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 
@@ -35,7 +33,7 @@ from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
     out, summary = written
     assert {path.relative_to(out).as_posix() for path in summary.files} == {
-        *("index.html", "samples.csv", "pictures/index.csv"),
+        *("index.html", "samples.csv", "choices.csv", "pictures/index.csv"),
         *(f"table{number}.{kind}" for number in ("", "5") for kind in ("md", "tex", "csv")),
         *(f"figures/{name}.svg" for name in ("lpips", "success")),
     }
@@ -59,23 +57,9 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
         assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes(), name
 
 
-def test_progress_is_shown_on_a_terminal_alone(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    write_report([run], tmp_path / "piped", pictures="none")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(Console, "is_terminal", True)
-    write_report([run], tmp_path / "shown", pictures="none")
-    out, shown = capsys.readouterr()
-    assert not out
-    assert "left" in shown
-
-
 def test_very_many_rows_are_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder_run(tmp_path / "run")
     out = tmp_path / "out"
     out.mkdir()
     (out / "samples.csv").touch()  # that of an earlier report is removed

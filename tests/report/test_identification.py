@@ -25,7 +25,7 @@ from tests.helpers.report_rows import (
     add_pictures,
     as_many,
     image_id,
-    image_rows,
+    image_row,
     intact,
     only_line,
     photograph,
@@ -49,10 +49,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.write_cells([entry])
     ids = [image_id(at) for at in range(COUNT)]
     ssim = [0.3, 0.2, 0.2, 0.9, 0.8, 0.4, 0.7, 0.1]
-    rows = []
-    for at, name in enumerate(ids):
-        of_image = image_rows(entry, name, PSNR[at], ssim=ssim[at], fft2d=0.5)
-        rows += [row | {"group": PHOTOGRAPHS[at]} for row in of_image]
+    rows = [
+        image_row(name, PSNR[at], group=PHOTOGRAPHS[at], ssim=ssim[at], fft2d=0.5)
+        for at, name in enumerate(ids)
+    ]
     write_rows(store, entry, rows)
     mask = torch.tensor([True, True, False, False]).repeat(COUNT, 1)
     tensors = {"images": FOUND, "plain": PLAIN, "target": PLAIN, "input": PLAIN, "mask": mask}

@@ -15,19 +15,17 @@ import scipy.stats
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.published import TABLE5
+from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.text import DASH, TextTable
-from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
-from tests.helpers.ladder_rows import curve_run, run_of
+from mjp_privacy.report.write import write_report
+from tests.helpers.ladder_rows import curve_run, lines_of, run_of
 from tests.helpers.report_rows import (
     cell,
-    frame,
     image_id,
-    image_rows,
+    image_row,
     intact,
-    notes_of,
-    psnr_values,
     small_run,
     write_rows,
 )
@@ -70,7 +68,7 @@ def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
     named = {"paper_row": {"model": "DeiT-S", "setting": "a"}, "data_is_papers": True}
     store, entry = RunStore(tmp_path), cell("x", **(named | facts))
     store.write_cells([entry])
-    write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
+    write_rows(store, entry, [image_row(image_id(0), 20.0, top1={"intact": 1.0})])
     row = read_contents([tmp_path]).paper.frame.iloc[0]
     beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
     assert len(beside) == 12
@@ -96,22 +94,28 @@ def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -
         assert found == pytest.approx(expected, nan_ok=True), name
 
 
-def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> None:
-    table = frame(written[0], "paper")
-    assert list(table["line"]) == list(range(1, 9))
-    known = {
-        "unsupported": {"status": "unsupported", "reason": "needs N + 1 <= D"},
-        "interrupted": {"status": "failed", "n": 0},
-        "unscored": {"n": 0, "n_unscored": 5, "acc_n": 0},
-        "all-failed": {"n": 0, "n_failed": 4, "reason": "the gradient is not finite"},
-        "single": {"n": 1, "psnr_n": 1},
-    }
-    for run_id, facts in known.items():
-        assert table.loc[run_id, list(facts)].to_dict() == facts
-    assert math.isnan(table.loc["single", "psnr_lo"])
-    markdown = (written[0] / "table.md").read_text()
-    for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "lstsq did not converge", "no truth"):
-        assert said in markdown
+def test_lines_without_figures_say_why(tmp_path: Path) -> None:
+    refused = {"status": "unsupported", "reason": "needs N + 1 <= D"}
+    run_of(
+        *(tmp_path / "run", (cell("refused", **refused), []), (cell("interrupted", seed=1), [])),
+        *((cell("unscored", seed=2), ["unscored"] * 5), (cell("lost", seed=3), ["failed"] * 4)),
+        (cell("single", seed=4), [9.5]),
+    )
+    write_report([tmp_path / "run"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "table.csv").query("variant == 'paper'")
+    assert list(table["line"]) == [1, 2, 3, 4, 5]
+    known = [
+        refused,
+        {"status": "failed", "n": 0},
+        {"n": 0, "n_unscored": 5, "acc_n": 0},
+        {"n": 0, "n_failed": 4, "reason": "so it is"},
+        {"n": 1, "psnr_n": 1},
+    ]
+    for (_, row), facts in zip(table.iterrows(), known, strict=True):
+        assert row[list(facts)].to_dict() == facts
+    assert math.isnan(row["psnr_lo"])
+    markdown = (tmp_path / "out" / "table.md").read_text()
+    assert all(said in markdown for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "so it is"))
 
 
 def test_runs_are_concatenated_and_those_of_one_name_told_apart(tmp_path: Path) -> None:
@@ -169,10 +173,8 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     store.write_cells([cell("x", gamma=0.1), entry])
     known = {"mask_recall": 0.8, "visible_psnr": 90.0, "gradient_residual": 1e-6, "seconds": 2.0}
     more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
-    both = (
-        image_rows(entry, image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))
-    )
-    write_rows(store, entry, [row for rows in both for row in rows])
+    both = [image_row(image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))]
+    write_rows(store, entry, both)
     table = titled(tmp_path, "Ceilings")
     assert table is not None
     assert list(by_header(table)[0].values())[6:] == [DASH] * 5
@@ -187,7 +189,7 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
 # paired tests -------------------------------------------------------------------------------------
 
 PLAIN, APRIL, SPAN, ROUNDS = (
-    psnr_values(seed, 30, mean, spread)
+    list(np.random.default_rng(seed).normal(mean, spread, 30))
     for seed, (mean, spread) in enumerate([(60.0, 20.0), (20.0, 3.0), (18.0, 4.0), (30.0, 4.0)], 1)
 )
 LOST = (4, 7)
@@ -267,44 +269,6 @@ def test_clients_in_other_circumstances_are_not_compared(
     assert paired(run_of(tmp_path, PLAIN_LINE, (intact("y", **MJP, **other), SPAN))) == {}
 
 
-def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> None:
-    noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(35)]
-    run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
-    rows = paired(tmp_path)
-    assert len(rows) == 30
-    assert list(rows)[-1] == "plain: patch_gradient − april"
-    table = titled(tmp_path, "Paired tests")
-    assert table is not None
-    assert " 6 further comparisons" in table.caption
-
-
-# every client -------------------------------------------------------------------------------------
-
-
-def mean_text(expected: Expected, n: int) -> str:
-    other = "" if expected.n == n else f" (n={expected.n})"
-    return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
-
-
-def test_the_table_of_all_clients_by_hand(tmp_path: Path) -> None:
-    card_run(tmp_path)
-    by_hand, table = ByHand(tmp_path), titled(tmp_path, "Every client")
-    assert table is not None
-    rows = {row["Client"]: row for row in by_header(table)}
-    assert set(rows) == {TITLES[client] for client in CLIENTS}
-    row = rows[TITLES["mjp"]]
-    best, april = by_hand.best("mjp", CANDIDATES["mjp"]), by_hand.best("mjp", ["april"])
-    choice = by_hand.by_residual("mjp", CANDIDATES["mjp"])
-    assert choice.mean < best.mean
-    assert int(row["n"]) == best.n
-    assert row["best, 1 upload"] == mean_text(best, best.n)
-    assert row["APRIL as published"] == mean_text(april, best.n)
-    assert row["attacker's choice, 1 upload"] == mean_text(choice, best.n)
-    assert row["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), best.n)
-    assert row["exact"] == Share(best.exact, best.of, best.trials).text()
-    assert rows[TITLES["withheld"]]["APRIL as published"] == DASH
-
-
 @pytest.mark.parametrize(
     ("psnr", "expected"),
     [
@@ -330,7 +294,24 @@ def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
     assert row["median"] == "99.998"
 
 
+def test_comparisons_beyond_the_most_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparisons, "MOST", 3)
+    noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(5)]
+    run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
+    assert len(rows := paired(tmp_path)) == 3
+    assert list(rows)[-1] == "plain: patch_gradient − april"
+    table = titled(tmp_path, "Paired tests")
+    assert table is not None
+    assert " 3 further comparisons" in table.caption
+
+
 # notes --------------------------------------------------------------------------------------------
+
+
+def notes_of(folder: Path) -> str:
+    return "\n".join(item for part in all_notes(lines_of(folder)) for item in part.items)
 
 
 @pytest.mark.parametrize(
@@ -358,6 +339,13 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert said in notes
     assert ("due to rounding" in notes) == (said in ("due to rounding", "UNFINISHED"))
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
+
+
+def test_unshuffled_pictures_are_counted(tmp_path: Path) -> None:
+    line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
+    notes = notes_of(run_of(tmp_path, line))
+    assert "2 of 2 pictures" in notes
+    assert "1 of the 1 exact" in notes
 
 
 def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:

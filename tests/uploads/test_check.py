@@ -19,16 +19,13 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
-from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.check import check_model
 from tests.helpers.federations import MJP, run
 from tests.helpers.models import saved, state_of
 from tests.helpers.runs import MJP as TINY_MJP
-from tests.helpers.runs import rows
 from tests.helpers.uploads import (
     NAME,
     ONE,
@@ -68,8 +65,8 @@ def other_sign(folder: Path) -> None:
     change_upload(folder, lambda held: {name: -tensor for name, tensor in held.items()})
 
 
-def other_labels(folder: Path) -> None:
-    """Two labels at once, as mixup or a batch has them."""
+def two_labels(folder: Path) -> None:
+    """As mixup or a batch has them."""
     second = torch.eye(len(load_file(folder / f"{NAME}.safetensors")[HEAD[1]]))[0]
     change_upload(folder, lambda held: held | {HEAD[1]: held[HEAD[1]] - 0.5 * second})
 
@@ -77,31 +74,28 @@ def other_labels(folder: Path) -> None:
 DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
 
 
-def header(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit_all(folder, **changes)
-
-
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (other_weights, ["does not fit weights/"]),
-        (other_sign, ["does not fit weights/"]),
-        (other_labels, ["does not fit weights/"]),
-        (header(gamma=0.27), ["unk_embed"]),
-        (header(mean=[0.5] * 3, std=[0.5] * 3), ["normalised", "mean", "the weights file"]),
-        (header(**DIFFERENCE, momentum=0.9, steps=3), ["approximate", "0.9"]),
-        (header(**DIFFERENCE, optimizer="adamw"), ["approximate", "adamw"]),
-        (header(**DIFFERENCE, optimizer="adamw", steps=2), ["which holds no"]),
-        (header(**DIFFERENCE, optimizer="lion"), ["which holds no", "lion"]),
-        (header(partial=False), ["not uploaded"]),
+        *((spoil, ["does not fit weights/"]) for spoil in (other_weights, other_sign, two_labels)),
+        ({"gamma": 0.27}, ["unk_embed"]),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3}, ["normalised", "mean", "the weights file"]),
+        (DIFFERENCE | {"momentum": 0.9, "steps": 3}, ["approximate", "0.9"]),
+        (DIFFERENCE | {"optimizer": "adamw"}, ["approximate", "adamw"]),
+        (DIFFERENCE | {"optimizer": "adamw", "steps": 2}, ["which holds no"]),
+        (DIFFERENCE | {"optimizer": "lion"}, ["which holds no", "lion"]),
+        ({"partial": False}, ["not uploaded"]),
     ],
 )
 def test_what_weakens_attacks_silently_is_said(
-    headed: Path, spoil: Callable[[Path], None], named: list[str]
+    headed: Path, spoil: Callable[[Path], None] | dict[str, Any], named: list[str]
 ) -> None:
     """And a row of an attack that does not apply says why as `check` does."""
     before = check_uploads(headed)[0]
-    spoil(headed)
+    if isinstance(spoil, dict):
+        edit_all(headed, **spoil)
+    else:
+        spoil(headed)
     text = check_uploads(headed)[0]
     assert all(words in text for words in named)
     assert not any(words in before for words in named)
@@ -156,64 +150,54 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
 
 # uploads in which nothing was shuffled ------------------------------------------------------------
 
-STATIONARY = {"prior": "stationary"}
-SEVERAL = [
-    {"name": "masked_span", "options": STATIONARY},
-    {"name": "mask_locator"},
-    {"name": "multi_round", "options": {"uploads": 3, **STATIONARY}},
-]
 
-
-def half_plain(root: Path, **changes: Any) -> Path:
-    """Three uploads each of four images, about half of them unshuffled."""
+def half_plain(root: Path, **changes: Any) -> tuple[Path, dict[str, dict[str, float]]]:
+    """Three uploads each of four images, about half of them unshuffled; and how many of the first
+    and of all three of each image had an empty mask, as the truth says."""
     client = {"batch": 1, "plain_share": 0.5, **changes.pop("client", {})}
     record = {"rounds": [1], "images": 4, "probes": [{"uploads": 3}]}
-    return run(root, model=MJP, gamma=0.5, client=client, record=record, **changes) / "uploads"
-
-
-def empty_masks(folder: Path, uploads: int) -> dict[str, float]:
-    """By image, how many of its first uploads had an empty mask, as the truth says."""
+    out = run(root, model=MJP, gamma=0.5, client=client, record=record, **changes)
     empty: dict[str, list[bool]] = {}
-    for upload in sorted(load_uploads(folder), key=lambda entry: entry.header.round):
+    for upload in sorted(load_uploads(out / "uploads"), key=lambda entry: entry.header.round):
         truth = upload.truth()
         assert truth is not None
         assert truth.mask is not None
         empty.setdefault(truth.image_ids[0], []).append(not truth.mask.any())
-    return {image: float(sum(masks[:uploads])) for image, masks in empty.items()}
-
-
-def marked(folder: Path, out: Path) -> dict[str, dict[str, float]]:
-    """How many unshuffled uploads are told of each image, by attack."""
-    experiment = load_experiment({"name": "attacks", "attacks": SEVERAL})
-    attack_uploads(experiment, folder, out, device="cpu")
-    found = rows(out)
-    parts = found[found["metric"] == "unshuffled_uploads"].groupby("attack")
-    return {str(n): dict(zip(p["image_id"], p["value"], strict=True)) for n, p in parts}
+    one, three = ({i: float(sum(masks[:n])) for i, masks in empty.items()} for n in (1, 3))
+    assert 0 < sum(one.values()) < 4
+    assert sum(one.values()) < sum(three.values()) < 12
+    return out / "uploads", {"masked_span": one, "mask_locator": one, "multi_round": three}
 
 
 def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) -> None:
     """No private image is needed for it."""
-    folder = half_plain(tmp_path)
-    one, three = empty_masks(folder, 1), empty_masks(folder, 3)
-    assert 0 < sum(one.values()) < 4
-    assert sum(one.values()) < sum(three.values()) < 12
-    expected = {"masked_span": one, "mask_locator": one, "multi_round": three}
-    assert marked(folder, tmp_path / "scored") == expected
-    shutil.rmtree(folder / "truth")
-    found = marked(folder, tmp_path / "run")
-    for name, counts in expected.items():
-        assert sorted(found[name].values()) == sorted(counts.values())
+    folder, expected = half_plain(tmp_path)
+    stationary = {"prior": "stationary"}
+    attacks = [
+        {"name": "masked_span", "options": stationary},
+        {"name": "mask_locator"},
+        {"name": "multi_round", "options": {"uploads": 3, **stationary}},
+    ]
+    for truth in (True, False):
+        if not truth:
+            shutil.rmtree(folder / "truth")
+            shutil.rmtree(folder.parent / "run")
+        _, _, found = attacked(folder, attacks=attacks)
+        parts = found[found["metric"] == "unshuffled_uploads"].groupby("attack")
+        told = {n: dict(zip(p["image_id"], p["value"], strict=True)) for n, p in parts}
+        for name, counts in expected.items():
+            assert sorted(told[name].values()) == sorted(counts.values())
+            assert told[name] == counts or not truth
     text, usable = check_uploads(folder)
     assert usable
-    assert f"{int(sum(three.values()))} of 12 uploads are unshuffled" in text
+    assert f"{int(sum(expected['multi_round'].values()))} of 12 uploads are unshuffled" in text
 
 
 def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
     """Also with weight decay, for which the weights of each upload's own round are needed."""
     client = {"lr": 0.1, "weight_decay": 0.1, "upload": "weight_difference"}
-    folder = half_plain(tmp_path, client=client, server={"optimizer": "sgd", "lr": 1.0})
-    number = int(sum(empty_masks(folder, 3).values()))
-    assert number
+    folder, counts = half_plain(tmp_path, client=client, server={"optimizer": "sgd", "lr": 1.0})
+    number = int(sum(counts["multi_round"].values()))
     assert f"{number} of 12 uploads are unshuffled" in check_uploads(folder)[0]
 
 

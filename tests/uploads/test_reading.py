@@ -1,5 +1,5 @@
-"""Gradients in every form that users have them, and objects that cannot be attacked or saved: each
-is a UserError that names the argument."""
+"""Gradients in every form that users have them, of plain PyTorch loops over models of others, and
+objects that cannot be attacked or saved: each is a UserError that names the argument."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
+from mjp_privacy.data import load_images
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.reading import read_gradients, separate_uploads
+from tests.helpers.libraries import CLASSES, DIM, SIDE, SOURCES, randomised, timm_vit
 from tests.helpers.models import some_images, some_labels, tiny
 
 NAN, HUGE = float("nan"), 10**400
@@ -207,3 +209,48 @@ def test_what_helps_is_said(
 ) -> None:
     with pytest.raises(UserError, match=named):
         attack_gradients(model, gradients, **arguments)
+
+
+# other libraries' models --------------------------------------------------------------------------
+
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+@pytest.mark.parametrize("library", SOURCES)
+def test_one_step_gives_its_picture(library: str, tmp_path: Path) -> None:
+    """Of cross entropy on class 1, or a similarity where the model has no classes; one without a
+    classifier is attacked, and not saved."""
+    torch.manual_seed(0)
+    model = randomised(SOURCES[library].build()).train()
+    image = next(iter(load_images("embedded", size=SIDE, limit=1)))[0].unsqueeze(0)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    made = SOURCES[library].run(model, (image - mean) / std)
+    classifies = made.shape[-1] == CLASSES
+    if classifies:
+        loss = nn.functional.cross_entropy(made, torch.tensor([1]))
+    else:
+        loss = nn.functional.cosine_similarity(made[0], torch.randn(made.shape[-1]), dim=0)
+    loss.backward()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    leak = attack_gradients(model, mean=MEAN, std=STD, images=image, attacks="patch_gradient")
+    assert leak.best.exact == 1
+    assert leak.best.is_certain
+    assert leak.best.misfit < 1e-3
+    if classifies:
+        assert leak.best.residual < 1e-3
+        assert leak.labels is not None
+        assert leak.labels.tolist() == [1]
+    elif made.shape[-1] == DIM:  # features
+        with pytest.raises(UserError, match="classifier"):
+            save_upload(tmp_path, model, mean=0.5, std=0.5)
+    assert model.training
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_names_that_are_not_the_models_and_a_missing_mean_are_said() -> None:
+    model = timm_vit()
+    gradients = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    with pytest.raises(UserError, match=r"1 other\(s\) of .*: head\.wieght"):
+        attack_gradients(model, {**gradients, "head.wieght": torch.ones(1)}, mean=MEAN, std=STD)
+    with pytest.raises(UserError, match="mean"):  # which is never guessed
+        attack_gradients(model, {"head.bias": torch.ones(CLASSES)})

@@ -29,6 +29,7 @@ from tests.helpers.uploads import (
     check_uploads,
     edit,
     edit_all,
+    flip,
 )
 
 Spoil = Callable[[Path], Any]
@@ -164,34 +165,86 @@ def a_name_of_no_text(folder: Path) -> None:
     Path(os.fsdecode(odd)).write_bytes((folder / HEADER).read_bytes())
 
 
+def flipped(name: str) -> Spoil:
+    """The lowest bit of a number's mantissa, or of its exponent: the file stays readable."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / (name or json.loads((folder / HEADER).read_text())["weights"])
+        flip(path, 8 * (path.stat().st_size - 3))
+
+    return spoil
+
+
+def of_the_same_image(folder: Path) -> None:
+    (folder / TRUTH).write_bytes((folder / TRUTH.replace("_000_", "_001_")).read_bytes())
+
+
+REFUSED_ALONE: list[tuple[Spoil, str, list[str]]] = [
+    *((spoil, named, [NAME]) for spoil, named in FAULTS[:4]),
+    *((flipped(name), "changed", [NAME]) for name in (FILE, TRUTH)),
+    (flipped(""), "changed", [NAME, OTHER]),  # two uploads have these weights
+    (weights_that_cannot_be_read, "weights", [NAME, OTHER]),
+    (a_name_of_no_text, "name", ["a\\udcff\\x1b"]),
+    (lambda folder: (folder / HEADER).unlink(), "header", [NAME]),
+]
+
+
 @pytest.mark.parametrize(
-    ("spoil", "named", "failed"),
+    ("spoil", "named", "failed", "in_series"),
     [
-        *((spoil, named, [NAME]) for spoil, named in FAULTS[:4]),
-        (weights_that_cannot_be_read, "weights", [NAME, OTHER]),  # two uploads have them
-        (a_name_of_no_text, "name", ["a\\udcff\\x1b"]),
-        (lambda folder: (folder / HEADER).unlink(), "header", [NAME]),
+        *((*case, False) for case in REFUSED_ALONE),
+        (header(mean=[0.1] * 3), "mean", [NAME, NAME.replace("at00001", "at00002")], True),
+        (of_the_same_image, "same name", [NAME, OTHER], False),
+        # the model takes pictures of 32 pixels, so they cannot be cropped from 10
+        (header(model={"resize": 10}, label="impossible"), "resize", ["class_2/002.png"], False),
     ],
 )
-def test_a_faulty_upload_fails_alone(
-    folder: Path, spoil: Spoil, named: str, failed: list[str]
+def test_what_does_not_fit_fails_alone(
+    folder: Path, spoil: Spoil, named: str, failed: list[str], in_series: bool
 ) -> None:
     """`check` and a run say the same; neither is it scored against something else."""
-    edit_all(folder, series=None)  # so that the second round is another line
+    edit_all(folder, **({} if in_series else {"series": None}))  # else each round is another line
     spoil(folder)
     text, usable = check_uploads(folder)
     assert not usable
+    assert named in text
     summary, scores, _ = attacked(folder, **ONE)
     assert summary.exit_code == 3
-    assert any(named in failure for failure in summary.failures)
     rows = scores[scores.status == "failed"]
     assert sorted(rows.image_id) == failed
-    assert set(rows.model) == {REFUSED}
     assert rows.reason.str.contains(named, regex=False).all()
     assert not rows.reason.str.contains(str(folder), regex=False).any()
-    for row in rows.itertuples():
-        assert f"FAULT  {row.image_id}: {row.reason.split('; ')[0]}" in text
-    assert (scores.status == "ok").sum() == 4 - sum(name in (NAME, OTHER) for name in failed)
+    if (spoil, named, failed) in REFUSED_ALONE:
+        assert any(named in failure for failure in summary.failures)
+        assert set(rows.model) == {REFUSED}
+        for row in rows.itertuples():
+            assert f"FAULT  {row.image_id}: {row.reason.split('; ')[0]}" in text
+    lost = 1 if in_series else sum(name != "a\\udcff\\x1b" for name in failed)
+    assert (scores.status == "ok").sum() == (2 if in_series else 4) - lost  # of series, or of lines
+
+
+def in_two_precisions(folder: Path) -> None:
+    edit(folder, dtype="float64")
+    change_upload(folder, as_float64)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "statuses", "models"),
+    [
+        (lambda folder: (folder / TRUTH).unlink(), {"ok": 3, "unscored": 1}, set()),
+        (in_two_precisions, {"ok": 4}, {"small, round 1, float32", "small, round 1, float64"}),
+    ],
+)
+def test_what_differs_is_attacked_beside_the_others(
+    folder: Path, spoil: Spoil, statuses: dict[str, int], models: set[str]
+) -> None:
+    edit_all(folder, series=None)
+    spoil(folder)
+    assert check_uploads(folder)[1]
+    summary, scores, rows = attacked(folder, **ONE)
+    assert summary.exit_code == 0
+    assert dict(scores.status.value_counts()) == statuses
+    assert models <= set(rows.model)
 
 
 def test_every_fault_of_an_upload_is_listed(folder: Path) -> None:

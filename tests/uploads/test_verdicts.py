@@ -199,16 +199,9 @@ def test_pixels_beyond_their_range_are_doubted_and_rounding_is_not() -> None:
     assert declared_wrongly(fed(PICTURE + noise, NONE)[0], *HALF)
 
 
-def test_what_an_attack_itself_calls_certain_is_doubted_too(model: LoadedModel) -> None:
-    told, found = declaring(model, HALF), {CERTAIN: torch.ones(1)}
-    for way, certain in ((HALF, 1.0), (NONE, 0.0)):
-        view = own_uploads(told, as_fed(model, fed(PICTURE, way)), {}).view()
-        made = of_unscored(view, PICTURE, found)
-        assert (float(made[CERTAIN]), float(made[MISNORMALISED])) == (certain, 1 - certain)
-
-
-def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
-    """`layer_span` finds both pictures, of a client that fed [0, 1] where .5 and .25 are told."""
+def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
+    """`layer_span` finds both pictures of a batch, of a client that fed [0, 1] where .5 and .25 are
+    told; here and in the rows of a run."""
     told = planted_model(img_size=8, depth=3)
     plain, labels = declaring(told, NONE), torch.tensor([3, 5])
     sent = gradient_of(plain, (planted_images(2, 8) * 255).round() / 255, labels)
@@ -217,11 +210,12 @@ def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
     assert (right.best.verified, right.doubt) == (2, "")
     assert wrong.best.verified == 0
     assert "none (mean 0, std 1)" in wrong.verdict
-    assert wrong.best.images is not None
-    view = own_uploads(told, sent, {}, labels=labels).view()  # and in the rows of a run
-    found = of_unscored(view, wrong.best.images, {CERTAIN: torch.ones(2)})
-    assert found[CERTAIN].tolist() == [0, 0]
-    assert found[MISNORMALISED].tolist() == [1, 1]
+    for model, leak, certain in ((plain, right, 1), (told, wrong, 0)):
+        assert leak.best.images is not None
+        view = own_uploads(model, sent, {}, labels=labels).view()
+        found = of_unscored(view, leak.best.images, {CERTAIN: torch.ones(2)})
+        assert found[CERTAIN].tolist() == [certain] * 2
+        assert found[MISNORMALISED].tolist() == [1 - certain] * 2
 
 
 # shuffled, or with defences that are named --------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 
 from mjp_privacy.report.write import write_report
 from tests.helpers.browser import Browser, chromium
-from tests.helpers.report_rows import HOSTILE, image_id
-from tests.report.page.conftest import page_run
+from tests.helpers.report_rows import HOSTILE, image_id, synthetic_run
 
 pytestmark = [
     pytest.mark.nightly,
@@ -36,8 +35,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of two runs of the same cells, one under names that are markup."""
     root = tmp_path_factory.mktemp("others")
-    first, second = page_run(root / "<img src=x>", model=HOSTILE), page_run(root / "again")
-    write_report([first, second], root / "two")
+    synthetic_run(root / "<img src=x>", model=HOSTILE)
+    synthetic_run(root / "again")
+    write_report([root / "<img src=x>", root / "again"], root / "two")
     return root
 
 

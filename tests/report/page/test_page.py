@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from mjp_privacy.report.page.page import figure, linked, script_json
-from tests.report.page.conftest import PSNR
+from tests.helpers.report_rows import PSNR, approved
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
-APPROVED = Path(__file__).with_name("page.approved.txt")
 
 
 class Reader(HTMLParser):
@@ -67,19 +66,14 @@ def page(page_folder: Path) -> Reader:
 
 
 def test_the_page_has_the_approved_structure(page: Reader) -> None:
-    """Sections, tables, charts and controls in their order, without what they hold. A page that is
-    meant to differ: delete the file, run this twice, and look at the difference."""
+    """Sections, tables, charts and controls in their order, without what they hold."""
     shown = ("section", "h2", "figure", "table", "details", "form", "button", "dialog")
     lines = []
     for tag, has, texts in page.elements:
         if tag in shown:
             text = "".join(texts) if tag in ("h2", "button") else ""
-            lines.append(f"{tag} {has.get('id', '')} {text}".rstrip())
-    made = "".join(f"{line}\n" for line in lines)
-    approved = APPROVED.read_text(encoding="utf-8") if APPROVED.exists() else ""
-    if not approved:
-        APPROVED.write_text(made, encoding="utf-8")
-    assert made == approved
+            lines.append(f"{tag} {has.get('id', '')} {text}".rstrip() + "\n")
+    approved("page.txt", "".join(lines))
 
 
 def test_elements_are_closed_ids_are_unique_and_links_lead_somewhere(page: Reader) -> None:
