@@ -200,6 +200,9 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
             {"recipe": {"ema_decay": 0.9}},
             {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100},
             {"recipe": BFLOAT16},
+            {"task": "segmentation"},
+            {"task": "segmentation", "recipe": {**BFLOAT16, "ema_decay": 0.5}},
+            {"task": "segmentation", **SWIN},
         ],
         {0, 1},
     ),
@@ -211,9 +214,14 @@ def test_a_killed_run_draws_the_same_curve(
     changes: dict[str, Any],
 ) -> None:
     """Killed in a step; then when a line stands in the journal and in no checkpoint."""
-    config, options = small(**changes), {**here, "val": here["data"]}
+    if "task" in changes:
+        config, options = segmentation(**changes), {**here, "data": pair_folder(tmp_path / "ade")}
+        kills = [(die_after_line, 2), (stop_at, 3)]
+    else:
+        config, options = small(**changes), {**here, "val": here["data"]}
+        kills = [(stop_at, 3), (die_after_line, 6), (stop_at, 9)]
     train(config, **{**options, "out": tmp_path / "whole"})
-    for kill, step in ((stop_at, 3), (die_after_line, 6), (stop_at, 9)):
+    for kill, step in kills:
         with monkeypatch.context() as patch:
             kill(patch, step)
             with pytest.raises(KeyboardInterrupt):
