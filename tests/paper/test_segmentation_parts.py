@@ -26,7 +26,7 @@ from mjp_privacy.paper.segmentation import (
     measured,
     scored,
 )
-from mjp_privacy.paper.segmentation_data import Augmented, PairBatches, Whole, find_pairs
+from mjp_privacy.paper.segmentation_data import Augmented, Whole, find_pairs, pair_batches
 from mjp_privacy.paper.segmentation_network import (
     POOLED,
     PixelObjective,
@@ -150,7 +150,7 @@ def test_a_folder_that_is_wrong_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"annotations/training/002\.png"):
         pairs.digest()
     with pytest.raises(UserError, match="training/"):
-        list(PairBatches(small(), pairs, ONE, 0).epoch(0, 0, 2))
+        list(pair_batches(small(), pairs, ONE, 0).epoch(0, 0, 2))
 
 
 def positions(size: tuple[int, int]) -> tuple[Image.Image, Any]:
@@ -209,8 +209,8 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     assert (whole.shape, own.shape) == ((3, 16, 24), (32, 48))  # labels keep their size
     config = small()
     pairs = find_pairs(config, pair_folder(tmp_path / "ade"), None)[0]
-    here, there = (list(PairBatches(config, pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
-    later = list(PairBatches(config, pairs, ONE, 0).epoch(1, 1, 2))
+    here, there = (list(pair_batches(config, pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
+    later = list(pair_batches(config, pairs, ONE, 0).epoch(1, 1, 2))
     assert len(here) == 2
     for one, other in zip([*here, here[1]], [*there, *later], strict=True):
         assert torch.equal(one[0], other[0])

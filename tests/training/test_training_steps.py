@@ -25,10 +25,10 @@ from mjp_privacy.training import learner
 from mjp_privacy.training.batches import (
     Batches,
     Examples,
-    FileBatches,
     MemoryBatches,
     decode_all,
     epoch_order,
+    file_batches,
     find_examples,
 )
 from mjp_privacy.training.learner import (
@@ -141,7 +141,7 @@ def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
         augmentation={"rand_augment": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "repeats": 2},
         data={"store": "files"},
     )
-    return FileBatches(config, examples, world, workers=int(kind))
+    return file_batches(config, examples, world, workers=int(kind))
 
 
 def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:
