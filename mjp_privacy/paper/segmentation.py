@@ -24,10 +24,10 @@ from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED
 from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.segmentation_data import (
     VALIDATION,
-    PairBatches,
     Pairs,
     Whole,
     find_pairs,
+    pair_batches,
     splits_of,
 )
 from mjp_privacy.paper.segmentation_network import (
@@ -167,15 +167,15 @@ class SegmentationLearner(Learner):
         return {f"val_{name}": round(x, 4) for name, x in zip(MEASURES, values, strict=True)}
 
 
-def pair_batches(
+def checked_batches(
     config: TrainingConfig, pairs: Pairs, world: World, workers: int, used_for: str = "training"
-) -> PairBatches:
+) -> Batches:
     """Batches of these pictures with their label maps, all of which are checked before."""
     pairs.check()
-    return PairBatches(config, pairs, world, workers)
+    return pair_batches(config, pairs, world, workers)
 
 
-SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, pair_batches)
+SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, checked_batches)
 
 
 # what the paper prints ----------------------------------------------------------------------------

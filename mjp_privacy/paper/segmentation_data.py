@@ -28,7 +28,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import Header, ImageError, decoded, header
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
-from mjp_privacy.training.batches import LoadedBatches
+from mjp_privacy.training.batches import Items, LoadedBatches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
 
@@ -58,6 +58,10 @@ class Pairs:
             content = self._read(labels, lambda content: hashlib.sha256(content).hexdigest())
             whole.update(f"{picture}\0{content}\n".encode())
         return whole.hexdigest()
+
+    def drawn(self, transform: Whole, place: int, seed: int) -> tuple[Tensor, Tensor]:
+        """A picture and its label map, changed alike. Raises ImageError with the reason."""
+        return transform(*self.read(place), seed)
 
     def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
         """A picture and its label map (H, W). Raises ImageError with the reason."""
@@ -250,27 +254,8 @@ def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Ima
 # batches ------------------------------------------------------------------------------------------
 
 
-class _Drawn:
-    """The `loaded_batches.Items` of pictures with label maps."""
-
-    def __init__(self, pairs: Pairs, transform: Whole) -> None:
-        self.pairs, self.transform = pairs, transform
-
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Tensor] | ImageError:
-        place, seed = index
-        try:
-            return self.transform(*self.pairs.read(place), seed)
-        except ImageError as error:
-            return error
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-
-class PairBatches(LoadedBatches):
+def pair_batches(config: TrainingConfig, pairs: Pairs, world: World, workers: int) -> LoadedBatches:
     """Crops (b, 3, S, S) with labels (b, S, S); in order whole pictures of a size of their own,
     which only fit into batches of one."""
-
-    def __init__(self, config: TrainingConfig, pairs: Pairs, world: World, workers: int) -> None:
-        training, plain = _Drawn(pairs, Augmented(config)), _Drawn(pairs, Whole(config))
-        super().__init__(config, training, plain, world, workers)
+    training, plain = (Items(partial(pairs.drawn, t)) for t in (Augmented(config), Whole(config)))
+    return LoadedBatches(config, len(pairs), training, plain, world, workers)

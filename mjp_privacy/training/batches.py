@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -194,15 +195,20 @@ def unreadable(error: ImageError, used_for: str) -> UserError:
     )
 
 
-class Items(Protocol):
-    """Images with what is known of them, by (place of the image, seed of its augmentation).
+@dataclass(frozen=True)
+class Items:
+    """Images with what is known of them, each read by its place and the seed of its augmentation.
 
     For an unreadable one the error is returned: raised in a worker, it would lose its message.
     """
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Any] | ImageError: ...
+    read: Callable[[int, int], tuple[Tensor, Any]]
 
-    def __len__(self) -> int: ...
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Any] | ImageError:
+        try:
+            return self.read(*index)
+        except ImageError as error:
+            return error
 
 
 def collated(items: list[Any]) -> Any:
@@ -211,29 +217,26 @@ def collated(items: list[Any]) -> Any:
     return default_collate(items) if error is None else error
 
 
+@dataclass(frozen=True)
 class LoadedBatches:
     """`Batches` that are decoded by worker processes each time they are needed. Every image is
     seeded by (seed, epoch, place in the epoch): an epoch is the same with any number of workers.
 
-    training  images with their labels, augmented
+    number    how many images there are
+    training  they with their labels, augmented
     plain     the same, as they are validated
     """
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        training: Items,
-        plain: Items,
-        world: World,
-        workers: int,
-    ) -> None:
-        self.config, self.world, self.workers = config, world, workers
-        self.training, self.plain = training, plain
+    config: TrainingConfig
+    number: int
+    training: Items
+    plain: Items
+    world: World
+    workers: int
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         batch, seed = self.config.recipe.batch, self.config.seed
-        number = len(self.training)
-        order = epoch_order(seed, epoch, number, self.config.augmentation.repeats).tolist()
+        order = epoch_order(seed, epoch, self.number, self.config.augmentation.repeats).tolist()
         part = self.world.part(batch)
         batches = []
         for start in range(first * batch, steps * batch, batch):
@@ -242,7 +245,7 @@ class LoadedBatches:
         return self._load(self.training, batches, "training")
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = [(p, 0) for p in range(self.world.rank, len(self.plain), self.world.size)]
+        mine = [(p, 0) for p in range(self.world.rank, self.number, self.world.size)]
         batches = [mine[i : i + batch] for i in range(0, len(mine), batch)]
         return self._load(self.plain, batches, "validation")
 
@@ -275,51 +278,36 @@ def seed_libraries(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-class _Images:
-    """The `loaded_batches.Items` of labelled images."""
-
-    def __init__(self, examples: Examples, transform: Any) -> None:
-        self.examples, self.transform = examples, transform
-
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int] | ImageError:
-        place, seed = index
-        record = self.examples.records[place]
-        seed_libraries(seed)  # timm's augmentation draws from them
-        try:
-            return self.transform(self.examples.source.decode(record)), int(record.label or 0)
-        except ImageError as error:
-            return error
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-
-class FileBatches(LoadedBatches):
+def file_batches(
+    config: TrainingConfig, examples: Examples, world: World, workers: int
+) -> LoadedBatches:
     """The `Batches` of images that are decoded from their files each time they are needed."""
+    shape, augmentation = config.model, config.augmentation
+    try:
+        augmented = create_transform(
+            shape.img_size,
+            is_training=True,
+            auto_augment=augmentation.rand_augment,
+            re_prob=augmentation.erasing,
+            re_mode="pixel",
+            hflip=0.5 * augmentation.flip,
+            interpolation="bicubic",
+            mean=shape.mean,
+            std=shape.std,
+        )
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UserError(
+            f"augmentation.rand_augment: expected one that timm knows, such as "
+            f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
+        ) from error
+    training, plain = (Items(partial(_read, examples, t)) for t in (augmented, _Plain(config)))
+    return LoadedBatches(config, len(examples), training, plain, world, workers)
 
-    def __init__(
-        self, config: TrainingConfig, examples: Examples, world: World, workers: int
-    ) -> None:
-        shape, augmentation = config.model, config.augmentation
-        try:
-            augmented = create_transform(
-                shape.img_size,
-                is_training=True,
-                auto_augment=augmentation.rand_augment,
-                re_prob=augmentation.erasing,
-                re_mode="pixel",
-                hflip=0.5 * augmentation.flip,
-                interpolation="bicubic",
-                mean=shape.mean,
-                std=shape.std,
-            )
-        except (AssertionError, ValueError, KeyError) as error:
-            raise UserError(
-                f"augmentation.rand_augment: expected one that timm knows, such as "
-                f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
-            ) from error
-        training, plain = _Images(examples, augmented), _Images(examples, _Plain(config))
-        super().__init__(config, training, plain, world, workers)
+
+def _read(examples: Examples, transform: Any, place: int, seed: int) -> tuple[Tensor, int]:
+    record = examples.records[place]
+    seed_libraries(seed)  # timm's augmentation draws from them
+    return transform(examples.source.decode(record)), int(record.label or 0)
 
 
 class _Plain:
@@ -425,4 +413,4 @@ def make_batches(
     """Batches of these images, from memory or from files as the config says."""
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world, used_for)
-    return FileBatches(config, examples, world, workers)
+    return file_batches(config, examples, world, workers)

@@ -4,20 +4,20 @@ it was killed."""
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mjp_privacy.cli import main
 from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_json
 from mjp_privacy.federation import rounds
-from mjp_privacy.federation.config import Server, load_federation, longest_probe, with_rounds
+from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import (
     ServerState,
@@ -31,7 +31,7 @@ from mjp_privacy.federation.task import (
 )
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import load_model
-from tests.helpers.federations import MJP, config, content, images, plain_forward, run, task
+from tests.helpers.federations import MJP, config, plain_forward, run, task
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
 Weights = dict[str, torch.Tensor]
@@ -89,29 +89,24 @@ def test_fedavg_is_the_mean_of_the_clients_weights(tmp_path: Path) -> None:
     assert_close(rounds_of(federation, 1), {name: (one[name] + other[name]) / 2 for name in start})
 
 
-def test_fedadam_is_torchs_adamw(tmp_path: Path) -> None:
+def test_fedadam_is_torchs_adamw_at_a_rate_that_warms_up_and_falls_to_zero(tmp_path: Path) -> None:
     """On the same gradients: those of a network would differ by rounding, which Adam magnifies
     where they are zero."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(5, 3, generator=generator)
     parameter = torch.nn.Parameter(start.clone())
     reference = torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.1)
-    server = task(tmp_path, server={"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1})
+    rule = {"lr": 0.01, "weight_decay": 0.1, "warmup": 2, "schedule": "cosine"}
+    server = task(tmp_path, server={"optimizer": "adam", **rule})
     weights, state = {"w": start}, ServerState()
-    for round in range(4):
+    for round, share in enumerate((0.5, 1, 0.5, (1 + math.cos(math.pi * 3 / 4)) / 2)):
         gradient = torch.randn(5, 3, generator=generator)
-        parameter.grad = gradient
+        parameter.grad, reference.param_groups[0]["lr"] = gradient, 0.01 * share
         reference.step()
         upload = ClientUpdate({"w": -gradient.unsqueeze(0)}, kind="weight_difference")
         weights, state = server.server_step(weights, state, [upload], round)
         assert torch.allclose(weights["w"], parameter.detach(), atol=1e-6)
-
-
-def test_the_servers_rate_warms_up_and_falls_to_zero() -> None:
-    server = Server(lr=1.0, warmup=2, schedule="cosine")
-    rates = [learning_rate(server, round, 10) for round in (0, 5, 10)]
-    assert rates == pytest.approx([0.5, 0.5, 0.0])
-    assert learning_rate(Server(lr=0.3), 7, 10) == 0.3
+    assert learning_rate(server.config.server, 4, 4) == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": {**MJP, "dal": "nonlinear"}, "gamma": 0.5}])
@@ -200,16 +195,15 @@ def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
 
 
 def test_each_photograph_is_a_class(tmp_path: Path) -> None:
-    train, test = federation_images(load_federation(MINUTE), "embedded", None)
-    assert (len(train), test) == (20, None)
+    minute = load_federation(MINUTE)
+    train, test = federation_images(minute, "embedded", "embedded")
+    assert train == test
     pairs = {(record.image_id.split("/")[0], record.label) for record in train.records}
     assert len(pairs) == len({name for name, _ in pairs}) == len(set(train.labels)) == 6
-    same, tested = federation_images(load_federation(MINUTE), "embedded", "embedded")
-    assert same == tested
-    with pytest.raises(UserError, match=r"model\.num_classes"):
-        federation_images(config(model={"num_classes": 5}), "embedded", None)
-    with pytest.raises(UserError, match="--val"):
-        federation_images(load_federation(MINUTE), "embedded", images(tmp_path / "data"))
+    few = config(model={"num_classes": 5})
+    for asked, val, named in ((few, None, r"model\.num_classes"), (minute, tmp_path, "--val")):
+        with pytest.raises(UserError, match=named):
+            federation_images(asked, "embedded", val)
     assert data_path("embedded") == "embedded"
     assert data_path("images") == str(Path("images").resolve())
 
@@ -299,40 +293,21 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.parametrize("rounds", [6, 11, 1000])
-def test_every_shipped_config_can_have_another_length(rounds: int) -> None:
+def test_every_shipped_config_can_have_another_length() -> None:
     """What it records is taken along."""
-    titles = [load_federation(path, row).title for path, row in SHIPPED]
-    assert len({(path, title) for (path, _), title in zip(SHIPPED, titles, strict=True)}) == len(
-        SHIPPED
-    )
-    for path, row in SHIPPED:
-        whole = load_federation(path, row)
-        other = with_rounds(whole, rounds)
-        starts, room = other.record.rounds, rounds - longest_probe(whole)
+    shipped = {(path, row): load_federation(path, row) for path, row in SHIPPED}
+    assert len({(path, whole.title) for (path, _), whole in shipped.items()}) == len(SHIPPED)
+    for whole, length in itertools.product(shipped.values(), (6, 11, 1000)):
+        starts = with_rounds(whole, length).record.rounds
+        room = length - longest_probe(whole)
         assert list(starts) == sorted(set(starts))
         assert starts[-1] <= room
         assert (whole.record.rounds[0] == 0) <= (starts[0] == 0)
         before = whole.record.rounds[-1] / (whole.rounds - longest_probe(whole))
         assert abs(starts[-1] - before * room) <= 0.5
-        assert len(starts) == len(whole.record.rounds) or rounds < whole.rounds
+        assert len(starts) == len(whole.record.rounds) or length < whole.rounds
     short = with_rounds(load_federation(QUICK), 10)
     assert (short.rounds, short.record.rounds) == (10, (0, 2, 4))
     assert (short.server.warmup, short.evaluate_every) == (1, 2)
     assert with_rounds(config(record={}), 40).server.warmup == 0
-
-
-def test_the_command_takes_another_number_of_rounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_json(tmp_path / "config.yaml", content(rounds=20, evaluate_every=10))  # JSON is YAML
-    out = tmp_path / "out"
-    argv = ["federate", str(tmp_path / "config.yaml"), "--data", str(images(tmp_path / "data"))]
-    argv += ["--out", str(out), "--device", "cpu", "--rounds"]
-    assert main([*argv, "4"]) == 0
-    recorded = {json.loads(path.read_text())["round"] for path in out.glob("uploads/*.json")}
-    assert recorded == {0, 1}
-    for too_few in ("1", "0", "-3"):
-        assert main([*argv, too_few]) == 2
-        assert "--rounds" in capsys.readouterr().err
     assert with_rounds(config(record={}), 1).rounds == 1

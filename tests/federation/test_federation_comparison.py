@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -27,6 +28,7 @@ ATTACKS = [
     {"name": "masked_span", "options": STATIONARY},
     {"name": "multi_round", "options": {"uploads": 2, **STATIONARY}},
 ]
+FLOOR = "grey_psnr.diagnostic"
 MINUTE = "configs/federated/minute.yaml"
 
 
@@ -83,19 +85,6 @@ def test_compare_writes_table_and_pictures(
     assert (tmp_path / "rounds.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("made", ["nothing", "training alone"])
-def test_folders_that_are_no_federation_are_refused(
-    tmp_path: Path, made: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if made != "nothing":
-        (tmp_path / "metrics.jsonl").write_text("")
-        write_json(tmp_path / "federation.json", {"client": {}, "gamma": 0})
-    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert str(tmp_path) in said
-    assert "Traceback" not in said
-
-
 def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
     assert defence_text({"client": {"batch": 4, "dal": False}, "gamma": 0}) == "none"
     client = {"withhold": ["pos_embed"], "defenses": [{"dp_sgd": {"noise": 1.0}}, {"top_k": 0.1}]}
@@ -104,28 +93,32 @@ def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
     assert defence_text(written) == "MJP γ=0.27; withhold pos_embed; dp_sgd 1; top_k 0.1"
 
 
+def changed(line: Line, **columns: Any) -> Line:
+    """A line with other values; None takes a column away."""
+    rows = line.store.read(line.run_id).assign(**columns).dropna(axis=1, how="all")
+    return dataclasses.replace(line, stored=image_frame(rows))
+
+
 def test_what_is_missing_or_worse_than_grey_counts_as_grey(lines: dict[str, Line]) -> None:
     """An image that no attack reaches, or a score below grey; failures are counted."""
     found = worst_case([lines["grey"]], "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
     assert (found["unreached"], found["success"]) == (2, 0.0)
-    attack = lines["patch_gradient"]
-    rows = attack.store.read(attack.run_id)
-    rows["psnr.standard"], rows["status"] = [3.0, 50.0], ["ok", "failed"]
-    changed = dataclasses.replace(attack, stored=image_frame(rows))
-    found = worst_case([changed, lines["grey"]], "1 upload")
+    worse = {"psnr.standard": [3.0, 50.0], "status": ["ok", "failed"]}
+    found = worst_case([changed(lines["patch_gradient"], **worse), lines["grey"]], "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
     assert (found["failed"], found["unreached"]) == (1, 1)
 
 
-def test_an_unfinished_attack_and_one_without_a_floor_are_refused(
-    federations: list[Path], lines: dict[str, Line], tmp_path: Path
+def test_what_is_unfinished_or_no_federation_is_refused(
+    federations: list[Path],
+    lines: dict[str, Line],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What is missing would look like privacy."""
-    attack = lines["patch_gradient"]
-    rows = attack.store.read(attack.run_id).drop(columns="grey_psnr.diagnostic")
     with pytest.raises(UserError, match="grey"):
-        worst_case([dataclasses.replace(attack, stored=image_frame(rows))], "1 upload")
+        worst_case([changed(lines["patch_gradient"], **{FLOOR: None})], "1 upload")
     run = tmp_path / "run"
     shutil.copytree(federations[0], run)
     cells = RunStore(run / "attack").read_cells()
@@ -133,6 +126,12 @@ def test_an_unfinished_attack_and_one_without_a_floor_are_refused(
     shutil.rmtree(run / "attack" / "rows" / gone["run_id"])
     with pytest.raises(UserError, match="0 of 2"):
         leakage_table([run])
+    for left in ("attack", "metrics.jsonl"):
+        shutil.rmtree(run / left) if left == "attack" else (run / left).unlink()
+        assert main(["compare", str(run), "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert f"{run} holds no {left}" in said
+        assert said.count("error: ") == 1
 
 
 @pytest.mark.nightly

@@ -2,7 +2,8 @@
 
 import json
 import math
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from mjp_privacy.paper.positions import (
     FOLDS,
     Matrix,
     PositionTable,
+    Start,
     as_map,
     at,
     beside_start,
@@ -100,42 +102,31 @@ def test_a_table_is_split_into_its_start_and_the_rest() -> None:
     assert beside_start(learned, start).share < 0.05
 
 
-def of_recipe(config: TrainingConfig) -> dict[str, str]:
-    return {"recipe": json.dumps(plain(config))}
-
-
-def test_the_start_is_drawn_again_from_the_recipe() -> None:
-    for jigsaw, std in (("paper", 1.0), ("controlled", 0.02)):
-        config = small(model=MJP, jigsaw={"position_init": jigsaw})
-        model = build_network(config)
-        table = position_table(model, "M")
-        assert table is not None
-        start = start_in(model, table, of_recipe(config))
-        assert start is not None
-        assert start.share == pytest.approx(1)
-        assert start.std == pytest.approx(std, rel=0.1)
-        other = start_in(model, table, of_recipe(small(model=MJP, seed=1)))
-        assert other is not None
-        assert other.share < 0.1
-
-
-def test_no_start_where_the_file_does_not_tell_it() -> None:
-    config = small(model=MJP)
-    model = build_network(config)
+def start_of(model: Any, content: object) -> Start | None:
     table = position_table(model, "M")
     assert table is not None
-    initial = plain(config) | {"initial": {"checkpoint": "a.safetensors", "model": None}}
-    deeper = small(model={**MJP, "depth": 3})
-    for metadata in (
-        {},
-        {"recipe": "{"},
-        {"recipe": "[" * 100_000},
-        {"recipe": "[1]"},
-        {"recipe": json.dumps({"name": "other"} | {"surprise": 1})},
-        {"recipe": json.dumps(initial)},
-        of_recipe(deeper),
+    return start_in(
+        model, table, {"recipe": content if isinstance(content, str) else json.dumps(content)}
+    )
+
+
+@pytest.mark.parametrize(("init", "std"), [("paper", 1.0), ("controlled", 0.02)])
+def test_the_start_is_drawn_again_from_the_recipe(init: str, std: float) -> None:
+    """None where the file does not tell it."""
+    config = small(model=MJP, jigsaw={"position_init": init})
+    model = build_network(config)
+    start, other = start_of(model, plain(config)), start_of(model, plain(small(model=MJP, seed=1)))
+    assert start is not None
+    assert start.share == pytest.approx(1)
+    assert start.std == pytest.approx(std, rel=0.1)
+    assert other is not None
+    assert other.share < 0.1
+    for content in (
+        *("null", "{", "[" * 100_000, [1], {"name": "other", "surprise": 1}),
+        plain(config) | {"initial": {"checkpoint": "a.safetensors", "model": None}},
+        plain(small(model={**MJP, "depth": 3})),
     ):
-        assert start_in(model, table, metadata) is None
+        assert start_of(model, content) is None
 
 
 def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None:
@@ -166,12 +157,6 @@ def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None
 # variance and energy
 
 
-def of_rank(rank: int, *, grid: int = 5, width: int = 12) -> PositionTable:
-    generator = np.random.default_rng(rank)
-    left, right = generator.normal(size=(grid**2, rank)), generator.normal(size=(rank, width))
-    return PositionTable(grid, left @ right)
-
-
 def test_variance_and_energy_beside_eigenvalues() -> None:
     """Of the covariance, and of the Gram matrix of the rows as they are."""
     table = noise_table(6, 20, seed=1)
@@ -183,22 +168,14 @@ def test_variance_and_energy_beside_eigenvalues() -> None:
         eigenvalues = np.sort(np.linalg.eigvalsh(matrix))[::-1]
         assert curve == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
     assert at(energy(moved), 1) > at(explained_variance(moved), 1) + 0.5  # the common part
-
-
-def test_by_hand() -> None:
-    """Nine rows: ±3, ±2 and ±1 along three axes, and zeros. Σσ² = 18 + 8 + 2."""
-    rows = np.zeros((9, 4))
-    rows[[0, 1], 0], rows[[2, 3], 1], rows[[4, 5], 2] = (3, -3), (2, -2), (1, -1)
-    curve = explained_variance(PositionTable(3, rows))
-    assert curve == pytest.approx([18 / 28, 26 / 28, 1, 1])
-    assert dimensions_for(curve, 0.9) == 2
-    assert dimensions_for(curve, 26 / 28) == 2
-    assert dimensions_for(curve, 0.95) == 3
+    curve = np.array([18 / 28, 26 / 28, 1, 1])
+    assert [dimensions_for(curve, share) for share in (0.9, 26 / 28, 0.95)] == [2, 2, 3]
     assert at(curve, 3) == at(curve, 99) == 1
 
 
 def test_the_projection_keeps_distances_where_it_loses_nothing_and_has_one_sign() -> None:
-    table = of_rank(3)
+    generator = np.random.default_rng(3)
+    table = PositionTable(5, generator.normal(size=(25, 3)) @ generator.normal(size=(3, 12)))
     points = projection(table, 3)
     assert pdist(points) == pytest.approx(pdist(table.rows))
     assert (np.diff((points**2).sum(axis=0)) <= 0).all()
@@ -243,18 +220,7 @@ def test_errors_of_a_linear_table_of_noise_and_of_a_constant_guess() -> None:
     assert (error["constant_1d"], error["constant_2d"]) == pytest.approx((20 / 9, 2 / 3))
 
 
-def other_errors(table: PositionTable, solve: object) -> Matrix:
-    """Number, row, column: mean absolute errors by another solver, over the same folds."""
-    places, errors = table.places(), []
-    order = np.random.default_rng(derive_seed("folds", 0, 0)).permutation(len(places))
-    for fold in np.array_split(order, FOLDS):
-        known = np.array([patch for patch in range(len(places)) if patch not in fold])
-        predicted = solve(table.rows[known], places[known], table.rows[fold])  # type: ignore[operator]
-        errors.append([np.mean(np.abs(predicted - places[fold])[:, i]) for i in range(3)])
-    return np.mean(errors, axis=0)
-
-
-def with_a_column_of_ones(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
+def least_squares(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
     """The intercept as one more number; SciPy's QR. Unique where patches exceed numbers."""
     system = np.column_stack([rows, np.ones(len(rows))])
     weights = scipy.linalg.lstsq(system, targets, lapack_driver="gelsy")[0]
@@ -269,24 +235,24 @@ def nearly_no_ridge(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
     return (others - middle) @ (rows - middle).T @ duals + target
 
 
-@pytest.mark.parametrize(
-    ("width", "solve"), [(6, with_a_column_of_ones), (60, nearly_no_ridge)], ids=["thin", "wide"]
-)
-def test_beside_another_implementation(width: int, solve: object) -> None:
+@pytest.mark.parametrize(("width", "solve"), [(6, least_squares), (60, nearly_no_ridge)])
+def test_errors_are_those_of_another_solver(width: int, solve: Callable[..., Matrix]) -> None:
+    """Over the same folds, which the seed draws."""
     table = linear(6, width, noise=1.0)
-    number, row, column = other_errors(table, solve)
+    places, errors = table.places(), []
+    order = np.random.default_rng(derive_seed("folds", 0, 0)).permutation(len(places))
+    for fold in np.array_split(order, FOLDS):
+        known = np.array([patch for patch in range(len(places)) if patch not in fold])
+        predicted = solve(table.rows[known], places[known], table.rows[fold])
+        errors.append(np.abs(predicted - places[fold]).mean(axis=0))
+    number, row, column = np.mean(errors, axis=0)
     error = place_error(table, repeats=1)
     assert error["mae_1d"] == pytest.approx(number, rel=1e-5)
     assert error["mae_2d"] == pytest.approx((row + column) / 2, rel=1e-5)
     assert error["mae_1d"] < 6 * row + column  # a patch's number is 6 rows and a column
     assert math.isnan(error["mae_1d_std"])  # of one draw of the folds
     assert math.isnan(error["mae_2d_std"])
-
-
-def test_draws_of_the_folds_are_seeded() -> None:
-    table = linear(6, 10, noise=1.0)
-    assert place_error(table, seed=4) == place_error(table, seed=4)
-    assert place_error(table, seed=4) != place_error(table, seed=5)
+    assert place_error(table, seed=4) == place_error(table, seed=4) != place_error(table, seed=5)
     assert place_error(table)["mae_2d_std"] > 0
 
 
@@ -309,21 +275,16 @@ def by_hand(model: LoadedModel, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_maps_are_those_computed_by_hand() -> None:
-    model, x = tiny(unknown_embedding=True), some_images(3)
+    """However many are seen at once; and no hook stays."""
+    model, x = tiny(unknown_embedding=True), some_images(BATCH + 3)
     expected = by_hand(model, x).detach().numpy()
     assert class_attention(model, x) == pytest.approx(expected, rel=1e-9)
     assert (expected.sum(-1) < 1).all()  # the class token looks at itself, too
     maps = last_attention(model, x).maps
-    assert maps.shape == (3, 3, 4, 4)
+    assert maps.shape == (BATCH + 3, 3, 4, 4)
+    assert not model.blocks[-1].attn._forward_pre_hooks
     assert maps.sum((-1, -2)) == pytest.approx(1)
     assert maps[1, 2].flatten() == pytest.approx(expected[1, 2] / expected[1, 2].sum())
-
-
-def test_no_hook_stays_and_batches_change_nothing() -> None:
-    model, x = tiny(), some_images(BATCH + 3)
-    whole = last_attention(model, x)
-    assert not model.blocks[-1].attn._forward_pre_hooks
-    assert whole.maps[-1] == pytest.approx(last_attention(model, x[-1:]).maps[0])
 
 
 def test_the_divergence_is_jensen_and_shannons() -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from PIL import Image
 from torchvision import transforms
 
 from mjp_privacy.cli import main
-from mjp_privacy.core import progress
 from mjp_privacy.data import open_images
 from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
@@ -28,7 +27,6 @@ from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.paper.robustness import markdown
 from mjp_privacy.paper.robustness_scores import (
     ALEXNET,
-    CAVEATS,
     DEIT,
     MJP,
     NORMALISED,
@@ -40,7 +38,6 @@ from mjp_privacy.paper.robustness_scores import (
     counterpart,
     mce_of_images,
     mean,
-    resampled,
     rms_calibration,
 )
 from mjp_privacy.paper.robustness_sets import OFFICIAL
@@ -53,30 +50,19 @@ SYNSETS = sorted(synset_indices())
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "robustness"
 
 
-def stored(path: Path, classes: int, seed: int = 0) -> Path:
-    """A model whose answers differ from image to image."""
-    model = tiny(torch.float32, num_classes=classes)
-    with torch.no_grad():
-        model.head.weight.normal_(generator=torch.Generator().manual_seed(seed)).mul_(4)
-        model.head.bias.zero_()
-    return saved(path, model)
-
-
 def paint(path: Path, rng: np.random.Generator, size: tuple[int, int] = (32, 32)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST).save(path)
 
 
-def corrupted_set(root: Path, classes: int = 5, *, families: bool = False) -> Path:
-    """ImageNet-C's layout with one image of each class, flat or in the archives' folders."""
+def corrupted_set(root: Path, classes: int = 5, form: str = "{name}") -> Path:
+    """ImageNet-C's layout with one image of each class."""
     rng = np.random.default_rng(0)
     for family, names in FAMILIES.items():
-        for name in names:
-            for severity in SEVERITIES:
-                folder = (root / family / name if families else root / name) / str(severity)
-                for label in range(classes):
-                    paint(folder / str(label) / f"ILSVRC2012_val_{label:08d}.JPEG", rng)
+        for name, severity, label in product(names, SEVERITIES, range(classes)):
+            folder = root / form.format(family=family, name=name) / str(severity)
+            paint(folder / str(label) / f"ILSVRC2012_val_{label:08d}.JPEG", rng)
     return root
 
 
@@ -85,18 +71,13 @@ def photographs(
 ) -> Path:
     """Class folders of these names."""
     rng = np.random.default_rng(images)
-    for folder in folders:
-        for number in range(images):
-            paint(root / folder / f"{number}.png", rng, size)
+    for folder, number in product(folders, range(images)):
+        paint(root / folder / f"{number}.png", rng, size)
     return root
 
 
 def evaluate(*words: object) -> int:
     return main(["evaluate", "--checkpoint", *map(str, words), "--device", "cpu"])
-
-
-def of_model(table: pd.DataFrame, model: str) -> pd.DataFrame:
-    return table[table["model"] == model].set_index(["measure", "corruption", "severity"])
 
 
 def by_hand(
@@ -115,61 +96,59 @@ def by_hand(
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three models of five classes or a thousand."""
+    """A folder with models of as many classes as their names say; answers differ from image to
+    image."""
     folder = tmp_path_factory.mktemp("models")
-    for name, classes, seed in (("one", 5, 0), ("two", 5, 1), ("thousand", 1000, 0)):
-        stored(folder / f"{name}.safetensors", classes, seed)
+    for name, classes, seed in (("five", 5, 0), ("other", 5, 1), ("three", 3, 0), ("all", 1000, 0)):
+        model = tiny(torch.float32, num_classes=classes)
+        with torch.no_grad():
+            model.head.weight.normal_(generator=torch.Generator().manual_seed(seed)).mul_(4)
+            model.head.bias.zero_()
+        saved(folder / f"{name}.safetensors", model)
     return folder
 
 
 # sets of images -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("families", [False, True])
+@pytest.mark.parametrize("form", ["{name}", "{family}/{name}"])
 def test_imagenet_c(
-    models: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    families: bool,
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
-    data, out = corrupted_set(tmp_path / "c", families=families), tmp_path / "out"
-    damaged = data / ("weather/fog" if families else "fog") / "2/3/ILSVRC2012_val_00000003.JPEG"
+    data, out = corrupted_set(tmp_path / "c", form=form), tmp_path / "out"
+    damaged = data / form.format(family="weather", name="fog") / "2/3/ILSVRC2012_val_00000003.JPEG"
     damaged.write_bytes(b"no image")
-    pair = (models / "one.safetensors", models / "two.safetensors")
+    pair = (models / "five.safetensors", models / "other.safetensors")
     assert evaluate(*pair, "--imagenet-c", data, "--out", out) == 3
     printed, said = capsys.readouterr()
-    assert "one: 375/375" in said
     assert str(damaged) in said
     assert pd.read_csv(out / "unreadable.csv")["image"].tolist() == [str(damaged)]
-    assert "paper" not in printed  # another family
     assert (out / "robustness.md").read_text() in printed
     table = pd.read_csv(out / "robustness.csv").fillna({"corruption": ""})
+    assert table["paper"].isna().all()  # another family
     assert not table["measure"].str.contains("against AlexNet").any()
+    table = table.set_index(["model", "measure", "corruption", "severity"]).sort_index()
     model = load_model(checkpoint=pair[0])
-    one, two = (of_model(table, name) for name in ("one", "two"))
     for folder in data.rglob("jpeg_compression/*"):
         _, hits = by_hand(model, folder, list(range(5)), transforms.ToTensor())
-        line = one.loc["error", "jpeg_compression", int(folder.name)]
+        line = table.loc["five", "error", "jpeg_compression", int(folder.name)]
         assert line["percent"] == pytest.approx(100 * (1 - hits.mean()))
         assert (line["n"], line["failed"], line["interval"]) == (5, 0, "Wilson")
-    assert (one.loc[("error", "fog", 2), ["n", "failed"]] == (4, 1)).all()
-    assert (one.loc[[UNNORMALISED], ["n", "failed"]] == (4, 1)).all(axis=None)
     counts = pd.read_csv(out / "per_image.csv").set_index("image_id")
     assert counts["fog"].isna().sum() == 2  # an image under each model
     whole = counts[counts["fog"].notna()]
     mce = {name: of[list(CORRUPTIONS)].mean(axis=1) * 20 for name, of in whole.groupby("model")}
-    (figure,) = two.loc[[UNNORMALISED], "percent"]
-    assert figure == pytest.approx(mce["two"].mean())
-    (difference,) = two.loc[[f"{UNNORMALISED}, difference to one"]].to_dict("records")
-    assert difference["percent"] == pytest.approx((mce["two"] - mce["one"]).mean())
+    (figure,) = table.loc[("other", UNNORMALISED)].to_dict("records")
+    assert figure["percent"] == pytest.approx(mce["other"].mean())
+    assert (figure["n"], figure["failed"]) == (4, 1)
+    (difference,) = table.loc[("other", f"{UNNORMALISED}, difference to five")].to_dict("records")
+    assert difference["percent"] == pytest.approx((mce["other"] - mce["five"]).mean())
     assert difference["low"] <= difference["percent"] <= difference["high"]
 
 
 def test_a_model_of_imagenet_stands_against_alexnet(models: Path, tmp_path: Path) -> None:
     data, out = corrupted_set(tmp_path / "c", classes=2), tmp_path / "out"
-    words = (models / "thousand.safetensors", "--imagenet-c", data, "--out", out)
+    words = (models / "all.safetensors", "--imagenet-c", data, "--out", out)
     assert evaluate(*words) == 0
     table = pd.read_csv(out / "robustness.csv")
     cells = table[table["measure"] == "error"].groupby("corruption")["percent"].mean()
@@ -192,10 +171,10 @@ def test_our_own_corruptions_and_their_plain_class_folders(
     sample = ["sample", "--from", str(photos), "--out", str(out), "--size", "32", "--corrupt"]
     assert main([*sample, "--limit", "2"]) == 0
     assert json.loads((out / "corrupted.json").read_text())["plain_class_folders"] == 3
-    assert evaluate(models / "thousand.safetensors", "--imagenet-c", out) == 2
+    assert evaluate(models / "all.safetensors", "--imagenet-c", out) == 2
     assert "--imagenet-c" in capsys.readouterr().err
-    three = stored(tmp_path / "three.safetensors", 3)
-    assert evaluate(three, "--imagenet-c", out, "--data", photos, "--limit", 2) == 0
+    words = ("--imagenet-c", out, "--data", photos, "--limit", 2)
+    assert evaluate(models / "three.safetensors", *words) == 0
     printed = capsys.readouterr().out
     assert "our own corruptions" in printed
     assert "| error without corruption |" in printed
@@ -203,15 +182,14 @@ def test_our_own_corruptions_and_their_plain_class_folders(
 
 def test_imagenet_a_and_o(models: Path, tmp_path: Path) -> None:
     """Pictures are cut out as torchvision does it, at 256 / 224 of 32 pixels: 37."""
-    cut = transforms.Compose(
-        [transforms.Resize(37), transforms.CenterCrop(32), transforms.ToTensor()]
-    )
+    sizes = (transforms.Resize(37), transforms.CenterCrop(32))
+    cut = transforms.Compose([*sizes, transforms.ToTensor()])
     hard = photographs(tmp_path / "a", SYNSETS[::5], size=(95, 70))
     strange = photographs(tmp_path / "o", SYNSETS[:200], size=(40, 36))
     val = photographs(tmp_path / "val", SYNSETS[150:250], images=2, size=(40, 36))  # half: others
-    out, file = tmp_path / "out", models / "thousand.safetensors"
-    words = (file, "--imagenet-a", hard, "--imagenet-o", strange, "--data", val)
-    assert evaluate(*words, "--out", out) == 0
+    out, file = tmp_path / "out", models / "all.safetensors"
+    words = ("--imagenet-a", hard, "--imagenet-o", strange, "--data", val, "--out", out)
+    assert evaluate(file, *words) == 0
     table = pd.read_csv(out / "robustness.csv").set_index("measure")
     model, classes = load_model(checkpoint=file), list(range(200))
     confidence, hits = by_hand(model, hard, list(range(0, 1000, 5)), cut)
@@ -226,6 +204,8 @@ def test_imagenet_a_and_o(models: Path, tmp_path: Path) -> None:
     }
     assert table["percent"].to_dict() == pytest.approx(expected, abs=1e-3)
     assert table["n"].tolist() == [200] * 3 + [300] * 2
+    aupr = table.loc["AUPR"]
+    assert aupr["low"] < aupr["percent"] < aupr["high"] < aupr["low"] + 25
 
 
 def test_the_digest_of_imagenet_a_is_that_of_timms_list() -> None:
@@ -235,21 +215,21 @@ def test_the_digest_of_imagenet_a_is_that_of_timms_list() -> None:
 
 # mistakes -----------------------------------------------------------------------------------------
 
-
-def no_class_folders(data: Path) -> None:
-    for image in list(data.rglob("*.JPEG")):
-        image.rename(image.parents[1] / image.name)
-
-
-BREAK = {  # by the name that the message has, what is done to the folder
-    "--imagenet-c": lambda data: shutil.rmtree(data),
-    "expected folders of corruptions": lambda data: [e.rename(data / f"x{e.name}") for e in
-                                                     list(data.iterdir())],
+BREAK: dict[str, Callable[[Path], object]] = {  # by the name that the message has
+    "--imagenet-c": shutil.rmtree,
+    "expected folders": lambda data: [e.rename(data / f"x{e.name}") for e in [*data.iterdir()]],
     "snow/4": lambda data: shutil.rmtree(data / "snow" / "4"),
     "frost/2": lambda data: shutil.rmtree(data / "frost" / "2" / "3"),
     "fog/2": lambda data: next((data / "fog/2/3").iterdir()).rename(data / "fog/2/3/other.JPEG"),
-    "gaussian_noise/1": no_class_folders,
-}  # fmt: skip
+    "gaussian_noise/1": lambda data: [i.rename(i.parents[1] / i.name) for i in data.rglob("*.J*")],
+}
+
+
+def refused(capsys: pytest.CaptureFixture[str], named: str, *words: object) -> None:
+    assert evaluate(*words) == 2, words
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("error: ") == 1
 
 
 def test_another_layout_is_refused(
@@ -259,39 +239,35 @@ def test_another_layout_is_refused(
     for named, broken in BREAK.items():
         data = Path(shutil.copytree(whole, tmp_path / "c", dirs_exist_ok=True))
         broken(data)
-        assert evaluate(models / "one.safetensors", "--imagenet-c", data) == 2
-        said = capsys.readouterr().err
-        assert (named in said, said.count("error: ")) == (True, 1), said
+        refused(capsys, named, models / "five.safetensors", "--imagenet-c", data)
         shutil.rmtree(data, ignore_errors=True)
 
 
 def test_mistakes_with_a_and_o(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = photographs(tmp_path / "few", SYNSETS[:199])
-    whole = photographs(tmp_path / "all", SYNSETS[:200])
+    few, whole, broken = (
+        photographs(tmp_path / name, SYNSETS[:many])
+        for name, many in (("few", 199), ("all", 200), ("broken", 200))
+    )
     other = photographs(tmp_path / "other", SYNSETS[900:902])
     flat = make_images(tmp_path / "flat", ["a.png", "b.png"])
     c = corrupted_set(tmp_path / "c", classes=10)
-    broken = photographs(tmp_path / "broken", SYNSETS[:200])
     for picture in broken.rglob("*.png"):
         picture.write_bytes(b"no image")
     for named, model, *words in (
-        ("--imagenet-a", "thousand", "--imagenet-a", few),
-        ("broken", "thousand", "--imagenet-a", broken),
-        ("one", "one", "--imagenet-a", whole),
-        ("--imagenet-o", "thousand", "--imagenet-o", whole),
-        ("--data", "thousand", "--imagenet-o", whole, "--data", other),
-        ("--imagenet-a", "thousand", "--imagenet-a", whole, "--out", whole / "out"),
-        ("--data", "thousand"),
-        ("paper_row", "thousand", "--imagenet-a", whole, "--paper-row", "Z"),
-        ("seed", "thousand", "--imagenet-a", whole, "--seed", "-1"),
-        ("--data", "thousand", "--imagenet-a", whole, "--data", flat),
-        ("one", "one", "--imagenet-c", c),
+        ("--imagenet-a", "all", "--imagenet-a", few),
+        ("broken", "all", "--imagenet-a", broken),
+        ("five", "five", "--imagenet-a", whole),
+        ("--imagenet-o", "all", "--imagenet-o", whole),
+        ("--data", "all", "--imagenet-o", whole, "--data", other),
+        ("--imagenet-a", "all", "--imagenet-a", whole, "--out", whole / "out"),
+        ("--data", "all"),
+        ("paper_row", "all", "--imagenet-a", whole, "--paper-row", "Z"),
+        ("--data", "all", "--imagenet-a", whole, "--data", flat),
+        ("five", "five", "--imagenet-c", c),
     ):
-        assert evaluate(models / f"{model}.safetensors", *words) == 2, words
-        said = capsys.readouterr().err
-        assert (named in said, said.count("error: ")) == (True, 1), said
+        refused(capsys, named, models / f"{model}.safetensors", *words)
 
 
 # scores -------------------------------------------------------------------------------------------
@@ -337,21 +313,12 @@ def test_aupr_against_a_loop_over_thresholds() -> None:
 
 def test_rms_calibration_by_hand() -> None:
     """250 images: a bin of the 100 least confident, and one of the other 150."""
-    confidence = np.concatenate([np.full(100, 0.2), np.full(150, 0.8)])
-    correct = np.concatenate([np.repeat([1.0, 0.0], [50, 50]), np.repeat([1.0, 0.0], [90, 60])])
+    confidence = np.repeat([0.2, 0.8], [100, 150])
+    correct = np.repeat([1.0, 0.0, 1.0, 0.0], [50, 50, 90, 60])
     mixed = np.random.default_rng(0).permutation(250)
     expected = ((100 * (0.2 - 0.5) ** 2 + 150 * (0.8 - 0.6) ** 2) / 250) ** 0.5
     assert rms_calibration(confidence[mixed], correct[mixed]) == pytest.approx(expected)
     assert rms_calibration(np.array([0.7]), np.array([1.0])) == pytest.approx(0.3)
-
-
-def test_an_interval_of_resampled_images_covers_the_score() -> None:
-    rng = np.random.default_rng(1)
-    confidence, correct = rng.random(400), (rng.random(400) < 0.6).astype(float)
-    figure = resampled(accuracy_when_answering, (confidence, correct))
-    assert figure["percent"] == 100 * accuracy_when_answering(confidence, correct)
-    assert figure["low"] < figure["percent"] < figure["high"] < figure["low"] + 25
-    assert figure == resampled(accuracy_when_answering, (confidence, correct))
 
 
 # the paper, and results/robustness ----------------------------------------------------------------
@@ -391,7 +358,7 @@ def test_the_paper_stands_beside_its_own_family_alone() -> None:
     assert counterpart(model, TABLE4["A"]) == {}
 
 
-def test_what_is_printed_stands_beside_with_the_caveats() -> None:
+def test_what_is_printed_stands_beside() -> None:
     right = np.random.default_rng(0).random((30, 75)) < 0.5
     cells = pd.MultiIndex.from_product([CORRUPTIONS, SEVERITIES])
     lines = corruption_lines(pd.DataFrame(right.astype(float), columns=cells), MJP, classes=1000)
@@ -400,7 +367,6 @@ def test_what_is_printed_stands_beside_with_the_caveats() -> None:
     line = next(line for line in text.splitlines() if line.startswith("| contrast |"))
     assert line.split(" | ")[-1].startswith(f"{MJP['errors']['contrast']:.2f} (")
     assert " | 40.78 (" in text
-    assert all(caveat in text for caveat in CAVEATS)
 
 
 def test_the_published_means_follow_from_the_counts() -> None:

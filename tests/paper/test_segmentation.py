@@ -4,6 +4,7 @@ import itertools
 import json
 import resource
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import yaml
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
@@ -29,8 +30,8 @@ from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
-from tests.helpers.training import class_folders, curve, stop_at, together, weights
-from tests.helpers.training import small as classifier
+from tests.helpers.training import class_folders, curve, together
+from tests.helpers.training import content as classification
 
 SHAPES = Path(__file__).parents[2] / "configs" / "training" / "shapes.yaml"
 CHANCE = 100 / 6
@@ -77,28 +78,6 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
     assert lines[-1]["val_macc"] > 1.7 * CHANCE
     assert lines[-1]["val_aacc"] > 75
     assert lines[-1]["dal"] == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "changes", [{}, {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}}, SWIN]
-)
-def test_a_killed_run_ends_with_the_same_weights(
-    ade: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    config = small(**changes)
-    options: dict[str, Any] = {"data": ade, "device": "cpu", "workers": 0}
-    train(config, out=tmp_path / "whole", **options)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, out=tmp_path / "killed", **options)
-    train(config, out=tmp_path / "killed", **options)
-    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
-    before, after = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
 
 
 def test_the_file_is_the_trained_network_and_its_scores_those_of_the_run(
@@ -157,24 +136,21 @@ def test_the_command_trains_and_goes_on(
 @pytest.mark.nightly
 def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
     """Where all pixels have labels, so that each process's mean is of as many."""
-    ade, head = tmp_path / "ade", {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
-    config = small(segmentation=head, log_every=1)
-    drawn = torch.Generator().manual_seed(0)
+    ade, drawn = tmp_path / "ade", np.random.default_rng(0)
     for place in range(8):
-        labels = torch.randint(1, 4, (24, 30), dtype=torch.uint8, generator=drawn)
-        pixels = torch.randint(0, 256, (24, 30, 3), dtype=torch.uint8, generator=drawn)
         split = "training" if place < 5 else "validation"  # three in all: unequal shares
-        save_pair(ade, f"{split}/{place:03d}", pixels.numpy(), labels.numpy())
-    files: dict[str, Any] = {"data": ade, "device": "cpu", "workers": 0}
-    train(config, out=tmp_path / "one", **files)
-    said = together(tmp_path / "said", 2, lambda: train(config, out=tmp_path / "two", **files))
+        pixels, labels = (drawn.integers(0, 256, (24, 30, 3)), drawn.integers(1, 4, (24, 30)))
+        save_pair(ade, f"{split}/{place:03d}", pixels.astype(np.uint8), labels.astype(np.uint8))
+    head = {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
+    config = small(segmentation=head, log_every=1)
+    trained(config, ade, tmp_path / "one")
+    said = together(tmp_path / "said", 2, lambda: trained(config, ade, tmp_path / "two"))
     assert said == ["", ""]
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 2
-    for line, other in zip(one, two, strict=True):
-        assert other["loss"] == pytest.approx(line["loss"], abs=1e-4)
-        assert other["accuracy"] == pytest.approx(line["accuracy"], abs=5e-3)
-        assert other["val_miou"] == pytest.approx(line["val_miou"], abs=0.5)
+    for name, within in (("loss", 1e-4), ("accuracy", 5e-3), ("val_miou", 0.5)):
+        for line, other in zip(one, two, strict=True):
+            assert other[name] == pytest.approx(line[name], abs=within)
 
 
 # weights to start from
@@ -184,18 +160,16 @@ SWIN_START = {"family": "swin", "stages": [1, 1]}
 """At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
 
 
-def starting_weights(tmp_path: Path, *, mjp: bool = True, swin: bool = False) -> Path:
+def starting_weights(tmp_path: Path, *, mjp: bool, swin: bool) -> Path:
     """A classifier of the small segmentation's sizes but for half its side, with E_unk or without,
     trained for an epoch on other classes."""
-    changes: dict[str, Any] = {} if mjp else {name: dict(part) for name, part in PLAIN.items()}
-    shape = {"patch_size": 4, "depth": 4, "img_size": 8}
+    fields = classification(recipe={"epochs": 1}, **({} if mjp else PLAIN))
+    fields["model"] |= {"patch_size": 4, "depth": 4, "img_size": 8}
     if swin:
-        shape = {"patch_size": 4, "img_size": 56, "embed_dim": 8, "num_heads": 2}
-        changes |= {**SWIN_START, "data": {"native_size": 28}}
-    changes["model"] = {**changes.get("model", {}), **shape}
-    config = classifier(recipe={"epochs": 1}, **changes)
+        fields["model"] |= {"img_size": 56, "embed_dim": 8, "num_heads": 2}
+        fields |= {**SWIN_START, "data": {"store": "memory", "native_size": 28}}
     data = class_folders(tmp_path / "classes")
-    return train(config, data=data, out=tmp_path / "classifier", device="cpu")
+    return train(load_training(fields), data=data, out=tmp_path / "classifier", device="cpu")
 
 
 def started(checkpoint: Path, *, mjp: bool, swin: bool, **model: Any) -> TrainingConfig:
@@ -220,27 +194,25 @@ def test_training_starts_from_a_classifiers_weights_and_refuses_others(
     assert all(name.startswith(("head.", "dal_regressor")) for name in left)
     table = "absolute_pos_embed" if swin else "pos_embed"
     for name, tensor in began.items():
-        if name != table:
-            assert torch.equal(tensor, stored[name]), name
+        assert name == table or torch.equal(tensor, stored[name]), name
     assert began[table].shape == ((1, 28 * 28, 8) if swin else (1, 17, 16))
     if swin:
         assert torch.allclose(began[table].mean(1), stored[table].mean(1), atol=0.02)
     else:
         assert torch.equal(began[table][:, :1], stored[table][:, :1])
     assert trained(started(path, mjp=mjp, swin=swin), ade, tmp_path / "run").is_file()
-    with pytest.raises(UserError, match="unknown_embedding"):
-        trained(started(path, mjp=not mjp, swin=swin), ade, tmp_path / "refused")
-    for picture in () if swin else ade.rglob("*.jpg"):  # before any is read
+    for picture in () if swin else ade.rglob("*.jpg"):  # refused before any is read
         picture.write_bytes(b"no image")
-    named = {"embed_dim": 16} if swin else {"embed_dim": 32, "depth": 5}
-    for field, value in {**named, "patch_size": 8}.items():
-        said = r"model\.safetensors" if swin else rf"model\.safetensors.*{field}"
-        with pytest.raises(UserError, match=said):
-            trained(started(path, mjp=mjp, swin=swin, **{field: value}), ade, tmp_path / field)
-        assert not (tmp_path / field / "checkpoint.pt").exists()
-    if swin:
-        with pytest.raises(UserError, match="relative_position_bias_table"):
-            trained(started(path, mjp=mjp, swin=True, img_size=16), ade, tmp_path / "window")
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("unknown_embedding", {"mjp": not mjp}),
+        ("model.safetensors", {"patch_size": 8}),
+        ("model.safetensors", {"embed_dim": 16 if swin else 32}),
+        *([("relative_position_bias_table", {"img_size": 16})] if swin else []),
+    ]
+    for named, changes in wrong:
+        with pytest.raises(UserError, match=named):
+            trained(started(path, **{"mjp": mjp, "swin": swin, **changes}), ade, tmp_path / "no")
+        assert not (tmp_path / "no" / "checkpoint.pt").exists()
 
 
 def test_what_a_file_states_of_its_start_and_its_tables(ade: Path, tmp_path: Path) -> None:
@@ -267,44 +239,10 @@ def metadata_of(path: Path) -> dict[str, str]:
     return metadata
 
 
-def rewritten(path: Path, recipe: Any = None, **tensors: torch.Tensor | None) -> Path:
-    """A copy without a seal whose metadata states another recipe; None takes a tensor out."""
-    metadata = {key: value for key, value in metadata_of(path).items() if key != DIGEST_KEY}
-    if recipe is not None:
-        metadata["recipe"] = json.dumps(recipe)
-    with safe_open(path, "pt") as file:
-        kept = {name: file.get_tensor(name) for name in file.keys()}
-    kept = {name: value for name, value in {**kept, **tensors}.items() if value is not None}
-    copy = path.with_name("other.safetensors")
-    save_file(kept, copy, metadata)
-    return copy
-
-
-@pytest.mark.nightly
-def test_tasks_in_the_files_of_others_mean_nothing(tmp_path: Path) -> None:
-    own = train(
-        classifier(recipe={"epochs": 1}),
-        data=class_folders(tmp_path / "classes"),
-        out=tmp_path / "run",
-        device="cpu",
-    )
-    with safe_open(own, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-    stated = {key: value for key, value in metadata_of(own).items() if key != DIGEST_KEY}
-    theirs = tmp_path / "theirs.safetensors"
-    for task in ("image-classification", "segmentation", '"image-segmentation"'):
-        save_file(tensors, theirs, {**stated, "task": task})
-        assert load_model(checkpoint=theirs).num_classes == 3
-    save_file(tensors, theirs, {**stated, "task": '"segmentation"'})
-    with pytest.raises(UserError, match='holds a network for "segmentation": expected a class'):
-        load_model(checkpoint=theirs)
-
-
 WRONG: list[tuple[str, dict[str, Any], dict[str, torch.Tensor | None]]] = [
     ("channels", {"segmentation": {"head": "upernet", "channels": 16_384}}, {}),
     ("2048", {"segmentation": {"head": "upernet", "channels": 2048}}, {}),
     ("other.safetensors", {"model": {"embed_dim": 16_000, "depth": 48}}, {}),
-    ("6400", {"model": {"embed_dim": 6400, "depth": 40}}, {}),
     ("swin", {"family": "swin"}, {}),
     ("img_size", {"model": {"img_size": 18}}, {}),
     ("aaa", {}, {"aaa": torch.tensor(1.0)}),
@@ -316,46 +254,26 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, torch.Tensor | None]]] = [
 def test_a_file_that_is_no_such_network_is_refused_before_memory_is_taken(
     path: Path, named: str, changes: dict[str, Any], tensors: dict[str, torch.Tensor | None]
 ) -> None:
-    recipe = {"family": "vit", **json.loads(metadata_of(path)["recipe"])}
+    """And a segmentation's own is no classifier."""
+    metadata = {key: value for key, value in metadata_of(path).items() if key != DIGEST_KEY}
+    recipe = {"family": "vit", **json.loads(metadata["recipe"])}
     for name, value in changes.items():
         recipe[name] = {**recipe[name], **value} if isinstance(value, dict) else value
-    wrong = rewritten(path, recipe, **tensors)
+    stored = {
+        name: tensor for name, tensor in (load_file(path) | tensors).items() if tensor is not None
+    }
+    wrong = path.with_name("other.safetensors")
+    save_file(stored, wrong, {**metadata, "recipe": json.dumps(recipe)})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=named) as caught:
         load_segmentation(str(wrong))
     assert "other.safetensors" in str(caught.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000_000 / 1024
+    with pytest.raises(UserError, match='"segmentation"'):
+        load_model(checkpoint=path)
 
 
 # mistakes
-
-
-@pytest.mark.parametrize(
-    ("mistake", "split", "named"),
-    [
-        ("label", "training", "annotations/{}/001.png"),
-        ("size", "validation", "annotations/{}/001.png"),
-        ("unreadable map", "training", "annotations/{}/001.png"),
-        ("unreadable picture", "validation", "images/{}/001.jpg"),
-        ("turned", "training", "images/{}/001.jpg"),
-    ],
-)
-def test_two_mistakes_are_counted_before_a_step_is_trained(
-    ade: Path, tmp_path: Path, mistake: str, split: str, named: str
-) -> None:
-    for name in (f"{split}/001", f"{split}/002"):
-        labels = np.full((24 if mistake == "size" else 20, 20), 1, np.uint8)
-        labels[3, 3] = 7 if mistake == "label" else 1
-        save_pair(ade, name, SQUARE, labels)
-        if mistake == "unreadable map":
-            (ade / "annotations" / f"{name}.png").write_bytes(b"no image")
-        if mistake == "unreadable picture":
-            (ade / "images" / f"{name}.jpg").write_bytes(b"no image")
-        if mistake == "turned":
-            turn(ade / "images" / f"{name}.jpg", 3)
-    with pytest.raises(UserError, match=f", 2 .*{named.format(split)}"):
-        trained(small(), ade, tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def turn(path: Path, orientation: int) -> None:
@@ -364,6 +282,41 @@ def turn(path: Path, orientation: int) -> None:
         exif = picture.getexif()
         exif[0x0112] = orientation
         picture.copy().save(path, exif=exif)
+
+
+def labelled(value: int, side: int = 20) -> Any:
+    """What makes a pair of a square whose map has this label."""
+    labels = np.full((side, 20), value, np.uint8)
+    return lambda ade, name: save_pair(ade, name, SQUARE, labels)
+
+
+MISTAKES: dict[str, tuple[str, Callable[[Path, str], object]]] = {
+    "label": ("annotations/training/001.png", labelled(7)),
+    "size": ("annotations/validation/001.png", labelled(1, side=24)),
+    "unreadable map": (
+        "annotations/training/001.png",
+        lambda ade, name: (ade / "annotations" / f"{name}.png").write_bytes(b"no image"),
+    ),
+    "unreadable picture": (
+        "images/validation/001.jpg",
+        lambda ade, name: (ade / "images" / f"{name}.jpg").write_bytes(b"no image"),
+    ),
+    "turned": (
+        "images/training/001.jpg",
+        lambda ade, name: turn(ade / "images" / f"{name}.jpg", 3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("named", "mistake"), MISTAKES.values(), ids=MISTAKES)
+def test_two_mistakes_are_counted_before_a_step_is_trained(
+    ade: Path, tmp_path: Path, named: str, mistake: Callable[[Path, str], object]
+) -> None:
+    for number in ("001", "002"):
+        mistake(ade, f"{named.split('/')[1]}/{number}")
+    with pytest.raises(UserError, match=f", 2 .*{named}"):
+        trained(small(), ade, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> None:
@@ -377,70 +330,54 @@ def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> N
     assert turned.size == picture.size[::-1]
     assert np.array_equal(turned_labels, np.rot90(labels, -1))
     pairs.check()
-    for path in (pairs.pictures[0], pairs.maps[0]):
-        turn(ade / path, 1)
-    assert np.array_equal(pairs.read(0)[1], labels)
 
 
-def test_a_picture_that_is_damaged_further_on_is_named(ade: Path, tmp_path: Path) -> None:
+def test_a_split_that_is_damaged_without_labels_or_without_pictures(
+    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = ade / "images" / "validation" / "001.jpg"
-    path.write_bytes(path.read_bytes()[:-200])
+    path.write_bytes(path.read_bytes()[:-200])  # its head is whole
     with pytest.raises(UserError, match=r"validation/001\.jpg"):
         trained(small(), ade, tmp_path / "run")
+    for place in range(3):
+        save_pair(ade, f"validation/{place:03d}", SQUARE, SQUARE[..., 0])
+    with pytest.raises(UserError, match="validation"):
+        trained(small(), ade, tmp_path / "other")
+    for kind in ("images", "annotations"):
+        (ade / kind / "validation").rename(ade / kind / "val")
+    trained(small(recipe={"epochs": 1}), ade, tmp_path / "unscored")
+    assert "no images/validation" in capsys.readouterr().err
 
 
-def test_what_evaluate_refuses(
+def test_unreadable_pictures_are_counted_and_what_cannot_be_scored_is_refused(
     ade: Path, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def evaluate(*words: object) -> int:
+        return main(["evaluate", "--checkpoint", *map(str, words), "--device", "cpu"])
+
     (tmp_path / "nothing").mkdir()
     only = pair_folder(tmp_path / "only", validation=0)
     large, unreadable = pair_folder(tmp_path / "large"), pair_folder(tmp_path / "unreadable")
     save_pair(large, "validation/001", SQUARE, np.full((20, 20), 9, np.uint8))
     for picture in (unreadable / "images" / "validation").iterdir():
         picture.write_bytes(b"no image")
-    options = {
-        **{"--preset": "authors_code", "--img-size": "32", "--mean": "0.5", "--std": "0.5"},
-        **{"--position-embedding": "strict", "--paper-row": "J", "--gamma": "0.5"},
-        **{"--model": "deit_small", "--labels": "x.csv", "--unknown-embedding": "False"},
-        "--data": str(ade),
-    }
-    mistakes: list[tuple[list[object], str]] = [
-        (["cifar_vit", "--ade20k", ade], "recipe"),
-        ([tmp_path / "x.pth", "--ade20k", ade], "x.pth"),
-        ([path, "--ade20k", tmp_path / "nothing"], "--ade20k"),
-        ([path, "--ade20k", only], "images/validation"),
-        ([path, "--ade20k", large, "--out", tmp_path / "scores"], "9"),
-        ([path, "--ade20k", unreadable], "got none of 3"),
-        ([path, "--data", ade], "segmentation"),
-        *(([path, "--ade20k", ade, *option], option[0]) for option in options.items()),
-    ]
-    for words, named in mistakes:
-        command = ["evaluate", "--checkpoint", *map(str, words), "--device", "cpu"]
-        assert main(command) == 2, words
+    options = [("--preset", "authors_code"), ("--unknown-embedding", "False"), ("--data", ade)]
+    for named, *words in (
+        ("recipe", "cifar_vit", "--ade20k", ade),
+        ("x.pth", tmp_path / "x.pth", "--ade20k", ade),
+        ("--ade20k", path, "--ade20k", tmp_path / "nothing"),
+        ("images/validation", path, "--ade20k", only),
+        ("9", path, "--ade20k", large),
+        ("none of 3", path, "--ade20k", unreadable),
+        ("segmentation", path, "--data", ade),
+        *((option, path, "--ade20k", ade, option, value) for option, value in options),
+    ):
+        assert evaluate(*words) == 2, words
         said = capsys.readouterr().err
         assert named in said
         assert said.count("error: ") == 1
-    assert not list((tmp_path / "scores").iterdir())
-
-
-def test_unreadable_pictures_are_counted_and_named(
-    ade: Path, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     (ade / "images" / "validation" / "001.jpg").write_bytes(b"no image")
-    assert main(["evaluate", "--checkpoint", str(path), "--ade20k", str(ade)]) == 3
-    said, named = capsys.readouterr()
-    assert "images/validation/001.jpg" in named
-    assert "| run | linear | 2 (1 unreadable) |" in said
-
-
-def test_a_split_without_pictures_or_labels_is_said(
-    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for place in range(3):
-        save_pair(ade, f"validation/{place:03d}", SQUARE, SQUARE[..., 0])
-    with pytest.raises(UserError, match="validation"):
-        trained(small(), ade, tmp_path / "run")
-    for kind in ("images", "annotations"):
-        (ade / kind / "validation").rename(ade / kind / "val")
-    trained(small(recipe={"epochs": 1}), ade, tmp_path / "unscored")
-    assert "no images/validation" in capsys.readouterr().err
+    assert evaluate(path, "--ade20k", ade) == 3
+    printed, said = capsys.readouterr()
+    assert "images/validation/001.jpg" in said
+    assert "| run | linear | 2 (1 unreadable) |" in printed

@@ -26,7 +26,7 @@ from mjp_privacy.paper.segmentation import (
     measured,
     scored,
 )
-from mjp_privacy.paper.segmentation_data import Augmented, PairBatches, Whole, find_pairs, splits_of
+from mjp_privacy.paper.segmentation_data import Augmented, Whole, find_pairs, pair_batches
 from mjp_privacy.paper.segmentation_network import (
     POOLED,
     PixelObjective,
@@ -77,24 +77,21 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> No
         load_training(classification(segmentation={"head": "upernet"}))
 
 
-@pytest.mark.parametrize("name", ["ade20k.yaml", "shapes.yaml"])
-def test_rows_are_what_their_names_say(name: str) -> None:
-    for row in ("plain_linear", "mjp_linear", "plain_upernet", "mjp_upernet"):
-        config = load_training(CONFIGS / name, row)
-        assert (config.task, config.segmentation.head) == ("segmentation", row.split("_")[1])
-        assert config.model.unknown_embedding == row.startswith("mjp")
-        assert config.initial is not None
-        assert not config.positions_as_paper
-        if name == "ade20k.yaml":
-            assert (config.model.img_size, config.model.num_classes) == (512, 150)
+def test_rows_are_what_their_names_say_and_the_papers_stand_beside_its_figures() -> None:
+    """On all pictures."""
+    for name, row in itertools.product(("ade20k", "shapes"), ("plain", "mjp")):
+        for head in ("linear", "upernet"):
+            config = load_training(CONFIGS / f"{name}.yaml", f"{row}_{head}")
+            assert (config.task, config.segmentation.head) == ("segmentation", head)
+            assert config.model.unknown_embedding == (row == "mjp")
+            assert config.initial is not None
+            assert not config.positions_as_paper
             assert counterpart(config, 2000) == {}
-
-
-def test_only_the_papers_model_on_all_pictures_stands_beside_its_figures() -> None:
     plain, mjp, linear = (
         load_training(CONFIGS / "ade20k.yaml", row)
         for row in ("swin_upernet", "swin_mjp_upernet", "swin_linear")
     )
+    assert (plain.model.img_size, plain.model.num_classes) == (512, 150)
     assert (counterpart(plain, 2000), counterpart(mjp, 2000)) == (PLAIN, MJP)
     assert [(row["miou"], row["macc"]) for row in (PLAIN, MJP)] == [(43.87, 55.22), (44.03, 55.5)]
     assert counterpart(plain, 1999) == counterpart(linear, 2000) == {}
@@ -104,6 +101,7 @@ def test_only_the_papers_model_on_all_pictures_stands_beside_its_figures() -> No
 
 
 def test_pairs_are_found_in_a_folder_deeper_down_and_in_a_zip(tmp_path: Path) -> None:
+    """A palette is read as its places; other labels are other data."""
     folder = pair_folder(tmp_path / "ADE" / "ADEChallengeData2016")
     (folder / "sceneCategories.txt").write_text("beside")
     packed = tmp_path / "ade.zip"
@@ -112,30 +110,47 @@ def test_pairs_are_found_in_a_folder_deeper_down_and_in_a_zip(tmp_path: Path) ->
             file.write(path, path.relative_to(folder))
     found = [find_pairs(small(), path, None) for path in (folder, tmp_path / "ADE", packed)]
     assert [[len(split or ()) for split in splits] for splits in found] == [[8, 3]] * 3
-    assert found[0][0].pictures[0] == "images/training/000.jpg"
-    assert found[0][0].maps[0] == "annotations/training/000.png"
     assert found[1][0].maps[0] == "ADEChallengeData2016/annotations/training/000.png"
-    assert found[0][0].digest() == found[2][0].digest() != found[1][0].digest()
-    picture, labels = found[2][0].read(3)
-    there, same = found[0][0].read(3)
-    assert np.array_equal(np.array(picture), np.array(there))
-    assert np.array_equal(labels, same)
-
-
-def test_other_labels_are_other_data_and_a_palette_is_read_as_its_places(tmp_path: Path) -> None:
-    folder = pair_folder(tmp_path / "ade")
-    pairs = find_pairs(small(), folder, None)[0]
-    before, labels = pairs.digest(), pairs.read(0)[1]
-    path = folder / pairs.maps[0]
+    there, deeper, zipped = (splits[0] for splits in found)
+    before = there.digest()
+    assert before == zipped.digest() != deeper.digest()
+    (picture, labels), (same, same_labels) = there.read(0), zipped.read(0)
+    assert np.array_equal(np.array(picture), np.array(same))
+    assert np.array_equal(labels, same_labels)
+    path = folder / there.maps[0]
     Image.fromarray(np.where(labels == labels.max(), 0, labels)).save(path)
-    assert pairs.digest() != before
+    assert there.digest() != before
     coloured = Image.fromarray(labels)
     coloured.putpalette([200, 30, 40] * 256)
     coloured.save(path)
-    assert np.array_equal(pairs.read(0)[1], labels)
+    assert np.array_equal(there.read(0)[1], labels)
     coloured.convert("RGB").save(path)
     with pytest.raises(ImageError, match="RGB"):
-        pairs.read(0)
+        there.read(0)
+
+
+def test_a_folder_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    folder, few = pair_folder(tmp_path / "ade"), pair_folder(tmp_path / "few", training=3)
+    two, none = pair_folder(tmp_path / "two"), pair_folder(tmp_path / "none", training=0)
+    pair_folder(two / "other")
+    for data, val, named in (
+        (folder / "images" / "training", None, "--data"),
+        (few, None, "--batch 3"),
+        (none, None, "images/training"),
+        (two, None, "two"),
+        (folder, folder, "--val"),
+    ):
+        with pytest.raises(UserError, match=named):
+            find_pairs(small(), data, val)
+    pairs, lost = find_pairs(small(), folder, None)[0], folder / "annotations/training/002.png"
+    lost.unlink()
+    with pytest.raises(UserError, match=r"annotations/training/002\.png"):
+        find_pairs(small(), folder, None)
+    lost.symlink_to("nowhere.png")  # lost later
+    with pytest.raises(ImageError, match=r"annotations/training/002\.png"):
+        pairs.digest()
+    with pytest.raises(UserError, match="training/"):
+        list(pair_batches(small(), pairs, ONE, 0).epoch(0, 0, 2))
 
 
 def positions(size: tuple[int, int]) -> tuple[Image.Image, Any]:
@@ -189,62 +204,19 @@ def test_a_crop_of_one_class_is_drawn_again() -> None:
     assert shares[0.75] > 2 * shares[1.0] > 0
 
 
-def test_a_whole_picture_has_the_training_side_and_labels_their_own() -> None:
-    pixels, labels = Whole(small(model={"num_classes": 40}))(*positions((48, 32)))
-    assert pixels.shape == (3, 16, 24)
-    assert labels.shape == (32, 48)
-
-
 def test_workers_change_nothing(tmp_path: Path) -> None:
+    whole, own = Whole(small(model={"num_classes": 40}))(*positions((48, 32)))
+    assert (whole.shape, own.shape) == ((3, 16, 24), (32, 48))  # labels keep their size
     config = small()
     pairs = find_pairs(config, pair_folder(tmp_path / "ade"), None)[0]
-    here, there = (list(PairBatches(config, pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
-    later = list(PairBatches(config, pairs, ONE, 0).epoch(1, 1, 2))
+    here, there = (list(pair_batches(config, pairs, ONE, n).epoch(1, 0, 2)) for n in (0, 2))
+    later = list(pair_batches(config, pairs, ONE, 0).epoch(1, 1, 2))
     assert len(here) == 2
     for one, other in zip([*here, here[1]], [*there, *later], strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
     assert here[0][0].shape == (4, 3, 16, 16)
     assert here[0][1].shape == (4, 16, 16)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "named"),
-    [
-        ("no map", "annotations/training/002.png"),
-        ("no layout", "--data"),
-        ("few", "--batch 3"),
-        ("no training", "images/training"),
-        ("two sets", "ade"),
-        ("--val", "--val"),
-    ],
-)
-def test_a_folder_that_is_wrong_is_refused(tmp_path: Path, mistake: str, named: str) -> None:
-    folder = pair_folder(tmp_path / "ade", training=3 if mistake == "few" else 8)
-    if mistake == "no map":
-        (folder / "annotations/training/002.png").unlink()
-    if mistake == "no layout":
-        folder = folder / "images" / "training"
-    if mistake == "no training":
-        for path in (folder / "images/training").iterdir():
-            path.unlink()
-    if mistake == "two sets":
-        pair_folder(tmp_path / "ade" / "other")
-    with pytest.raises(UserError, match=named):
-        find_pairs(small(), folder, folder if mistake == "--val" else None)
-
-
-def test_a_map_that_is_lost_later_is_named(tmp_path: Path) -> None:
-    """What is wrong beforehand is counted before a step: tests/paper/test_segmentation.py."""
-    folder = pair_folder(tmp_path / "ade")
-    pairs = splits_of(folder, CLASSES, "--data")["training"]
-    (folder / "annotations/training/004.png").unlink()
-    (folder / "annotations/training/004.png").symlink_to("nowhere.png")
-    with pytest.raises(ImageError, match=r"annotations/training/004\.png"):
-        pairs.digest()
-    batches = PairBatches(small(), pairs, ONE, 0)
-    with pytest.raises(UserError, match="training/"):
-        list(batches.epoch(0, 0, 2))
 
 
 # the network
@@ -325,16 +297,9 @@ def test_the_loss_is_of_labelled_pixels_alone(smoothing: float) -> None:
     assert empty == 0
 
 
-def test_windows_cover_a_picture_and_end_with_it() -> None:
-    assert starts(16, 16) == [0]
-    assert starts(17, 16) == [0, 1]
-    assert starts(40, 16) == [0, 10, 20, 24]
-    for length in range(16, 60):
-        covered = {place for start in starts(length, 16) for place in range(start, start + 16)}
-        assert covered == set(range(length))
-
-
 def test_windows_answer_as_the_network_does_and_average_where_they_overlap() -> None:
+    """They cover a picture, and the last one ends with it."""
+    assert (starts(16, 16), starts(17, 16), starts(40, 16)) == ([0], [0, 1], [0, 10, 20, 24])
     picture = torch.randn(3, 16, 26)
     seen: list[int] = []
 
@@ -431,22 +396,6 @@ def test_scores_equal_torchmetrics() -> None:
         assert got["miou"] < ours(without, labels)["miou"]
 
 
-def test_by_hand() -> None:
-    """Class 0: 3 of 4 right, one pixel too many; class 1: 1 of 2; class 2 is in neither."""
-    labels = torch.tensor([[1, 1, 1, 1], [2, 2, 0, 0]])
-    answer = torch.tensor([[0, 0, 0, 1], [1, 0, 0, 2]])
-    counts = areas(answer, labels, 3)
-    assert counts.tolist() == [[3, 1, 0], [4, 2, 0], [4, 2, 0]]
-    expected = [100 * (3 / 5 + 1 / 3) / 2, 100 * (3 / 4 + 1 / 2) / 2, 100 * 4 / 6]
-    assert measured(counts.double().numpy()).tolist() == pytest.approx(expected)
-
-
-def test_nothing_labelled_is_nan() -> None:
-    scores = scored(np.zeros((3, 3, KINDS)))
-    assert np.isnan(list(scores.values())).all()
-    assert np.isnan(scored(np.zeros((0, 3, KINDS)))["miou"])
-
-
 def test_the_interval_is_a_bootstrap_over_pictures() -> None:
     answer, labels = maps(2)
     labels[:4] = torch.where(labels[:4] > 0, answer[:4] + 1, 0)  # four pictures are all right
@@ -465,5 +414,7 @@ def test_the_interval_is_a_bootstrap_over_pictures() -> None:
     better = difference(counts[::-1].copy(), counts)
     assert (better["miou"], better["miou_low"] < 0 < better["miou_high"]) == (0.0, True)
     assert {*difference(counts, counts).values()} == {0.0}
+    assert np.isnan(list(scored(np.zeros((3, 3, KINDS))).values())).all()
+    assert np.isnan(scored(np.zeros((0, 3, KINDS)))["miou"])
     alike = scored(np.repeat(counts[5:6], 6, 0))
     assert alike["miou_low"] == pytest.approx(alike["miou_high"])

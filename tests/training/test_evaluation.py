@@ -12,26 +12,22 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import v2
 
 from mjp_privacy.cli import main
-from mjp_privacy.core import progress
 from mjp_privacy.data import ImageSource, Preprocessing, open_images
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import NamedCheckpoint
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.evaluation import (
-    Evaluated,
     Protocol,
     load_checkpoint,
-    markdown,
     measure,
     protocols,
-    summary_table,
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.published import TABLE3
 from tests.helpers.families import checkpoint
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small
@@ -110,39 +106,16 @@ def test_where_shuffling_changes_nothing(images: ImageSource) -> None:
     assert (rows["top1"] == rows["top1_shuffled"]).all()
 
 
-def test_an_unreadable_image_is_counted_and_the_papers_figures_stand_beside(
-    images: ImageSource,
-) -> None:
-    (images.path / "class_0" / "001.png").write_bytes(b"no image")
-    rows = measured(tiny(torch.float32), images, 0.27, 0.5)
-    failed = rows[rows["status"] == "failed"]
-    assert len(rows) == 30
-    assert list(failed["image_id"]) == ["class_0/001.png"] * 2
-    models = [Evaluated("ours", rows, 0.03, TABLE3[0.03])]
-    table = summary_table(models)
-    assert (list(table["n"]), list(table["failed"])) == ([14, 14], [1, 1])
-    ok = rows[(rows["status"] == "ok") & (rows["gamma"] == 0.5)]
-    assert table["consistency"][1] == pytest.approx(100 * ok["consistency"].astype(float).mean())
-    text = markdown(table, models)
-    assert "14 (1 failed)" in text
-    for name, figure, form in (("consistency", 82.9, ".1f"), ("top1", 80.5, ".1f")):
-        assert f"{figure} ({table[name][0] - figure:+{form}})" in text
-    assert f"8.96 ({table['diff_norm'][0] - 8.96:+.2f})" in text
-
-
 # whose way of measuring ---------------------------------------------------------------------------
-
-OURS, IMAGENET = ((0.5,) * 3, (0.25,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @pytest.mark.parametrize(
     ("given", "mean", "std"),
     [
-        ({}, *OURS),
-        ({"preset": "paper"}, *OURS),
-        ({"preset": "authors_code"}, *IMAGENET),
-        ({"preset": "authors_code", "mean": (0.4,)}, (0.4,) * 3, IMAGENET[1]),
-        ({"preset": "authors_code", "std": (0.3,)}, IMAGENET[0], (0.3,) * 3),
+        ({}, (0.5,) * 3, (0.25,) * 3),
+        ({"preset": "authors_code"}, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+        ({"preset": "authors_code", "mean": (0.4,)}, (0.4,) * 3, IMAGENET_DEFAULT_STD),
+        ({"preset": "authors_code", "std": (0.3,)}, IMAGENET_DEFAULT_MEAN, (0.3,) * 3),
     ],
 )
 def test_the_authors_normalise_every_model_with_imagenets_figures(
@@ -185,53 +158,62 @@ def test_one_mask_serves_a_batch_of_the_authors_and_each_image_its_own_here(
 # the command --------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_table_and_a_sweep(
-    images: ImageSource,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def evaluate(images: ImageSource, *words: object) -> int:
+    return main(["evaluate", "--data", str(images.path), *map(str, words), "--device", "cpu"])
+
+
+def test_the_command_writes_a_table_and_a_sweep_with_the_papers_figures_beside(
+    images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
+    """A model that shuffling does not change, and one that stands beside Table 3's."""
     without = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
-    recipe = plain(small(model=without, jigsaw={"shuffle": "none"}))
     exposed = {"position_embedding": "exposed"}
-    one = saved(tmp_path / "one.safetensors", tiny(torch.float32, unknown_embedding=True))
-    two = saved(
-        tmp_path / "two.safetensors", tiny(torch.float32, **exposed), **exposed, recipe=recipe
+    mjp = saved(
+        tmp_path / "mjp.safetensors",
+        tiny(torch.float32),
+        recipe=plain(small(jigsaw={"gamma": 0.03})),
     )
-    command = ["evaluate", "--checkpoint", str(one), f"no PEs={two}", "--data", str(images.path)]
+    other = saved(
+        *(tmp_path / "other.safetensors", tiny(torch.float32, **exposed)),
+        **{**exposed, "recipe": plain(small(model=without, jigsaw={"shuffle": "none"}))},
+    )
+    (images.path / "class_0" / "001.png").write_bytes(b"no image")
     out = tmp_path / "out"
-    assert main([*command, "--gamma", "0.27", "0.5", "--out", str(out), "--device", "cpu"]) == 0
-    printed, lines = capsys.readouterr()
-    count = len(images.records)
-    assert f"no PEs: {count}/{count} · " in lines.splitlines()[-1]
-    assert "| no PEs |" in printed
+    words = ["--checkpoint", mjp, f"no PEs={other}", "--gamma", 0.27, 0.5, "--out", out]
+    assert evaluate(images, *words) == 3
+    printed = capsys.readouterr().out
+    names = ("per_image.csv", "summary.csv", "sweep.png", "table.md")
+    assert sorted(path.name for path in out.iterdir()) == list(names)
+    rows = pd.read_csv(out / "per_image.csv")
+    assert len(rows) == 2 * 2 * 15
+    assert set(rows.loc[rows["status"] == "failed", "image_id"]) == {"class_0/001.png"}
+    table = pd.read_csv(out / "summary.csv")
+    assert (set(table["n"]), set(table["failed"])) == ({14}, {1})
+    table = table.set_index(["model", "gamma"])
+    own = rows[(rows["model"] == "mjp") & (rows["gamma"] == 0.5)]
+    assert table.loc[("mjp", 0.5), "consistency"] == pytest.approx(100 * own["consistency"].mean())
+    assert table.loc[("no PEs", 0.5), ["consistency", "paper_consistency"]].tolist() == [100, 100]
     assert "Table 4, B: A − PEs" in printed
-    names = ("per_image.csv", "summary.csv", "table.md", "sweep.png")
-    assert sorted(path.name for path in out.iterdir()) == sorted(names)
-    table = pd.read_csv(out / "summary.csv").set_index(["model", "gamma"])
-    assert "preset" not in table
-    assert table.loc[("no PEs", 0.5), "consistency"] == 100
-    assert table.loc[("no PEs", 0.5), "paper_consistency"] == 100
-    assert len(pd.read_csv(out / "per_image.csv")) == 2 * 2 * 15
+    assert "14 (1 failed)" in printed
+    line = table.loc[("mjp", 0.27)]
+    for name, figure, form in (("consistency", 82.9, ".1f"), ("diff_norm", 8.96, ".2f")):
+        assert f"{figure} ({line[name] - figure:+{form}})" in printed
 
 
 def test_the_authors_groups_have_a_gamma_each_and_an_image_counts_once(
-    images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: ImageSource, tmp_path: Path
 ) -> None:
     """Accuracy and consistency are measured on different pictures of each image."""
     (images.path / "class_0" / "001.png").write_bytes(b"no image")
     file, out = saved(tmp_path / "model.safetensors", undecided()), tmp_path / "out"
-    words = ["evaluate", "--checkpoint", str(file), "--data", str(images.path)]
-    words += ["--preset", "authors_code", "--out", str(out)]
-    assert main(words) == 3
-    assert "authors_code" in capsys.readouterr().out
+    words = ["--checkpoint", file, "--preset", "authors_code", "--out", out]
+    assert evaluate(images, *words) == 3
     table = pd.read_csv(out / "summary.csv").set_index("gamma")
     assert set(table["preset"]) == {"authors_code"}
     assert table.index.tolist() == [0.5, 0.9]
     assert table["top1_shuffled"].notna().tolist() == [False, True]
     assert table["consistency"].notna().tolist() == [True, False]
-    assert main([*words, "--gamma", "0.1", "0.5"]) == 3
+    assert evaluate(images, *words, "--gamma", 0.1, 0.5) == 3
     assert len(pd.read_csv(out / "per_image.csv")) == 2 * 2 * 15
     table = pd.read_csv(out / "summary.csv")
     assert (table["n"].tolist(), table["failed"].tolist()) == ([14, 14], [1, 1])
@@ -241,44 +223,39 @@ def test_a_swin_and_a_resnet_have_a_line_each(
     images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [f"{f}={checkpoint(tmp_path / f, f, num_classes=5)}" for f in ("swin", "resnet")]
-    assert main(["evaluate", "--checkpoint", *files, "--data", str(images.path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    cells = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in lines[2:4]}
-    assert set(cells) == {"swin", "resnet"}
-    assert float(cells["swin"][2]) >= 1
-    assert cells["resnet"][2] == "–"  # no patch embedding
-    assert [row[4] for row in cells.values()] == ["15", "15"]
+    assert evaluate(images, "--json", "--checkpoint", *files) == 0
+    swin, resnet = json.loads(capsys.readouterr().out)["lines"]
+    assert (swin["model"], swin["n"], resnet["model"], resnet["n"]) == ("swin", 15, "resnet", 15)
+    assert swin["cond_w"] >= 1
+    assert resnet["cond_w"] is None  # no patch embedding
 
 
 @pytest.mark.parametrize(
-    ("more", "named"),
+    ("changes", "named"),
     [
-        (["--gamma", "1.2"], "1.2"),
-        (["--seed", "-1"], "seed"),
-        (["--checkpoint", "nowhere.pth"], "nowhere.pth"),
-        (["--checkpoint", "packaged:nothing"], "nothing"),
-        (["--data", "part"], "--data"),  # it would be numbered anew, as other classes
+        ({"--gamma": "1.2"}, "1.2"),
+        ({"--seed": "-1"}, "seed"),
+        ({"--checkpoint": "nowhere.pth"}, "nowhere.pth"),
+        ({"--checkpoint": "packaged:nothing"}, "nothing"),
+        ({"--data": "part"}, "--data"),  # it would be numbered anew, as other classes
     ],
 )
 def test_mistakes_are_named(
-    images: ImageSource,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    more: list[str],
+    changes: dict[str, str],
     named: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"--checkpoint": str(saved(tmp_path / "one.safetensors", tiny(torch.float32)))}
-    given |= {"--data": str(images.path)} | dict(zip(more[::2], more[1::2], strict=True))
+    saved(tmp_path / "one.safetensors", tiny(torch.float32))
     part = class_folders(tmp_path / "part", images=2, side=32)
-    command = ["evaluate", "--device", "cpu", *(word for pair in given.items() for word in pair)]
+    options = {"--checkpoint": "one.safetensors", "--data": "part", "--device": "cpu", **changes}
+    command = ["evaluate", *(word for option in options.items() for word in option)]
     assert main(command) == 2
     said = capsys.readouterr().err
     assert named in said
     assert said.count("error: ") == 1
-    assert "Traceback" not in said
-    if named == "--data":
-        for label in range(3):
-            (part / f"class_{label}").rename(part / str(label))
-        assert main(command) == 0
+    for label in range(3):  # called by its index, a class is where it belongs
+        (part / f"class_{label}").rename(part / str(label))
+    assert main(command) == (0 if named == "--data" else 2)

@@ -6,7 +6,6 @@ import itertools
 import json
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,21 @@ from tests.helpers.training import (
 )
 
 
+@pytest.fixture
+def here(data: Path, tmp_path: Path) -> dict[str, Any]:
+    """Where a training of the labelled images is made."""
+    return {"data": data, "out": tmp_path / "run", "device": "cpu", "workers": 0}
+
+
 def facts(path: Path) -> dict[str, Any]:
     """What the file of a model says of it."""
     with safe_open(path, "pt") as file:
         return {k: json.loads(v) for k, v in file.metadata().items() if k != "mjp-seal"}
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(run / "checkpoint.pt", weights_only=True)
+    return state
 
 
 def assert_same(run: Path, whole: Path) -> None:
@@ -59,16 +69,15 @@ def assert_same(run: Path, whole: Path) -> None:
 # what comes out -----------------------------------------------------------------------------------
 
 
-def test_a_run_learns_colours_and_exports_what_it_trained(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    path = train(small(recipe={"epochs": 12}), data=data, val=data, out=run, device="cpu")
+def test_a_run_learns_colours_and_exports_what_it_trained(here: dict[str, Any]) -> None:
+    run, config = here["out"], small(recipe={"epochs": 12})
+    path = train(config, **here, val=here["data"])
     lines = curve(run)
     assert (lines[-1]["val_top1"], lines[-1]["step"]) == (100.0, 72)
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert {"epoch", "cross_entropy", "dal", "accuracy", "lr"} <= set(lines[0])
-    assert path == run / "model.safetensors"
     assert (run / "curves.png").is_file()
-    state, model = torch.load(run / "checkpoint.pt", weights_only=True), load_model(checkpoint=path)
+    state, model = state_of(run), load_model(checkpoint=path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state["model"][name])
     card = model.card
@@ -80,67 +89,55 @@ def test_a_run_learns_colours_and_exports_what_it_trained(data: Path, tmp_path: 
     assert (said["position_start"], said["position_decay"]) == ("N(0, 1)", True)
     assert said["made_with"][0]["threads"] == torch.get_num_threads()
     assert (said["seed"], said["steps"], said["val_top1"]) == (0, 72, 100.0)
-    assert "commit" in said
     half = load_model(checkpoint=run / "model_float16.safetensors")
     assert torch.equal(half.head.weight, model.head.weight.half().float())
     before = (run / "metrics.jsonl").read_bytes()
-    train(small(recipe={"epochs": 12}), data=data, val=data, out=run, device="cpu")
+    train(config, **here, val=here["data"])
     assert (run / "metrics.jsonl").read_bytes() == before  # there was nothing to do
 
 
-@pytest.mark.parametrize("family", ["swin", "resnet"])
-def test_other_families_learn_and_are_exported(data: Path, tmp_path: Path, family: str) -> None:
-    config = load_training(family_content(family), epochs=3)
-    path = train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
-    lines = curve(tmp_path / "run")
-    assert lines[-1]["val_top1"] > 60
-    assert lines[-1]["loss"] < lines[0]["loss"]
-    assert (lines[-1]["dal"] > 0) == (family == "swin")
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    trained = load_model(checkpoint=path).state_dict()
-    floats = {name: t for name, t in state["model"].items() if t.is_floating_point()}
-    assert all(torch.equal(trained[name], tensor) for name, tensor in floats.items())
+BARE = {"unknown_embedding": False, "dal": "none"}
+KINDS: list[dict[str, Any]] = [
+    {"family": "swin"},
+    {"family": "resnet"},
+    {"model": {"dal": "pca"}},
+    {"model": {"dal": "linear"}},
+    {"model": {**BARE, "position_embedding": "none"}, "jigsaw": {"shuffle": "none"}},
+    {"model": {**BARE, "first_block": "closed_form"}, "jigsaw": {"shuffle": "none"}},
+]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dal": "pca"},
-        {"dal": "linear"},
-        {"position_embedding": "none"},
-        {"first_block": "closed_form"},
-    ],
-)
-def test_other_kinds_of_models_come_back_as_they_were(
-    data: Path, tmp_path: Path, changes: dict[str, str]
+@pytest.mark.parametrize("changes", by_day(KINDS, {0, 1}))
+def test_other_models_learn_and_come_back_as_they_were(
+    here: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    masked = "dal" in changes
-    model = {"unknown_embedding": masked, "dal": "none", **changes}
-    jigsaw = {} if masked else {"shuffle": "none"}
-    config = small(model=model, jigsaw=jigsaw, recipe={"epochs": 1})
-    loaded = load_model(checkpoint=train(config, data=data, out=tmp_path / "run", device="cpu"))
-    without = "position_embedding" in changes
-    assert loaded.dal_kind == changes.get("dal", "none")
-    assert loaded.position_embedding == ("exposed" if without else "learned")
-    assert loaded.table.any() != without
-    assert loaded.first_block == changes.get("first_block", "intact")
-    assert loaded.card.trained_gamma == (0.5 if masked else 0)
+    family = changes.get("family", "vit")
+    fields = content(**changes) if family == "vit" else family_content(family)
+    config = load_training(fields, epochs=3)
+    loaded: Any = load_model(checkpoint=train(config, **here, val=here["data"]))
+    lines, trained = curve(here["out"]), loaded.state_dict()
+    assert lines[-1]["val_top1"] > (60 if family != "vit" else 0)
+    assert (lines[-1]["dal"] > 0) == (config.model.dal != "none")
+    stored = state_of(here["out"])["model"]
+    floats = {name: tensor for name, tensor in stored.items() if tensor.is_floating_point()}
+    assert all(torch.equal(trained[name], tensor) for name, tensor in floats.items())
+    if family == "vit":
+        assert (loaded.dal_kind, loaded.first_block) == (config.model.dal, config.model.first_block)
+        assert loaded.table.any() == (config.model.position_embedding != "none")
+        assert loaded.card.trained_gamma == (0.5 if config.jigsaw.shuffle != "none" else 0)
 
 
-def test_the_average_of_weights_is_what_is_exported(data: Path, tmp_path: Path) -> None:
-    train(small(recipe={"ema_decay": 0.5}), data=data, out=tmp_path / "run", device="cpu")
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    exported = weights(tmp_path / "run")["head.weight"]
+def test_the_average_of_weights_is_what_is_exported(here: dict[str, Any]) -> None:
+    train(small(recipe={"ema_decay": 0.5}), **here)
+    state, exported = state_of(here["out"]), weights(here["out"])["head.weight"]
     assert torch.equal(exported, state["average"]["module.head.weight"])
     assert not torch.equal(exported, state["model"]["head.weight"])
 
 
-def test_fine_tuning_starts_from_the_given_weights(data: Path, tmp_path: Path) -> None:
-    plain = small(model={"unknown_embedding": False, "dal": "none"}, jigsaw={"shuffle": "none"})
-    start = train(plain, data=data, out=tmp_path / "a", device="cpu")
+def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_path: Path) -> None:
+    start = train(small(model=BARE, jigsaw={"shuffle": "none"}), **here)
     config = small(initial={"checkpoint": str(start)}, recipe={"lr": 0.0, "epochs": 1})
-    after = load_model(checkpoint=train(config, data=data, out=tmp_path / "b", device="cpu"))
+    after = load_model(checkpoint=train(config, **{**here, "out": tmp_path / "tuned"}))
     before = dict(load_model(checkpoint=start).named_parameters())
     assert after.unk_embed is not None
     for name, parameter in after.named_parameters():
@@ -166,24 +163,9 @@ class NoBfloat16(RoundedProducts):
 BFLOAT16 = {"precision": "bfloat16"}
 
 
-def of_family(family: str) -> Any:
-    stock = family_content(family)
-    return load_training({**stock, "recipe": {**stock["recipe"], **BFLOAT16}}, epochs=1)
-
-
-TRAININGS: dict[str, Callable[[], Any]] = {
-    "vit": lambda: small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True}),
-    "swin": lambda: of_family("swin"),
-    "resnet": lambda: of_family("resnet"),
-    "linear": lambda: segmentation(recipe=BFLOAT16),
-    "upernet": lambda: segmentation(recipe=BFLOAT16, segmentation={"head": "upernet"}),
-    "swin_linear": lambda: segmentation(**SWIN, recipe=BFLOAT16),
-}
-
-
-@pytest.mark.parametrize("name", by_day(TRAININGS, {0}))
+@pytest.mark.parametrize("name", by_day(["vit", "swin", "resnet", "linear", "upernet"], {0}))
 def test_no_product_of_a_training_and_its_validation_is_slow(
-    data: Path,
+    here: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -191,11 +173,17 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
 ) -> None:
     """On a CPU without bfloat16, which is said once and kept with the weights."""
     monkeypatch.setattr(learner, "has_bfloat16", lambda: False)
-    config, files = TRAININGS[name](), {"data": data, "val": data}
-    if config.task == "segmentation":
-        files = {"data": pair_folder(tmp_path / "ade")}
+    if name == "vit":
+        config = small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True})
+    elif name in ("swin", "resnet"):
+        config = load_training(family_content(name), epochs=1, **BFLOAT16)
+    else:
+        changes = SWIN if name == "linear" else {"segmentation": {"head": name}}
+        config = segmentation(recipe=BFLOAT16, **changes)
+        here["data"] = pair_folder(tmp_path / "ade")
+    val = here["data"] if config.task == "classification" else None
     with NoBfloat16() as products:
-        path = train(config, **files, out=tmp_path / "run", device="cpu")
+        path = train(config, **here, val=val)
     assert products.seen > 100
     assert capfd.readouterr().err.count("bfloat16") == 1
     assert "products" in facts(path)["made_with"][0]
@@ -208,40 +196,48 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     "changes",
     by_day(
         [
-            {},
             FILES,
-            {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100},
-            {"recipe": {"precision": "bfloat16"}},
             {"recipe": {"ema_decay": 0.9}},
+            {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100},
+            {"recipe": BFLOAT16},
+            {"task": "segmentation"},
+            {"task": "segmentation", "recipe": {**BFLOAT16, "ema_decay": 0.5}},
+            {"task": "segmentation", **SWIN},
         ],
-        {1, 4},
+        {0, 1},
     ),
 )
 def test_a_killed_run_draws_the_same_curve(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    here: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
 ) -> None:
-    config = small(**changes)
-    options: dict[str, Any] = {"data": data, "val": data, "device": "cpu", "workers": 0}
-    train(config, out=tmp_path / "whole", **options)
-    for step in (3, 9):
+    """Killed in a step; then when a line stands in the journal and in no checkpoint."""
+    if "task" in changes:
+        config, options = segmentation(**changes), {**here, "data": pair_folder(tmp_path / "ade")}
+        kills = [(die_after_line, 2), (stop_at, 3)]
+    else:
+        config, options = small(**changes), {**here, "val": here["data"]}
+        kills = [(stop_at, 3), (die_after_line, 6), (stop_at, 9)]
+    train(config, **{**options, "out": tmp_path / "whole"})
+    for kill, step in kills:
         with monkeypatch.context() as patch:
-            stop_at(patch, step)
+            kill(patch, step)
             with pytest.raises(KeyboardInterrupt):
-                train(config, out=tmp_path / "killed", **options)
-    train(config, out=tmp_path / "killed", **options)
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+                train(config, **options)
+    train(config, **options)
+    assert_same(here["out"], tmp_path / "whole")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("at", [1, 2])
 def test_steps_before_a_validation_that_fails_are_kept(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    here: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """A damaged picture, a kill: the same command goes on with the validation, without a step; and
-    a line that was written before its checkpoint stands once."""
-    config = small(checkpoint_minutes=60)
-    options: dict[str, Any] = {"data": data, "val": data, "device": "cpu", "workers": 0}
-    train(config, out=tmp_path / "whole", **options)
+    """The same command goes on with the validation, without a step."""
+    config, options = small(checkpoint_minutes=60), {**here, "val": here["data"]}
+    train(config, **{**options, "out": tmp_path / "whole"})
     original, calls = Learner.validated, itertools.count(1)
 
     def failing(self: Learner, batches: Batches) -> dict[str, float]:
@@ -252,22 +248,16 @@ def test_steps_before_a_validation_that_fails_are_kept(
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "validated", failing)
         with pytest.raises(UserError, match="damaged"):
-            train(config, out=tmp_path / "run", **options)
+            train(config, **options)
     steps = stop_at(monkeypatch, -1)
-    train(config, out=tmp_path / "run", **options)
+    train(config, **options)
     assert len(steps) == 6 * (2 - at)
-    assert_same(tmp_path / "run", tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        die_after_line(patch, 6)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, out=tmp_path / "killed", **options)
-    train(config, out=tmp_path / "killed", **options)
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_same(here["out"], tmp_path / "whole")
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_numbers_that_are_not_finite_stop_the_run_and_reach_no_checkpoint(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    here: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Also at the last step of a window: the loss was still finite, the weights are not."""
     step, backward, calls = Learner.train_step, Tensor.backward, itertools.count()
@@ -284,22 +274,24 @@ def test_numbers_that_are_not_finite_stop_the_run_and_reach_no_checkpoint(
         else:
             patch.setattr(Tensor, "backward", infinite)
         with pytest.raises(UserError, match=r"step 8.*finite.*--lr"):
-            train(small(), data=data, out=tmp_path / "run", device="cpu")
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+            train(small(), **here)
+    state = state_of(here["out"])
     assert state["step"] == 6
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
-    again = small(initial={"checkpoint": str(tmp_path / "run" / "checkpoint.pt")})
-    assert train(again, data=data, out=tmp_path / "again", device="cpu").is_file()
+    again = small(initial={"checkpoint": str(here["out"] / "checkpoint.pt")})
+    assert train(again, **{**here, "out": tmp_path / "again"}).is_file()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_ends_with_74(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    original, calls = torch.save, []
+    run, original, calls = here["out"], torch.save, itertools.count()
 
     def filling(state: object, path: Path) -> None:
-        calls.append(path)
-        if len(calls) > 1:
+        if next(calls):
             path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
         original(state, path)
@@ -307,9 +299,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_ends_with_74(
     with monkeypatch.context() as patch:
         patch.setattr(snapshots.torch, "save", filling)
         with pytest.raises(StorageError, match=r"checkpoint\.pt"):
-            train(small(), data=data, out=tmp_path / "run", device="cpu")
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] > 0
-    assert not list((tmp_path / "run").glob(".checkpoint*"))
+            train(small(), **here)
+    assert state_of(run)["step"] > 0
+    assert not list(run.glob(".checkpoint*"))
 
     def full(self: Journal, line: dict[str, Any]) -> None:
         raise OSError(28, "No space left on device")
@@ -317,65 +309,59 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_ends_with_74(
     monkeypatch.setattr(Journal, "write", full)
     config = tmp_path / "small.yaml"
     config.write_text(yaml.safe_dump(content()))
-    words = ["train", config, "--data", data, "--out", tmp_path / "run", "--device", "cpu"]
+    words = ["train", config, "--data", here["data"], "--out", run, "--device", "cpu"]
     assert main([str(word) for word in words]) == 74
-    assert str(tmp_path / "run") in capsys.readouterr().err.splitlines()[-1]
+    assert str(run) in capsys.readouterr().err.splitlines()[-1]
 
 
 # images that do not fit ---------------------------------------------------------------------------
 
 
-def test_another_config_or_other_images_are_not_mixed_into_a_run(
-    data: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "device": "cpu"}
-    train(small(), **options)
+def test_another_config_or_other_images_are_not_mixed_into_a_run(here: dict[str, Any]) -> None:
+    train(small(), **here)
     with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
-        train(small(jigsaw={"gamma": 0.25}), **options)
+        train(small(jigsaw={"gamma": 0.25}), **here)
     with pytest.raises(UserError, match="--val"):
-        train(small(), val=data, **options)
-    (data / "class_1" / "003.png").unlink()
+        train(small(), val=here["data"], **here)
+    (here["data"] / "class_1" / "003.png").unlink()
     with pytest.raises(UserError, match="--data"):
-        train(small(), **options)
+        train(small(), **here)
 
 
 @pytest.mark.parametrize("changes", [{}, FILES])
 @pytest.mark.parametrize("used_for", ["training", "validation"])
 def test_an_unreadable_image_is_named(
-    data: Path, tmp_path: Path, changes: dict[str, Any], used_for: str
+    here: dict[str, Any], tmp_path: Path, changes: dict[str, Any], used_for: str
 ) -> None:
     val = class_folders(tmp_path / "val", images=4)
-    (data if used_for == "training" else val).joinpath("class_1/003.png").write_bytes(b"no image")
-    files: dict[str, Any] = {"data": data, "val": val, "out": tmp_path / "run", "device": "cpu"}
+    spoiled = here["data"] if used_for == "training" else val
+    (spoiled / "class_1" / "003.png").write_bytes(b"no image")
     for workers in (0, 1):
         with pytest.raises(UserError, match=rf"class_1/003\.png.* {used_for} image"):
-            train(small(**changes), **files, workers=workers)
+            train(small(**changes), **{**here, "workers": workers}, val=val)
 
 
-def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "device": "cpu"}
+def test_classes_must_be_the_models(here: dict[str, Any], tmp_path: Path) -> None:
+    data, val = here["data"], class_folders(tmp_path / "val", images=2)
+    (val / "class_1").rename(val / "class_9")
     part = small(model={"num_classes": 5}, data={"all_classes": False})
-    for config, named in (
-        (small(model={"num_classes": 5}), "label 3, 4"),
-        (small(model={"num_classes": 2}), "label 2"),
-        (part, r"labels\.csv"),
-        (small(recipe={"batch": 50}), "--batch 36"),
+    for config, changes, named in (
+        (small(model={"num_classes": 5}), {}, "label 3, 4"),
+        (small(model={"num_classes": 2}), {}, "label 2"),
+        (part, {}, r"labels\.csv"),
+        (small(recipe={"batch": 50}), {}, "--batch 36"),
+        (small(), {"data": data / "class_0"}, "--data"),
+        (small(), {"val": val}, "--val"),
     ):
         with pytest.raises(UserError, match=named):
-            train(config, **options)
-    with pytest.raises(UserError, match="--data"):
-        train(small(), **{**options, "data": data / "class_0"})
-    val = class_folders(tmp_path / "val", images=2)
-    (val / "class_1").rename(val / "class_9")
-    with pytest.raises(UserError, match="--val"):
-        train(small(), val=val, **options)
-    for label in range(3):
-        (data / f"class_{label}").rename(data / f"0{label + 1}")
-    with pytest.raises(UserError, match="007"):
-        train(part, **options)
-    for label in range(3):
-        (data / f"0{label + 1}").rename(data / str(label + 1))
-    assert train(part, **options).is_file()
+            train(config, **{**here, **changes})
+    for form in ("0{}", "{}"):  # class folders are called by the index, and not by 007
+        for label, folder in enumerate(sorted(data.iterdir())):
+            folder.rename(data / form.format(label + 1))
+        if form == "0{}":
+            with pytest.raises(UserError, match="007"):
+                train(part, **here)
+    assert train(part, **here).is_file()
 
 
 # the command --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import save_tensors
 from mjp_privacy.training.trainer import train
-from tests.helpers.night import nightly
 from tests.helpers.training import class_folders, curve, small
 
 Change = Callable[[Path], object]
@@ -43,43 +41,38 @@ def again(run: Path, data: Path) -> Path:
     return train(small(), data=data, out=run, device="cpu", workers=0)
 
 
-def flipped(path: Path, place: float) -> None:
+def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def other_weights(path: Path) -> None:
-    model = load_model(checkpoint=path)
-    tensors = {name: p.detach() + 1 for name, p in model.named_parameters()}
+    tensors = {name: p + 1 for name, p in load_model(checkpoint=path).state_dict().items()}
     save_tensors(path, tensors, {}, digest=True)
 
 
-LOST: list[Change] = [
-    lambda path: path.unlink(),
-    lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    lambda path: flipped(path, 0.5),
-    lambda path: flipped(path, 0.05),
-    other_weights,
-]
-
-
-@pytest.mark.parametrize("change", LOST)
-@pytest.mark.parametrize("name", ["model.safetensors", nightly("model_float16.safetensors")])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.safetensors", Path.unlink),
+        ("model.safetensors", other_weights),
+        ("model_float16.safetensors", flipped),
+    ],
+)
 def test_finished_weights_that_are_lost_are_made_again(
     data: Path,
     run: Path,
     finished: dict[str, bytes],
     capsys: pytest.CaptureFixture[str],
-    change: Change,
     name: str,
+    change: Change,
 ) -> None:
     change(run / name)
-    again(run, data)
-    assert f"{name}: " in capsys.readouterr().err
-    assert (run / name).read_bytes() == finished[name]
-    again(run, data)
-    assert f"{name}: " not in capsys.readouterr().err
+    for said in (True, False):
+        again(run, data)
+        assert (f"{name}: " in capsys.readouterr().err) == said
+        assert (run / name).read_bytes() == finished[name]
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Change:
@@ -93,61 +86,38 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Change:
     return edit
 
 
-def moments(state: dict[str, Any]) -> dict[str, Any]:
-    first: dict[str, Any] = state["optimizer"]["state"][0]
-    return first
+NAN = float("nan")
 
 
 NAN = float("nan")
-WRONG: list[tuple[Change, str]] = [
-    (lambda path: path.write_bytes(path.read_bytes()[:3000]), ""),
-    (lambda path: flipped(path, 0.5), ""),
-    (lambda path: torch.save([1], path), ""),
-    (lambda path: torch.save({}, path), "config"),
-    (edited(lambda s: s.update(config="{")), ""),
-    (edited(lambda s: s.update(step=True)), "step"),
-    (edited(lambda s: s.update(step=13)), "13"),
-    (edited(lambda s: s.update(val_top1=NAN)), "val_top1"),
-    (edited(lambda s: s.update(unvalidated={"step": 6})), "unvalidated"),
-    (edited(lambda s: s["model"].update(cls_token=1)), "cls_token"),
-    (edited(lambda s: s["model"].update(cls_token=torch.zeros(1))), "cls_token"),
-    (edited(lambda s: s["model"]["cls_token"].fill_(NAN)), "cls_token"),
-    (edited(lambda s: s["model"].clear()), ""),
-    (edited(lambda s: s["optimizer"].clear()), ""),
-    (edited(lambda s: moments(s).update(exp_avg=torch.zeros(1))), "optimizer"),
-    (edited(lambda s: moments(s)["exp_avg"].fill_(NAN)), "optimizer"),
-]
+WRONG: dict[str, tuple[str, Change]] = {
+    "a bit": ("", flipped),
+    "a list": ("", lambda path: torch.save([1], path)),
+    "no config": ("config", lambda path: torch.save({}, path)),
+    "half a config": ("", edited(lambda s: s.update(config="{"))),
+    "no number": ("step", edited(lambda s: s.update(step=True))),
+    "too far": ("13", edited(lambda s: s.update(step=13))),
+    "a score": ("val_top1", edited(lambda s: s.update(val_top1=NAN))),
+    "half a line": ("unvalidated", edited(lambda s: s.update(unvalidated={"step": 6}))),
+    "a shape": ("cls_token", edited(lambda s: s["model"].update(cls_token=torch.zeros(1)))),
+    "a value": ("cls_token", edited(lambda s: s["model"]["cls_token"].fill_(NAN))),
+    "no tensors": ("", edited(lambda s: s["model"].clear())),
+    "no moments": ("", edited(lambda s: s["optimizer"].clear())),
+    "a moment": ("optimizer", edited(lambda s: s["optimizer"]["state"][0]["exp_avg"].fill_(NAN))),
+}
 
 
-@pytest.mark.parametrize(("change", "named"), WRONG)
+@pytest.mark.parametrize(("named", "change"), WRONG.values(), ids=WRONG)
 def test_a_checkpoint_that_is_wrong_is_named(
-    data: Path, run: Path, change: Change, named: str
+    data: Path, run: Path, named: str, change: Change
 ) -> None:
+    """Any bit of one: tests/inputs/test_readers.py."""
     change(run / "checkpoint.pt")
     with pytest.raises(UserError) as caught:
         again(run, data)
     assert named in str(caught.value)
     assert "checkpoint.pt" in str(caught.value)
     assert (run / "model.safetensors").is_file()
-
-
-def test_a_bit_anywhere_in_a_checkpoint_is_found_or_has_no_part(data: Path, run: Path) -> None:
-    """What stands between the entries of the zip is no content."""
-    path, draw = run / "checkpoint.pt", random.Random(0)
-    good = path.read_bytes()
-    expected = torch.load(path, weights_only=True)["model"]["cls_token"]
-    refused = 0
-    for _ in range(40):
-        changed = bytearray(good)
-        changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
-        path.write_bytes(changed)
-        try:
-            again(run, data)
-        except UserError:
-            refused += 1
-            continue
-        assert torch.equal(torch.load(path, weights_only=True)["model"]["cls_token"], expected)
-    assert refused > 20
 
 
 # the journal --------------------------------------------------------------------------------------
@@ -173,13 +143,7 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     assert b"\xff" not in path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(None, b"", NOISE, b'{"step": 1, "epoch": 1}\n'),
-        b'{"step": 1, "epoch": NaN, "cross_entropy": 1}\n',
-    ],
-)
+@pytest.mark.parametrize("content", [None, b"", NOISE, b'{"step": 1, "epoch": 1}\n'])
 def test_curves_of_nothing_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
