@@ -44,7 +44,7 @@ class PairedTest:
     mean: float  # over images
     low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
     high: float
-    effect: float  # matched-pairs rank-biserial correlation, -1 to 1
+    effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
     p: float  # Wilcoxon, two-sided
     p_flips: float  # sign flips of the mean, two-sided
     smallest_p_flips: float  # the smallest p that the sign flips can give; 0: any
@@ -76,7 +76,11 @@ def paired_test(
     if not n:
         nan = math.nan
         return PairedTest(0, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan)
-    ranks = signed_ranks(differences)
+    # Ranks of the absolute differences with their signs; equal ones share the mean rank. Pairs
+    # without a difference take part in the ranking and then count 0 (Pratt's rule).
+    _, of_pair, counts = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
+    shared = np.cumsum(counts) - (counts - 1) / 2
+    ranks = np.sign(differences) * shared[of_pair.reshape(n)]
     low, high = bootstrap_interval(of_images, groups)
     p_flips, smallest = sign_flip_test(differences)
     return PairedTest(
@@ -94,20 +98,6 @@ def paired_test(
     )
 
 
-def signed_ranks(differences: Floats) -> Floats:
-    """(n,) ranks of the absolute differences with their signs; equal ones share the mean rank.
-
-    Pairs without a difference take part in the ranking and then count 0 (Pratt's rule). Their sum
-    over n (n + 1) / 2 is the rank-biserial effect: 1 where every pair is higher, 0 where all are
-    equal.
-    """
-    size = np.abs(differences)
-    _, of_pair, counts = np.unique(size, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks = (last - (counts - 1) / 2)[of_pair.reshape(size.shape)]
-    return np.asarray(np.sign(differences) * ranks)
-
-
 def wilcoxon_p(ranks: Floats) -> float:
     """Two-sided p of Wilcoxon's test from signed ranks (Pratt's rule for zeros, ties as they are).
 
@@ -121,22 +111,16 @@ def wilcoxon_p(ranks: Floats) -> float:
     if len(nonzero) > EXACT_RANKS:
         z = (above - nonzero.sum() / 2) / math.sqrt((nonzero**2).sum() / 4)
         return math.erfc(abs(z) / math.sqrt(2))
-    chances = _rank_sum_distribution(np.rint(2 * nonzero).astype(np.int64))
-    at = round(2 * above)
-    return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
-
-
-def _rank_sum_distribution(doubled: NDArray[np.int64]) -> Floats:
-    """The chance of each sum when every rank is taken with probability 1/2.
-
-    Mean ranks may end in .5, so that ranks are given, and sums counted, in halves.
-    """
+    # The chance of each sum where every rank is taken with probability 1/2; mean ranks may end in
+    # .5, so that sums are counted in halves.
+    doubled = np.rint(2 * nonzero).astype(np.int64)
     chances = np.zeros(int(doubled.sum()) + 1)
     chances[0] = 1.0
     for rank in doubled:
         chances *= 0.5
         chances[rank:] += chances[: len(chances) - rank]
-    return chances
+    at = round(2 * above)
+    return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
 
 
 def sign_flip_test(differences: Floats) -> tuple[float, float]:

@@ -244,11 +244,6 @@ def check_equation(network: TimmNetwork) -> None:
 # from a name or a file to a network ---------------------------------------------------------------
 
 
-def states_timm(file: WeightFile) -> bool:
-    """Whether a file says that it holds a network of timm's."""
-    return STATED in file.metadata
-
-
 def random_timm(
     name: str,
     given: Mapping[str, Any],
@@ -309,7 +304,7 @@ def load_timm(
     made_up       as in `random_timm`
     """
     stated: dict[str, Any] = {}
-    if states_timm(file):
+    if STATED in file.metadata:
         content = json_value(file.metadata[STATED], file.path, STATES)
         stated = dict(content) if isinstance(content, Mapping) else {}
     import timm  # two seconds, which only these networks cost

@@ -195,25 +195,14 @@ def test_a_bomb_or_a_name_twice_is_one_images_reason(
 
 # names --------------------------------------------------------------------------------------------
 
-NAMES = [
-    *(b"caf\xe9.png", b"esc\x1b[2J.png", b"line\nbreak.png", b"A.png", b"a.png"),
-    *("sep\u2028arator.png".encode(), "\u00e9.png".encode(), "e\u0301.png".encode()),
-    *(b"=1+1.png", b"[x](http://x.example).png"),
-]
 
-
-def test_every_name_is_an_image_with_an_id_of_its_own(tmp_path: Path) -> None:
-    folder, made = tmp_path / "in", 0
+def test_names_that_no_terminal_can_show_are_images_too(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
     folder.mkdir()
-    for level, name in enumerate(NAMES):
-        try:
-            Image.new("L", (8, 8), level).save(folder / os.fsdecode(name), "PNG")
-            made += 1
-        except OSError:  # a disk that takes UTF-8 names only, or two for one
-            continue
+    for name in (b"esc\x1b[2J.png", b"line\nbreak.png", b"=1+1.png", "sep\u2028.png".encode()):
+        Image.new("L", (8, 8)).save(folder / os.fsdecode(name), "PNG")
     outcome = read_all(folder)
-    assert len(outcome) == made
-    assert set(outcome.values()) == {"(8, 8)"}
+    assert [*outcome.values()] == ["(8, 8)"] * 4
     assert all(image_id.encode() and image_id.isprintable() for image_id in outcome)
     assert {item.image_id for item in load_images(folder, size=8)} == set(outcome)
 

@@ -192,20 +192,3 @@ def test_bands_are_wilsons_over_photographs() -> None:
     curve = success_curve([30.0] * 40, ["ok"] * 40, [20.0], groups=["one photograph"] * 40)
     known = binomtest(1, 1).proportion_ci(method="wilson")  # all of few is not certainty
     assert (curve.low[0], curve.high[0]) == pytest.approx((100 * known.low, 100), abs=1e-3)
-
-
-def test_bands_of_crops_hold_the_true_share_as_often_as_they_say() -> None:
-    """On average over true shares: of ten photographs whose two crops agree, and of eighteen whose
-    one to three crops agree in part."""
-    generator = np.random.default_rng(2)
-    for sizes, agree in (([2] * 10, 1.0), ([1, 2, 3] * 6, 0.6)):
-        names = [f"{i}" for i, size in enumerate(sizes) for _ in range(size)]
-        held = 0
-        for true in np.linspace(0.05, 0.95, 1000):
-            of_photograph = generator.random(len(sizes)) < true
-            own = generator.random(len(names)) < true
-            shared = generator.random(len(names)) < agree
-            hits = np.where(shared, np.repeat(of_photograph, sizes), own)
-            curve = success_curve(hits * 1.0, ["ok"] * len(names), [0.5], groups=names)
-            held += bool(curve.low[0] <= 100 * true <= curve.high[0])
-        assert held / 1000 > 0.94

@@ -156,12 +156,6 @@ def test_readme_prints_what_the_attacks_say() -> None:
     assert printed == expected, f"expected this table in {README.name}:\n{expected}"
 
 
-@pytest.mark.parametrize("layout", ["torchvision", "hf_vit", "hf_deit", "hf_clip", "open_clip"])
-def test_the_picture_is_exact_in_every_layout(layout: str) -> None:
-    assert attacked("patch_gradient", {}, network(layout), "a", 1).min() == 100
-    assert attacked("masked_span", TINY_PRIOR, network(layout), "a", 1).min() == 100
-
-
 FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
 
 

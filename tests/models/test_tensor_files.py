@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -91,17 +90,13 @@ def test_types_that_are_read_and_others(path: Path) -> None:
         assert name in refused(path)
 
 
-LARGE = ("a further field", "a name with escapes", "metadata of 10^5 names", "10^5 empty tensors")
+ALLOWED = ("a further field", "a name with escapes", "metadata of 10^5 names", "10^5 empty tensors")
 
 
-@pytest.mark.parametrize("change", HEADER_CHANGES)
+@pytest.mark.parametrize("change", [name for name in HEADER_CHANGES if name not in ALLOWED])
 def test_a_header_that_lies(path: Path, change: str) -> None:
     with_header(HEADER_CHANGES[change])(path)
-    if change not in LARGE:
-        refused(path)
-        return
-    with contextlib.suppress(BadFile):
-        TensorFile(path, WEIGHTS)
+    refused(path)
 
 
 def overlapping(content: bytes) -> bytes:

@@ -27,10 +27,8 @@ from mjp_privacy.models.vit import VisionTransformer
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
     ARCHITECTURE,
-    MEAN,
     PATCHES,
     SMALL,
-    STD,
     some_images,
     some_labels,
     some_masks,
@@ -139,19 +137,6 @@ def test_random_weights_come_from_the_seed_alone() -> None:
     assert not torch.equal(first.pos_embed, other.pos_embed)
     assert first.card == second.card
     assert (first.card.checkpoint.layout, first.card.checkpoint.sha256) == ("random", "random-0")
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
-def test_normalize_works_in_the_precision_of_the_images(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    model, x = tiny(), some_images(2).to(dtype)
-    mean, std = (np.array(v).reshape(3, 1, 1) for v in (MEAN, STD))
-    found = model.normalize(x)
-    assert found.dtype == dtype
-    expected = (x.double().numpy() - mean) / std
-    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(model.denormalize(found), x)
 
 
 # masks --------------------------------------------------------------------------------------------
@@ -376,22 +361,14 @@ def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: in
 
 
 @pytest.mark.parametrize("kind", ["pca", "linear", "nonlinear"])
-def test_the_gradient_of_dal_is_finite_and_holds_nothing_of_the_image(kind: str) -> None:
+def test_the_gradient_of_dal_is_finite_and_of_visible_rows_alone(kind: str) -> None:
     """The attacker can compute it from the model and the mask, and subtract it."""
     model, mask = tiny(unknown_embedding=True, dal=kind), some_masks(1)
-    found = []
-    for x in some_images(2).split(1):
-        gradients = []
-        for weight in (0, 1):
-            model.zero_grad()
-            loss = nn.functional.cross_entropy(model(x, mask), some_labels(1))
-            (loss + weight * model.dal_loss(mask)).backward()
-            gradients.append(model.pos_embed.grad.clone())
-        found.append(gradients[1] - gradients[0])
-    assert found[0].any()
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
-    assert not found[0][0, 1:][mask[0]].any()
-    assert not found[0][0, 0].any()
+    model.dal_loss(mask).backward()
+    gradient = model.pos_embed.grad[0]
+    assert gradient[1:][~mask[0]].any()
+    assert not gradient[1:][mask[0]].any()
+    assert not gradient[0].any()
     for visible in range(4):
         model.zero_grad()
         loss = model.dal_loss(torch.arange(PATCHES) >= visible)
