@@ -81,6 +81,11 @@ def lpips_backbone() -> str:
     return _backbone()[0]
 
 
+def backbone_weights() -> dict[str, Tensor]:
+    """AlexNet's convolutions under torchvision's names: `features.0.weight` and so on."""
+    return _backbone()[1]
+
+
 @cache
 def lpips_heads() -> tuple[Tensor, ...]:
     """LPIPS' weight of every channel, by layer: (1, C, 1, 1), not negative."""
@@ -101,7 +106,7 @@ def _layout(device: torch.device) -> torch.memory_format:
 @cache
 def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of each convolution, as the device takes them."""
-    (_, stored), layout = _backbone(), _layout(device)
+    stored, layout = backbone_weights(), _layout(device)
     return [
         (
             stored[f"features.{index}.weight"].to(device, torch.float32, memory_format=layout),

@@ -16,13 +16,11 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.families import build_other
-from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.loading import outline_model, outline_spec
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from mjp_privacy.training.learner import build_network
-from mjp_privacy.training.puzzles import Puzzle, Puzzles, apply
 from mjp_privacy.training.snapshots import export_model
 from tests.helpers.families import (
     CLASSES,
@@ -114,21 +112,6 @@ def test_localization_is_that_of_a_vit_with_the_same_table() -> None:
         vit.table[:, 1:] = swin.get_parameter("absolute_pos_embed")
     for mask in (None, some_masked(), torch.stack((some_masked(), ~some_masked()))):
         assert torch.allclose(swin.dal_loss(mask), vit.dal_loss(mask))
-
-
-def test_the_jigsaw_of_a_resnet_moves_patches_and_changes_no_pixel() -> None:
-    puzzles = Puzzles(family_config("resnet", img_size=SIDE), 1, torch.device("cpu"))
-    puzzle = next(p for p in map(puzzles.at, range(1, 50)) if p.permutation is not None)
-    assert puzzle.permutation is not None
-    x = pictures()
-    shuffled = apply(puzzle, x, PATCH)
-    assert not torch.equal(shuffled, x)
-    ordered, as_before = (image.flatten(2).sort().values for image in (shuffled, x))
-    assert torch.equal(ordered, as_before)
-    there = ~puzzle.mask[0]
-    assert torch.equal(to_patches(shuffled, PATCH)[:, there], to_patches(x, PATCH)[:, there])
-    back = Puzzle(puzzle.mask, puzzle.permutation.argsort(-1))
-    assert torch.equal(apply(back, shuffled, PATCH), x)
 
 
 # files --------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from tests.helpers.libraries import (
     Source,
     hugging_face,
     library,
-    open_clip_model,
     open_clip_tower,
     randomised,
     timm_vit,
@@ -220,15 +219,6 @@ def test_a_network_that_is_refused_is_told_what_it_lacks(kind: str) -> None:
     build, given, said = REFUSED[kind]
     with pytest.raises(UserError, match=said):
         loaded(build(), **given)
-
-
-def test_the_text_tower_is_left_alone() -> None:
-    whole = randomised(open_clip_model())
-    grads = {name: torch.ones_like(p) for name, p in whole.named_parameters()}
-    own = recognised(grads).to_own(grads)
-    assert own["pos_embed"].shape == (1, 65, 96)
-    assert own["positional_embedding"].shape == (8, 32)  # the text's, under its own name
-    assert recognised(grads).unknown(grads) == []
 
 
 # networks with their own forward ------------------------------------------------------------------

@@ -111,9 +111,7 @@ HUGE = {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "five bytes": lambda content: content[:5],
     "a length of 2^64": lambda content: b"\xff" * 8 + content[8:],
-    "a byte less": lambda content: content[:-1],
     "more": lambda content: content + b"more",
-    "no UTF-8": lambda content: content[:9] + b"\xff" + content[10:],
     "overlap": overlapping,
     **{
         str(header)[:20]: lambda content, header=header: file_of(header, b"")

@@ -113,10 +113,8 @@ def test_names_and_shapes_are_timms_and_mjps_stand_beside_them() -> None:
         assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
         assert ours.norm.eps == theirs.norm.eps
     plain = shapes(on_meta("deit_small"))
-    regressor = {"0.weight": (384, 384), "0.bias": (384,), "2.weight": (2, 384), "2.bias": (2,)}
     added = {"unk_embed": (1, 1, 384), "index_embed": (1, 197, 384)}
-    added |= {f"dal_regressor.layers.{name}": shape for name, shape in regressor.items()}
-    mjp = shapes(on_meta("deit_small_mjp", dal="nonlinear", index_embedding=True))
+    mjp = shapes(on_meta("deit_small_mjp", index_embedding=True))
     assert mjp == {**plain, **added}
     assert shapes(on_meta("deit_small_mjp_no_unk")) == plain
     assert shapes(on_meta("deit_small_no_pe")) == plain  # exposed: the table's gradient is uploaded

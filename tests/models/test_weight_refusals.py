@@ -59,26 +59,18 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (without(), {"patch_size": 4, "img_size": 32}, "patch_size: 8"),
     (without(), {"embed_dim": 48}, "embed_dim: 24"),
     (without(), {"depth": 3}, "12: blocks.2"),
-    (without(), {"depth": 1}, "12: blocks.1"),
     (without(), {"dal": "linear"}, "dal_regressor.layers.bias"),
     (without(), {"num_heads": 5}, "32/8 and 24/5"),
     (beside("blocks.0.attn.q_norm.weight", 24), {}, "blocks.0.attn.q_norm.weight"),
-    (beside("norm_pre.weight", 24), {}, "norm_pre.weight"),
     (beside("dist_token", 1, 1, 24), {}, "'dist_token'"),
     (beside("blocks.0.ls1.gamma", 24), {}, "'blocks.0.ls1.gamma'"),
     (beside("head_dist.weight", 5, 24), {}, "head, head_dist"),
     (two_heads, {}, "cls_classifier, distillation_classifier"),
-    (beside("pos_embed", 17, 24), {}, "(17, 24)"),
     (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
-    (beside("blocks.-1.norm1.weight", 24), {}, "blocks.-1.norm1"),
-    (beside("blocks.٣.norm1.weight", 24), {}, "blocks.٣.norm1"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
-    *(
-        (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=kind), {}, "blocks.1.attn.qkv.weight")
-        for kind in (torch.int64, torch.complex64, torch.float8_e4m3fn)
-    ),
+    (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
     (without(), {"name": "vit_tiny_patch16_224"}, "vit_tiny_patch16_224: width 192, patch 16"),
 ]
 
@@ -134,13 +126,9 @@ CIRCLE: dict[str, Any] = {}
 CIRCLE["model"] = CIRCLE  # a container that holds itself
 ODD: list[tuple[Any, str]] = [
     (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
-    ([torch.zeros(2)], "list"),
     ({}, "weights.pth"),
-    ({"epoch": 3, 1: "x"}, "1, epoch"),
-    ({"model": {"model": {"model": {"model": {}}}}}, "model"),
     ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
     ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
-    ({10**30: torch.zeros(1)}, "int"),
     ({f"t{i}": 0 for i in range(10_001)}, "10001"),
     ({"a": torch.zeros([1] * 9)}, "weights.pth, a"),
     ({"x" * 5000: torch.zeros(1)}, "xxx...xxx"),

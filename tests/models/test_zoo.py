@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import open_images
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.models.zoo import NamedCheckpoint, keep_earlier, named_checkpoints, spec_by_name
 from mjp_privacy.training.config import load_training, recipe_in
-from mjp_privacy.training.evaluation import Protocol, load_checkpoint, measure
+from mjp_privacy.training.evaluation import load_checkpoint
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from tests.helpers.models import KNOWN, MEAN, SMALL, STD, saved, state_of
 
@@ -75,12 +74,6 @@ def test_a_packaged_model_is_what_its_name_and_its_config_say(name: str) -> None
     files = {path.stem: path.stat().st_size for path in PACKAGED_FOLDER.glob("*.safetensors")}
     assert files.keys() == MODELS.keys()
     assert files[name] <= 2.8e6
-
-
-def test_without_positions_a_jigsaw_changes_nothing() -> None:
-    source = open_images("embedded")
-    rows = measure(load_model("cifar_vit_no_pe"), source, source.records, Protocol(gammas=(0.27,)))
-    assert (rows["consistency"] == 1).all()
 
 
 def test_the_normalisation_of_named_models_is_known() -> None:
