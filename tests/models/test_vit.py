@@ -20,7 +20,11 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import MJPVisionTransformer, load_model
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import outline_model
-from mjp_privacy.models.mjp_vit import LocalizationRegressor, with_closed_form_block
+from mjp_privacy.models.mjp_vit import (
+    LocalizationRegressor,
+    principal_directions,
+    with_closed_form_block,
+)
 from mjp_privacy.models.sizes import LowRank, Variant, low_rank
 from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.vit import VisionTransformer
@@ -352,7 +356,10 @@ def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: in
     np.testing.assert_allclose(found, expected * signs, rtol=1e-6, atol=1e-6)
     order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(regressor(given[order], seen[order]), regressor(given, seen)[order])
-    torch.testing.assert_close(regressor(-given, seen), -regressor(given, seen))
+    for turned in (given, given.flip(-1), given @ torch.tensor(spectral_rows(12, 12))):
+        directions = principal_directions(turned, seen)
+        assert (directions.max(0).values > -directions.min(0).values).all()
+        torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
     few = torch.tensor(spectral_rows(9, 4), requires_grad=True)
     some, regressor = torch.arange(9) > 1, LocalizationRegressor(4, "pca")
     assert torch.autograd.gradcheck(lambda rows: regressor(rows, some), few, rtol=1e-4)
