@@ -132,35 +132,28 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     are drawn, and the sum of these others as one normal number.
     """
     moved = differences[differences != 0]
-    if not len(moved):
+    count = len(moved)
+    if not count:
         return 1.0, 1.0
-    few = far_larger(moved) if len(moved) > MOST_FLIPPED else None
+    few = far_larger(moved) if count > MOST_FLIPPED else None
     if few is not None and not few.any():
         away = abs(float(moved.sum())) / math.sqrt(float((moved**2).sum()))
         return math.erfc(away / math.sqrt(2)), 0.0
     if few is not None:
         sums = flipped_sums_with_few_drawn(moved, few, FLIPS, SEED)
+    elif count <= ENUMERATED:
+        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
+        sums = (2 * choices - 1) @ moved
     else:
-        sums = _flipped_sums(moved)
+        packed = _random_signs(count)
+        blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
+        bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
+        sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
     observed = abs(float(moved.sum()))
     extreme = int((np.abs(sums) >= observed * (1 - 1e-12)).sum())
-    if len(moved) <= ENUMERATED:
+    if count <= ENUMERATED:
         return extreme / len(sums), 2 / len(sums)
     return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
-
-
-def _flipped_sums(moved: Floats) -> Floats:
-    """The sum of the differences for every choice, or 10,000 random choices, of their signs."""
-    count = len(moved)
-    if count <= ENUMERATED:
-        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
-        return np.asarray((2 * choices - 1) @ moved)
-    packed = _random_signs(count)
-    blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
-    kept = [
-        np.unpackbits(block, axis=1, count=count).astype(np.float64) @ moved for block in blocks
-    ]
-    return np.asarray(2 * np.concatenate(kept) - moved.sum())
 
 
 @lru_cache(maxsize=8)

@@ -50,16 +50,15 @@ from mjp_privacy.models.spec import (
 )
 from mjp_privacy.models.timm_networks import STATED, load_timm, random_timm
 from mjp_privacy.models.zoo import (
+    NEEDED,
+    check_complete,
     check_timm_name,
-    declared_normalisation,
     is_timm_network,
     spec_by_name,
     timm_spec,
 )
 
 RANDOM = "random"
-NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
 COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
 """What a model's name states and a file's tensors show, with the word for it."""
 MADE_UP: Mapping[str, Any] = {
@@ -304,24 +303,6 @@ def _outlined(
     shapes = {name: tensor.to("meta") for name, tensor in state.items()}
     load_into(outline, shapes, file, unknown_init=unknown_init)
     return spec, outline
-
-
-def check_complete(spec: ModelSpec, source: str) -> None:
-    """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
-    needed = (*NEEDED, "mean", "std", "activation")
-    missing = [key for key in needed if getattr(spec, key) is None]
-    if not missing:
-        return
-    options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-    declared = declared_normalisation(spec.name)
-    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
-    raise UserError(
-        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
-        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
-        "or in the model's part of the config"
-        + (f", or to `mjp attack` as {options}." if options else ".")
-        + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
-    )
 
 
 # the network --------------------------------------------------------------------------------------

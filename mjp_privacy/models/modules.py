@@ -18,12 +18,13 @@ from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live_networks import NoPatches, of_live
-from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
+from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
 from mjp_privacy.models.vit import ACTIVATION_LAYERS
+from mjp_privacy.models.zoo import check_complete
 
 HEADS = ("num_heads", "num_attention_heads")
 INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
