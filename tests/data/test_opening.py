@@ -81,6 +81,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "a named pipe"),
     "empty folder": (lambda path: path.mkdir(), "a folder"),
     "link to nothing": (lambda path: path.symlink_to("nowhere"), "cannot be read"),
+    "link to itself": (lambda path: path.symlink_to(path), "cannot be read"),
     "endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
     "text": (lambda path: path.write_text("<svg>"), "not an image"),
 }

@@ -233,10 +233,12 @@ def test_a_zip_that_changed_or_is_none_of_torchs(
     with zipfile.ZipFile(path) as before, zipfile.ZipFile(packed, "w") as after:
         for entry in before.infolist():
             after.writestr(entry.filename, before.read(entry), zipfile.ZIP_DEFLATED)
-    content = bytearray(path.read_bytes())
+    content, claims = bytearray(path.read_bytes()), tmp_path / "claims.pth"
+    first = content.index(b"PK\x01\x02")
+    claims.write_bytes(content[: first + 24] + b"\xff\xff\xff\x0f" + content[first + 28 :])
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    for damaged, named in ((path, r"w/data/0"), (packed, r"packed\.pth")):
+    for damaged, named in ((path, r"w/data/0"), (packed, r"packed\.pth"), (claims, "larger")):
         with pytest.raises(BadFile, match=named):
             read_torch_file(damaged, WEIGHTS, own=True)
     path.write_bytes(content[: len(content) // 2])

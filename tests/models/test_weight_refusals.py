@@ -66,6 +66,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("blocks.0.ls1.gamma", 24), {}, "'blocks.0.ls1.gamma'"),
     (beside("head_dist.weight", 5, 24), {}, "head, head_dist"),
     (two_heads, {}, "cls_classifier, distillation_classifier"),
+    (beside("pos_embed", 17, 24), {}, "(17, 24)"),
     (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
@@ -126,6 +127,7 @@ CIRCLE: dict[str, Any] = {}
 CIRCLE["model"] = CIRCLE  # a container that holds itself
 ODD: list[tuple[Any, str]] = [
     (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
+    ([torch.zeros(2)], "list"),
     ({}, "weights.pth"),
     ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
     ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
