@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from mjp_privacy.data.images import Preprocessing as Preprocessing
     from mjp_privacy.data.images import readable_subset as readable_subset
     from mjp_privacy.data.images import spread_subset as spread_subset
-    from mjp_privacy.data.made import EmbeddedSource as EmbeddedSource
     from mjp_privacy.data.made import embedded_images as embedded_images
     from mjp_privacy.data.opening import LoadedImage as LoadedImage
     from mjp_privacy.data.opening import load_images as load_images
     from mjp_privacy.data.opening import open_images as open_images
 
 IMAGES = ("ImageRecord", "ImageSource", "Preprocessing", "readable_subset", "spread_subset")
-MADE = ("EmbeddedSource", "embedded_images")
 OPENING = ("LoadedImage", "load_images", "open_images")
 
 __getattr__ = imported_on_use(
@@ -29,7 +27,7 @@ __getattr__ = imported_on_use(
     {
         "ImageError": "mjp_privacy.data.decoding",
         **dict.fromkeys(IMAGES, "mjp_privacy.data.images"),
-        **dict.fromkeys(MADE, "mjp_privacy.data.made"),
+        "embedded_images": "mjp_privacy.data.made",
         **dict.fromkeys(OPENING, "mjp_privacy.data.opening"),
     },
 )

@@ -177,8 +177,10 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         raise ImageError("the file is empty (0 bytes)")
     # Importing breaching makes Pillow fill up truncated files with grey, in the whole process.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
+    # Libraries of TIFF and AVIF print on stderr themselves.
+    talkative = content[:2] in (b"II", b"MM") or content[4:8] == b"ftyp"
     try:
-        with warnings.catch_warnings(), _silent() if _is_talkative(content) else nullcontext():
+        with warnings.catch_warnings(), _silent() if talkative else nullcontext():
             warnings.simplefilter("ignore")  # of each odd tag of a damaged file
             with Image.open(io.BytesIO(content), formats=_formats()) as image:
                 yield image
@@ -196,11 +198,6 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         if type(error).__name__ != "PanicException":  # of a decoder in Rust
             raise
         raise ImageError(f"cannot be decoded: {_said(error)}") from error
-
-
-def _is_talkative(content: bytes) -> bool:
-    """Whether it is a TIFF or an AVIF: their libraries print on stderr themselves."""
-    return content[:2] in (b"II", b"MM") or content[4:8] == b"ftyp"
 
 
 @contextmanager
@@ -259,6 +256,14 @@ def _is_animated(image: Image.Image) -> bool:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    def from_16_bit(grey: Image.Image) -> Image.Image:
+        levels = np.asarray(grey).astype(np.int64)
+        return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")
+
+    def over_white(strip: Image.Image) -> Image.Image:
+        layer = strip.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
     if image.mode == "F":
         raise ImageError("floating-point pixels have no fixed range: save the image with 8 bits")
     if image.mode.startswith("I"):
@@ -267,9 +272,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             raise ImageError(
                 "32-bit integer pixels have no fixed range: save the image with 8 bits"
             )
-        return _in_strips(image, _from_16_bit)
+        return _in_strips(image, from_16_bit)
     if "transparency" in image.info or image.mode in {"RGBA", "LA", "PA", "RGBa", "La"}:
-        return _in_strips(image, _over_white)
+        return _in_strips(image, over_white)
     return image.convert("RGB")
 
 
@@ -283,14 +288,3 @@ def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
         picture.paste(convert(strip), (0, top))
     return picture
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-
-
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Grey levels 0..65535 to 0..255."""
-    levels = np.asarray(image).astype(np.int64)
-    return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")

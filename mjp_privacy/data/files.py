@@ -131,8 +131,14 @@ class ZipFiles:
         size = ZIP.check(path)
         with ZIP.reading(path):
             entries = [info for info in self._archive.infolist() if not info.is_dir()]
-        for info in entries:
-            _refuse_unsafe(path, info.filename)
+        for name in (info.filename for info in entries):
+            absolute = name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name)
+            if absolute or ".." in name.split("/"):
+                raise UserError(
+                    f"{shown(path)} holds the entry {shown(repr(name))}: expected plain relative "
+                    "names, without '..' and backslashes. Make the zip again from the folder of "
+                    "images."
+                )
         if entries and all(_is_encrypted(info) for info in entries):
             raise ZIP.refusal(path, "one with encrypted content, and no password can be given")
         if sum(info.compress_size for info in entries) > size:
@@ -159,7 +165,14 @@ class ZipFiles:
             raise ImageError("two entries of the zip have this name")
         try:
             info = self._archive.getinfo(entry)
-            _refuse_unreadable(info)
+            packed, whole = info.compress_size, info.file_size
+            if _is_encrypted(info):
+                raise ImageError("encrypted inside the zip; make the zip again without a password")
+            if whole > MAX_BYTES:
+                raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
+            if whole > max(BOMB_FROM, BOMB_RATIO * packed):
+                sizes = f"{packed / MIB:,.1f} MiB would become {whole / MIB:,.1f} MiB"
+                raise ImageError(f"a zip bomb: {sizes}")
             return self._archive.read(info)
         except ImageError:
             raise
@@ -177,27 +190,6 @@ def _is_encrypted(info: zipfile.ZipInfo) -> bool:
     return bool(info.flag_bits & 0x1)
 
 
-def _refuse_unreadable(info: zipfile.ZipInfo) -> None:
-    """Raise ImageError for an entry that must not be unpacked."""
-    packed, whole = info.compress_size, info.file_size
-    if _is_encrypted(info):
-        raise ImageError("encrypted inside the zip; make the zip again without a password")
-    if whole > MAX_BYTES:
-        raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
-    if whole > max(BOMB_FROM, BOMB_RATIO * packed):
-        sizes = f"{packed / MIB:,.1f} MiB would become {whole / MIB:,.1f} MiB"
-        raise ImageError(f"a zip bomb: {sizes}")
-
-
-def _refuse_unsafe(path: Path, name: str) -> None:
-    absolute = name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name)
-    if absolute or ".." in name.split("/"):
-        raise UserError(
-            f"{shown(path)} holds the entry {shown(repr(name))}: expected plain relative names, "
-            "without '..' and backslashes. Make the zip again from the folder of images."
-        )
-
-
 class FolderFiles:
     """All files under a folder, also behind links; hidden files and folders are left out.
 
@@ -205,14 +197,21 @@ class FolderFiles:
     """
 
     def __init__(self, path: Path) -> None:
+        from mjp_privacy.core.progress import Progress  # rich: only where files are listed
+
         self.path = path
+        names = []
         try:
-            by_id = named_by_id(_shown_late(path))
+            with Progress(f"files under {shown(path)}", None) as bar:  # a network's disk, or /
+                for name in _walk(path):
+                    bar.advance()
+                    names.append(name)
         except OSError as error:
             raise UserError(
                 f"Cannot list {shown(error.filename)}: {error.strerror}. Make it readable, or take "
                 "it out."
             ) from error
+        by_id = named_by_id(names)
         self.names = tuple(by_id)
         self._paths = {id_: name for id_, name in by_id.items() if id_ != name}
 
@@ -222,17 +221,6 @@ class FolderFiles:
             return IMAGE_FILE.bytes(self.path / self._paths.get(name, name))
         except BadFile as error:
             raise ImageError(f"cannot be read ({error.got})") from error
-
-
-def _shown_late(root: Path) -> Iterator[str]:
-    """The names of `_walk`, counted where that takes long: a network's disk, or a folder such as /
-    that was not meant."""
-    from mjp_privacy.core.progress import Progress  # rich: only where files are listed
-
-    with Progress(f"files under {shown(root)}", None) as bar:
-        for name in _walk(root):
-            bar.advance()
-            yield name
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -259,19 +247,16 @@ def _walk(root: Path) -> Iterator[str]:
                 holds = True
                 if is_hidden(entry.name):
                     continue
-                if _leads_to_folder(entry):
+                try:
+                    is_folder = entry.is_dir()
+                except OSError:  # a link into a folder that may not be read
+                    is_folder = False
+                if is_folder:
                     waiting.append((entry.path, f"{name}{entry.name}/", inside))
                 else:
                     yield name + entry.name
         if not holds and _suffix(name.removesuffix("/")) in IMAGE_SUFFIXES:
             yield name.removesuffix("/")
-
-
-def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link into a folder that may not be read
-        return False
 
 
 def _suffix(name: str) -> str:

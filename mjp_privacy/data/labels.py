@@ -115,7 +115,12 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
             "synsets or a CSV with `file,label`. To run without labels, move the file away."
         )
     elif _INDEX.fullmatch("".join(first.split(None)[1:][-1:])):
-        lines, most = list(_names_and_indices(origin, text)), NUM_IMAGENET
+        lines, most = [], NUM_IMAGENET
+        for number, line in _filled(text):
+            name, *index = line.rsplit(None, 1)
+            if not index or not _INDEX.fullmatch(index[0]):
+                raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
+            lines.append(Line(number, name, index[0]))
     else:
         raise UserError(
             f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
@@ -147,14 +152,6 @@ def _cells(origin: str, text: str) -> Iterator[Line]:
         name = next((row[column] for column in (*FILE_COLUMNS, "imageid") if row.get(column)), "")
         label = row.get("label", row.get("predictionstring", ""))
         yield Line(above + number, name, label.strip())
-
-
-def _names_and_indices(origin: str, text: str) -> Iterator[Line]:
-    for number, line in _filled(text):
-        name, *index = line.rsplit(None, 1)
-        if not index or not _INDEX.fullmatch(index[0]):
-            raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
-        yield Line(number, name, index[0])
 
 
 def _checked(origin: str, source: LabelSource, lines: Sequence[Line], most: int) -> LabelTable:
@@ -199,10 +196,16 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
     """
     if table.ordered:
         return _in_order(table, image_ids)
+
+    def without_suffix(name: str) -> str:
+        """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
+        path = PurePosixPath(name.removeprefix(wrapper))
+        return str(path).removesuffix(path.suffix)
+
     keys: tuple[Callable[[str], str], ...] = (
         lambda name: name,
         lambda name: name.removeprefix(wrapper),
-        lambda name: _without_suffix(name.removeprefix(wrapper)),
+        without_suffix,
         lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
@@ -227,12 +230,6 @@ def validation_number(image_id: str) -> int | None:
     """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
     match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
     return int(match[1]) if match else None
-
-
-def _without_suffix(name: str) -> str:
-    """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
-    path = PurePosixPath(name)
-    return str(path).removesuffix(path.suffix)
 
 
 def _match_by(
@@ -293,7 +290,12 @@ def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None)
         if base + "labels.csv" in files.names:
             return _from_table(_read(base + "labels.csv", files), image_ids, base)
     inner = {image_id: image_id.removeprefix(wrapper) for image_id in image_ids}
-    _refuse_splits(files, inner)
+    tops = sorted({path.partition("/")[0] for path in inner.values() if "/" in path})
+    if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):  # which are no classes
+        raise UserError(
+            f"{shown(files.path)} holds several splits: {some(tops)}. Expected the images of one: "
+            f"give that folder (such as {shown(files.path / tops[-1])}), or a zip of it."
+        )
     return (
         _from_synsets(files, inner)
         or _from_class_folders(inner)
@@ -350,23 +352,16 @@ def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) 
     return None
 
 
-def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
-    """UserError where the folders are splits such as `train` and `val`: these are no classes."""
-    tops = sorted({path.partition("/")[0] for path in inner.values() if "/" in path})
-    if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):
-        raise UserError(
-            f"{shown(files.path)} holds several splits: {some(tops)}. Expected the images of one: "
-            f"give that folder (such as {shown(files.path / tops[-1])}), or a zip of it."
-        )
-
-
 def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
     """ImageNet class indices of synset folders, or of synsets with which all flat files' names
     start, as ImageNet's training images do; None without any.
 
     `inner` is each image's path inside the wrapper.
     """
-    synsets = {image_id: _synset_folder(path) for image_id, path in inner.items()}
+    synsets: dict[str, str | None] = {}
+    for image_id, path in inner.items():  # the innermost folder named like a synset
+        folders = PurePosixPath(path).parts[-2::-1]
+        synsets[image_id] = next(filter(is_synset, folders), None)
     where = f"of {len(set(synsets.values()))} synset folders"
     if not any(synsets.values()):
         synsets = {image_id: path.partition("_")[0] for image_id, path in inner.items()}
@@ -384,11 +379,6 @@ def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
         )
     by_image = {image_id: synset_indices()[str(own)] for image_id, own in synsets.items()}
     return Labels(by_image, "synset", f"Labels are the ImageNet class indices (0..999) {where}.")
-
-
-def _synset_folder(path: str) -> str | None:
-    """The innermost folder named like a synset."""
-    return next((part for part in PurePosixPath(path).parts[-2::-1] if is_synset(part)), None)
 
 
 def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:

@@ -69,11 +69,7 @@ class MadeFiles:
         return stream.getvalue()
 
 
-class EmbeddedSource(ImageSource):
-    """The crops as an ImageSource. The group of a record is its photograph."""
-
-
-def embedded_images(size: int = SIDE) -> EmbeddedSource:
+def embedded_images(size: int = SIDE) -> ImageSource:
     """20 crops of six photographs, size × size pixels, without labels; "astronaut/0_1" is the crop
     in row 0 and column 1.
 
@@ -92,7 +88,7 @@ def embedded_images(size: int = SIDE) -> EmbeddedSource:
                 makers[f"{name}/{row}_{column}"] = partial(_crop, name, corner, size)
     files = MadeFiles(data_folder(), dict(sorted(makers.items())))
     records = tuple(ImageRecord(name, group=name.partition("/")[0]) for name in files.names)
-    return EmbeddedSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
+    return ImageSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
 
 
 def flat_pictures() -> ImageSource:

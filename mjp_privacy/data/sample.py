@@ -114,12 +114,17 @@ def choose(
                 f"{source.labels_described} Give --labels with a CSV `file,label`."
             )
         classes[record.label].append(record)
+
+    def place(record: ImageRecord) -> tuple[int, str]:
+        name = PurePosixPath(record.image_id).name
+        return derive_seed("sample", seed, str(record.label), name), record.image_id
+
     chosen: list[tuple[ImageRecord, str]] = []
     skipped: list[tuple[ImageRecord, str]] = []
     short = {}
     for label in progress(sorted(classes)):
         before = len(chosen)
-        for record in sorted(classes[label], key=lambda record: _place(record, seed)):
+        for record in sorted(classes[label], key=place):
             if len(chosen) - before == per_class:
                 break
             try:
@@ -137,16 +142,9 @@ def choose(
         )
     kept = set(spread_subset([record for record, _ in chosen], limit, seed))
     chosen = [entry for entry in chosen if entry[0] in kept]
-    return Sample(sorted(chosen, key=_id), sorted(skipped, key=_id), short)
-
-
-def _place(record: ImageRecord, seed: int) -> tuple[int, str]:
-    name = PurePosixPath(record.image_id).name
-    return derive_seed("sample", seed, str(record.label), name), record.image_id
-
-
-def _id(entry: tuple[ImageRecord, str]) -> str:
-    return entry[0].image_id
+    for entries in (chosen, skipped):
+        entries.sort(key=lambda entry: entry[0].image_id)
+    return Sample(chosen, skipped, short)
 
 
 def refuse_out(source: Path, out: Path) -> None:

@@ -44,7 +44,7 @@ class PairedTest:
     mean: float  # over images
     low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
     high: float
-    effect: float  # matched-pairs rank-biserial correlation, -1 to 1
+    effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
     p: float  # Wilcoxon, two-sided
     p_flips: float  # sign flips of the mean, two-sided
     smallest_p_flips: float  # the smallest p that the sign flips can give; 0: any
@@ -76,7 +76,11 @@ def paired_test(
     if not n:
         nan = math.nan
         return PairedTest(0, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan)
-    ranks = signed_ranks(differences)
+    # Ranks of the absolute differences with their signs; equal ones share the mean rank. Pairs
+    # without a difference take part in the ranking and then count 0 (Pratt's rule).
+    _, of_pair, counts = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
+    shared = np.cumsum(counts) - (counts - 1) / 2
+    ranks = np.sign(differences) * shared[of_pair.reshape(n)]
     low, high = bootstrap_interval(of_images, groups)
     p_flips, smallest = sign_flip_test(differences)
     return PairedTest(
@@ -94,20 +98,6 @@ def paired_test(
     )
 
 
-def signed_ranks(differences: Floats) -> Floats:
-    """(n,) ranks of the absolute differences with their signs; equal ones share the mean rank.
-
-    Pairs without a difference take part in the ranking and then count 0 (Pratt's rule). Their sum
-    over n (n + 1) / 2 is the rank-biserial effect: 1 where every pair is higher, 0 where all are
-    equal.
-    """
-    size = np.abs(differences)
-    _, of_pair, counts = np.unique(size, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks = (last - (counts - 1) / 2)[of_pair.reshape(size.shape)]
-    return np.asarray(np.sign(differences) * ranks)
-
-
 def wilcoxon_p(ranks: Floats) -> float:
     """Two-sided p of Wilcoxon's test from signed ranks (Pratt's rule for zeros, ties as they are).
 
@@ -121,22 +111,16 @@ def wilcoxon_p(ranks: Floats) -> float:
     if len(nonzero) > EXACT_RANKS:
         z = (above - nonzero.sum() / 2) / math.sqrt((nonzero**2).sum() / 4)
         return math.erfc(abs(z) / math.sqrt(2))
-    chances = _rank_sum_distribution(np.rint(2 * nonzero).astype(np.int64))
-    at = round(2 * above)
-    return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
-
-
-def _rank_sum_distribution(doubled: NDArray[np.int64]) -> Floats:
-    """The chance of each sum when every rank is taken with probability 1/2.
-
-    Mean ranks may end in .5, so that ranks are given, and sums counted, in halves.
-    """
+    # The chance of each sum where every rank is taken with probability 1/2; mean ranks may end in
+    # .5, so that sums are counted in halves.
+    doubled = np.rint(2 * nonzero).astype(np.int64)
     chances = np.zeros(int(doubled.sum()) + 1)
     chances[0] = 1.0
     for rank in doubled:
         chances *= 0.5
         chances[rank:] += chances[: len(chances) - rank]
-    return chances
+    at = round(2 * above)
+    return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
 
 
 def sign_flip_test(differences: Floats) -> tuple[float, float]:
@@ -148,35 +132,28 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     are drawn, and the sum of these others as one normal number.
     """
     moved = differences[differences != 0]
-    if not len(moved):
+    count = len(moved)
+    if not count:
         return 1.0, 1.0
-    few = far_larger(moved) if len(moved) > MOST_FLIPPED else None
+    few = far_larger(moved) if count > MOST_FLIPPED else None
     if few is not None and not few.any():
         away = abs(float(moved.sum())) / math.sqrt(float((moved**2).sum()))
         return math.erfc(away / math.sqrt(2)), 0.0
     if few is not None:
         sums = flipped_sums_with_few_drawn(moved, few, FLIPS, SEED)
+    elif count <= ENUMERATED:
+        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
+        sums = (2 * choices - 1) @ moved
     else:
-        sums = _flipped_sums(moved)
+        packed = _random_signs(count)
+        blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
+        bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
+        sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
     observed = abs(float(moved.sum()))
     extreme = int((np.abs(sums) >= observed * (1 - 1e-12)).sum())
-    if len(moved) <= ENUMERATED:
+    if count <= ENUMERATED:
         return extreme / len(sums), 2 / len(sums)
     return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
-
-
-def _flipped_sums(moved: Floats) -> Floats:
-    """The sum of the differences for every choice, or 10,000 random choices, of their signs."""
-    count = len(moved)
-    if count <= ENUMERATED:
-        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
-        return np.asarray((2 * choices - 1) @ moved)
-    packed = _random_signs(count)
-    blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
-    kept = [
-        np.unpackbits(block, axis=1, count=count).astype(np.float64) @ moved for block in blocks
-    ]
-    return np.asarray(2 * np.concatenate(kept) - moved.sum())
 
 
 @lru_cache(maxsize=8)

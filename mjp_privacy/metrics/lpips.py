@@ -122,20 +122,14 @@ def _backbone() -> tuple[str, dict[str, Tensor]]:
     file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
     if is_there(file):
         try:
-            return f"{file.name} of torchvision, float32", _downloaded(file)
+            digest = hashlib.sha256(HUB.bytes(file)).hexdigest()
+            if not digest.startswith(file.stem.rsplit("-", 1)[1]):
+                raise HUB.refusal(file, f"a file whose SHA-256 begins with {digest[:8]}")
+            return f"{file.name} of torchvision, float32", read_torch_file(file, HUB)
         except BadFile as error:
             print(f"{error} Until then, the weights inside this package are used.", file=sys.stderr)
     weights = TensorFile(PACKAGED, OF_PACKAGE).tensors(finite=True)
     return f"{PACKAGED.name} of this package, float16", weights
-
-
-def _downloaded(file: Path) -> dict[str, Tensor]:
-    """The weights in torchvision's file, if it has the SHA-256 that its name promises."""
-    digest = hashlib.sha256(HUB.bytes(file)).hexdigest()
-    if not digest.startswith(file.stem.rsplit("-", 1)[1]):
-        raise HUB.refusal(file, f"a file whose SHA-256 begins with {digest[:8]}")
-    weights: dict[str, Tensor] = read_torch_file(file, HUB)
-    return weights
 
 
 @dataclass(frozen=True)
@@ -150,7 +144,18 @@ class Lpips:
 
     def prepare(self, references: Tensor) -> Prepared:
         """The references' features, (m, places, channels) for each layer."""
-        _check_shape(references)
+        channels, height, width = references.shape[1:]
+        if min(height, width) < SMALLEST:
+            raise UserError(
+                f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the smallest "
+                f"that AlexNet can take; these are {height}×{width}. Leave lpips out of the "
+                "metrics or score larger images."
+            )
+        if channels not in (1, 3):
+            raise UserError(
+                f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. "
+                "Leave lpips out of the metrics or score RGB images."
+            )
         return tuple(map(of_length_one, alexnet_layers(references)))
 
     def compare(self, reconstructions: Tensor, references: Tensor, prepared: Prepared) -> Tensor:
@@ -161,18 +166,3 @@ class Lpips:
             squares = of_length_one(layer).sub_(known).square_()
             total += (squares @ head.flatten().to(squares)).mean(1)
         return total
-
-
-def _check_shape(images: Tensor) -> None:
-    channels, height, width = images.shape[1:]
-    if min(height, width) < SMALLEST:
-        raise UserError(
-            f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the smallest that "
-            f"AlexNet can take; these are {height}×{width}. Leave lpips out of the metrics or "
-            "score larger images."
-        )
-    if channels not in (1, 3):
-        raise UserError(
-            f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. Leave "
-            "lpips out of the metrics or score RGB images."
-        )

@@ -26,13 +26,9 @@ def draws(count: int, resamples: int, seed: int) -> list[Draws]:
         drawn = generator.integers(0, count, size=shape)
         drawn += count * np.arange(shape[0])[:, None]
         times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
-        blocks.append(times.reshape(shape).astype(_type_of(count)))
+        small: np.dtype[np.unsignedinteger] = np.dtype(np.uint8 if count < 256 else np.uint16)
+        blocks.append(times.reshape(shape).astype(small))
     return blocks
-
-
-def _type_of(count: int) -> np.dtype[np.unsignedinteger]:
-    """Small integers that hold how often one of `count` groups is drawn."""
-    return np.dtype(np.uint8) if count < 256 else np.dtype(np.uint16)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -112,7 +108,7 @@ def flipped_sums_with_few_drawn(
     return np.asarray(signs @ terms[few] + spread * draws.standard_normal(choices))
 
 
-def resampled_quantiles(sums: Floats, sizes: Floats, shares: Sequence[float]) -> list[Floats]:
+def resampled_quantiles(sums: Floats, sizes: Floats, shares: Sequence[float]) -> list[float]:
     """The values below which these shares of the means of resamples would lie if all were drawn.
 
     A resample's mean is at most R + t where Σ (sums - (R + t) sizes) over the groups drawn is at
@@ -121,31 +117,29 @@ def resampled_quantiles(sums: Floats, sizes: Floats, shares: Sequence[float]) ->
     others (`far_larger`) that is nearer to the bootstrap's limit than 2000 draws are, which miss an
     end of the interval by about 3 % of its half width. No end leaves the range of the groups.
 
-    sums (G,) or (G, T); sizes (G,). -> for each share () or (T,)
+    sums, sizes (G,)
     """
     root, size = math.sqrt(len(sums)), float(sizes.mean())
-    sizes = sizes if sums.ndim == 1 else sizes[:, None]
-    mean = np.asarray(sums.sum(axis=0) / sizes.sum())
+    mean = sums.sum() / sizes.sum()
     spread, skewness = _spread(sums - mean * sizes)
-    least, most = (sums / sizes).min(axis=0), (sums / sizes).max(axis=0)
+    least, most = (sums / sizes).min(), (sums / sizes).max()
     quantiles = []
     for z in map(NormalDist().inv_cdf, shares):
         at = mean + _away(z, spread, skewness, root) / size
         for _ in range(0 if np.ptp(sizes) == 0 else 2):  # t changes the spread of unequal groups
             at = mean + _away(z, *_spread(sums - at * sizes), root) / size
-        quantiles.append(np.clip(at, least, most))
+        quantiles.append(float(np.clip(at, least, most)))
     return quantiles
 
 
-def _spread(values: Floats) -> tuple[Floats, Floats]:
-    """Standard deviation and skewness of each column."""
-    left = values - values.mean(axis=0)
+def _spread(values: Floats) -> tuple[float, float]:
+    """Standard deviation and skewness."""
+    left = values - values.mean()
     squares = left * left
-    spread = np.sqrt(squares.mean(axis=0))
-    third = np.asarray((squares * left).mean(axis=0))
-    return spread, np.divide(third, spread**3, out=np.zeros_like(third), where=spread > 0)
+    spread, third = math.sqrt(squares.mean()), float((squares * left).mean())
+    return spread, third / spread**3 if spread > 0 else 0.0
 
 
-def _away(z: float | Floats, spread: Floats, skewness: Floats, root: float | Floats) -> Floats:
+def _away(z: float | Floats, spread: float, skewness: float, root: float | Floats) -> Floats:
     """How far from its expectation the mean of root² values lies at the normal quantile z."""
     return np.asarray((z + skewness * (z * z - 1) / (6 * root)) * spread / root)

@@ -114,7 +114,9 @@ class References:
                 pixels = quantise(entries) if variant == "paper" else entries
                 inputs.append(pixels.float())
                 known = self.seen(variant, torch.float64, part)
-                for step in self._pixel_steps(variant):
+                for step in self.steps:
+                    if step[0] != variant or is_network(step[1]):
+                        continue
                     prepared = tuple(tensor[part] for tensor in self.prepared[step])
                     parts[step].append(step[1].compare(pixels, known, prepared))
         values = {step: torch.cat(found) for step, found in parts.items() if found}
@@ -123,9 +125,6 @@ class References:
             key: metric.finish(values[metric.variant, metric.measure].double())
             for key, metric in self.metrics.items()
         }
-
-    def _pixel_steps(self, variant: Variant) -> list[Step]:
-        return [step for step in self.steps if step[0] == variant and not is_network(step[1])]
 
     def _by_networks(self, images: Mapping[Variant, Tensor]) -> dict[Step, Tensor]:
         """Values of networks. What is the same float32 image in both variants is seen once."""

@@ -120,7 +120,7 @@ def _digits(percent: float) -> str:
 RESAMPLES = 2000
 LEVEL = 0.95
 MOST_DRAWN = 2048
-"""Groups up to which resamples are drawn; with more the interval comes from `many_groups`."""
+"""Groups up to which resamples are drawn; with more the interval comes from `resampling`."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
@@ -233,7 +233,7 @@ def bootstrap_interval(
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
     `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups only those are drawn that are far larger than the rest: see `many_groups`.
+    groups only those are drawn that are far larger than the rest: see `resampling`.
     """
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
@@ -283,17 +283,10 @@ def median_interval(
 def resampled_means(
     sums: Floats, sizes: Floats, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Floats:
-    """Means of resamples that draw G of G groups: Σ sums / Σ sizes over the groups drawn.
-
-    sums (G,) or, for several means of the same resamples, (G, T); sizes (G,).
-    -> (resamples,) or (resamples, T)
-    """
-    parts = []
-    for block in draws(len(sums), resamples, seed):
-        times = block.astype(np.float64)
-        drawn = times @ sizes
-        parts.append(times @ sums / (drawn if sums.ndim == 1 else drawn[:, None]))
-    return np.concatenate(parts)
+    """(resamples,) means of resamples that draw G of G groups: Σ sums / Σ sizes over the groups
+    drawn."""
+    drawn = (block.astype(np.float64) for block in draws(len(sums), resamples, seed))
+    return np.concatenate([times @ sums / (times @ sizes) for times in drawn])
 
 
 def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: float) -> float:

@@ -44,6 +44,15 @@ class AdaptedLinear(nn.Linear):
         adapted: Tensor = super().forward(x) + self.scale * self.lora_B(self.lora_A(x))
         return adapted
 
+    def start(self, generator: torch.Generator, spread: float) -> None:
+        """Draw the adapter: numbers that are equal for all precisions, and for other targets."""
+        first, second = self.lora_A.weight, self.lora_B.weight
+        drawn = torch.rand(first.shape, generator=generator, dtype=torch.float64)
+        moved = torch.randn(second.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            first.copy_(1 / math.sqrt(self.in_features) * (2 * drawn - 1))
+            second.copy_(spread * moved)
+
 
 def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:
     """A copy of the model with an adapter beside each target, drawn from the seed; a model that
@@ -52,46 +61,25 @@ def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:
     with_adapters(load_model("cifar_vit"), LowRank(4), seed=0) has blocks.0.attn.qkv.lora_A.weight
     """
     adapted = copy.deepcopy(model)
-    if adapted.adapters is not None:
-        _check_same(adapted.adapters, adapters)
+    if (own := adapted.adapters) is not None:
+        if (own.rank, own.targets, own.scale) != (adapters.rank, adapters.targets, adapters.scale):
+            raise UserError(
+                f"client.lora: expected the adapters that the model has, {own.text}, got "
+                f"{adapters.text}. Give the same, or a model without adapters."
+            )
         return adapted
     adapted.adapters = adapters
     for name, layer in list(adapted.blocks.named_modules(prefix="blocks")):
         owner, _, last = name.rpartition(".")
         if last in adapters.targets and isinstance(layer, nn.Linear):
-            _check_rank(adapters, layer, name)
+            smaller = min(layer.in_features, layer.out_features)
+            if adapters.rank > smaller:
+                raise UserError(
+                    f"adapters, rank: expected at most {smaller}, the smaller side of "
+                    f"{name}.weight, got {adapters.rank}. Give a smaller rank."
+                )
             beside = AdaptedLinear(layer, adapters.rank, adapters.scale)
-            _start(beside, adapters.spread, name, seed)
+            if not layer.weight.is_meta:
+                beside.start(torch_generator("adapters", name, seed), adapters.spread)
             setattr(adapted.get_submodule(owner), last, beside)
     return adapted
-
-
-def _check_same(own: LowRank, wanted: LowRank) -> None:
-    """Raise unless the client trains the adapters that its model has."""
-    if (own.rank, own.targets, own.scale) != (wanted.rank, wanted.targets, wanted.scale):
-        raise UserError(
-            f"client.lora: expected the adapters that the model has, {own.text}, got "
-            f"{wanted.text}. Give the same, or a model without adapters."
-        )
-
-
-def _check_rank(adapters: LowRank, layer: nn.Linear, name: str) -> None:
-    smaller = min(layer.in_features, layer.out_features)
-    if adapters.rank > smaller:
-        raise UserError(
-            f"adapters, rank: expected at most {smaller}, the smaller side of {name}.weight, got "
-            f"{adapters.rank}. Give a smaller rank."
-        )
-
-
-def _start(layer: AdaptedLinear, spread: float, name: str, seed: int) -> None:
-    """Fill an adapter with numbers of its own: equal for all precisions, and for other targets."""
-    if layer.weight.is_meta:
-        return
-    generator = torch_generator("adapters", name, seed)
-    bound = 1 / math.sqrt(layer.in_features)
-    first = torch.rand(layer.lora_A.weight.shape, generator=generator, dtype=torch.float64)
-    second = torch.randn(layer.lora_B.weight.shape, generator=generator, dtype=torch.float64)
-    with torch.no_grad():
-        layer.lora_A.weight.copy_(bound * (2 * first - 1))
-        layer.lora_B.weight.copy_(spread * second)

@@ -119,7 +119,15 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
                 "its training started from."
             )
     elif suffix in PYTORCH_SUFFIXES:
-        content = _read_pytorch(path)
+        # The trainers of MJP and DeiT save their settings beside the weights. These two classes are
+        # read as plain containers; every other class is refused, and nothing is executed.
+        allowed = [(_Settings, "yacs.config.CfgNode"), argparse.Namespace]
+        content = read_torch_file(path, CHECKPOINT, allowed)
+        if not isinstance(content, Mapping):
+            raise UserError(
+                f"{shown(path.name)}: expected a dictionary of tensors, got "
+                f"{shown(type(content).__name__, 60)}. Save model.state_dict(), not the model."
+            )
     else:
         raise UserError(
             f"Cannot read {shown(path.name)}: expected .safetensors, .pth or .pt, got "
@@ -215,19 +223,6 @@ def from_hub(repository: str) -> Path:
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     return CHECKPOINT.sha256(path)
-
-
-def _read_pytorch(path: Path) -> Mapping[Any, Any]:
-    # The trainers of MJP and DeiT save their settings beside the weights. These two classes are
-    # read as plain containers; every other class is refused, and nothing is executed.
-    allowed = [(_Settings, "yacs.config.CfgNode"), argparse.Namespace]
-    content = read_torch_file(path, CHECKPOINT, allowed)
-    if not isinstance(content, Mapping):
-        raise UserError(
-            f"{shown(path.name)}: expected a dictionary of tensors, got "
-            f"{shown(type(content).__name__, 60)}. Save model.state_dict(), not the model."
-        )
-    return content
 
 
 def download_timm(name: str) -> WeightFile:

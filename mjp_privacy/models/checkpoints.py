@@ -115,7 +115,16 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
     elif "dist_token" in state and "dist_pos_embed" not in state:
         fault = "holds 'dist_token' without a position of its own"  # as timm's, with two heads
     else:
-        fault = next(filter(None, (_misshapen(state, name) for name in SHAPED)), "")
+        fault = ""
+        for name, shape in ((n, tuple(state[n].shape)) for n in SHAPED if n in state):
+            if len(shape) != SHAPED[name] or not state[name].numel():
+                fault = (
+                    f"has {name!r} of shape {shape} in place of {SHAPED[name]} axes with numbers"
+                )
+            elif name == PATCHES and (shape[1] != COLOURS or shape[2] != shape[3]):
+                fault = f"embeds patches of {shape[2]}×{shape[3]} pixels in {shape[1]} colours"
+            if fault:
+                break
     if fault:
         raise UserError(
             f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
@@ -123,18 +132,6 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
             "distillation, MJP), in the layout of "
             f"{'; '.join(layout.title for layout in LAYOUTS)}."
         )
-
-
-def _misshapen(state: Mapping[str, Tensor], name: str) -> str:
-    """What is wrong with a tensor's shape; empty where nothing is."""
-    if name not in state:
-        return ""
-    shape = tuple(state[name].shape)
-    if len(shape) != SHAPED[name] or not state[name].numel():
-        return f"has {name!r} of shape {shape} in place of {SHAPED[name]} axes with numbers"
-    if name == PATCHES and (shape[1] != COLOURS or shape[2] != shape[3]):
-        return f"embeds patches of {shape[2]}×{shape[3]} pixels in {shape[1]} colours"
-    return ""
 
 
 # tables that a model reads otherwise --------------------------------------------------------------

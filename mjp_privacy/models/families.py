@@ -42,6 +42,7 @@ from mjp_privacy.models.mjp_vit import (
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import STATES, ModelSpec, overridden, stated
 from mjp_privacy.models.vit import Common
+from mjp_privacy.models.zoo import PIXELS, check_complete
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,5 @@ def _spec(
         )
     facts = {key: value for key, value in stated(file).items() if key in PICTURES}
     spec = overridden(replace(ModelSpec(f"custom {sizes.family}"), **facts), given)
-    if spec.mean is None or spec.std is None:
-        raise UserError(
-            f"{file.shown}: mean and std cannot be read off the checkpoint and are never guessed. "
-            "Expected mean=… and std=…, got none. Give them."
-        )
+    check_complete(spec, file.shown, PIXELS)
     return replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)

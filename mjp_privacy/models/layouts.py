@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -113,13 +112,9 @@ class Layout:
     norm_eps: float = 1e-6
     activation: str | None = "gelu"
 
-    @cached_property
-    def _sign(self) -> re.Pattern[str]:
-        return re.compile(self.sign)
-
     def signs(self, name: str) -> bool:
         """Whether one of its signs is the name, wrapped or not."""
-        return any(self._sign.fullmatch(form) for form in (name, unwrapped(name)))
+        return any(re.fullmatch(self.sign, form) for form in (name, unwrapped(name)))
 
     def to_own(self, tensors: Mapping[str, Tensor], *, axes: int = 0) -> dict[str, Tensor]:
         """The tensors under this package's names, in the shapes of its parameters.
@@ -143,7 +138,13 @@ class Layout:
                         f"{shown(place)!r}: expected the parameters of one model, got two. Leave "
                         "one of them out."
                     )
-                taken = _taken(rule, name, tensor)
+                try:
+                    taken = rule.take(tensor)
+                except (IndexError, RuntimeError) as error:  # without such rows or axes
+                    raise UserError(
+                        f"{shown(name)} has the shape {tuple(tensor.shape)}: expected one that "
+                        f"holds {rule.own!r}. Give the parameters of a whole Vision Transformer."
+                    ) from error
                 if rule.part is None:
                     own[target] = taken
                 else:
@@ -180,16 +181,6 @@ class Layout:
         bare = self._in_tower(name, towered)
         matches = ((rule, rule.pattern.fullmatch(bare or "")) for rule in self.rules)
         return [(rule, match.expand(rule.own)) for rule, match in matches if match]
-
-
-def _taken(rule: Rule, name: str, tensor: Tensor) -> Tensor:
-    try:
-        return rule.take(tensor)
-    except (IndexError, RuntimeError) as error:  # of a shape that has no such rows or axes
-        raise UserError(
-            f"{shown(name)} has the shape {tuple(tensor.shape)}: expected one that holds "
-            f"{rule.own!r}. Give the parameters of a whole Vision Transformer."
-        ) from error
 
 
 def _joined(parts: Sequence[Tensor], axes: int, target: str) -> Tensor:

@@ -49,8 +49,15 @@ class Renamed(nn.Module):
     def __init__(self, module: nn.Module, logits: Callable[[Any], Tensor]) -> None:
         super().__init__()
         kind = type(module).__name__
-        convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
-        projection = next(filter(_embeds_patches, convolutions), None)
+        projection: nn.Conv2d | None = None
+        stacks: list[nn.Module] = [nn.ModuleList()]  # layers of one kind, as a network's blocks are
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d) and part.in_channels == 3 and projection is None:
+                side, down = part.kernel_size
+                projection = part if part.stride == (side, side) and side == down > 1 else None
+            one_kind = len({type(child) for child in part.children()}) == 1
+            if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind:
+                stacks.append(part)
         if projection is None:
             raise NoPatches(
                 f"{kind}: expected patches that one convolution without overlap embeds, got none: "
@@ -73,7 +80,8 @@ class Renamed(nn.Module):
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
         _tell_size(self.patch_embed, math.isqrt(table[..., 0].numel()), patch)
-        self.blocks = max(filter(_is_stack, module.modules()), key=_size, default=nn.ModuleList())
+        sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in stacks]
+        self.blocks = stacks[sizes.index(max(sizes))]
         heads = [
             child
             for name, child in module.named_modules()
@@ -107,22 +115,6 @@ def _tell_size(patch_embed: Any, grid: int, patch: int) -> None:
     """Write onto a patch embedding, as timm's have it, for which pictures it is."""
     patch_embed.img_size = (grid * patch, grid * patch)
     patch_embed.num_patches = grid**2
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Whether it holds layers of one kind, as a network's blocks are."""
-    kinds = {type(child) for child in module.children()}
-    return isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _embeds_patches(convolution: nn.Conv2d) -> bool:
-    side, down = convolution.kernel_size
-    whole = convolution.kernel_size == convolution.stride
-    return convolution.in_channels == 3 and whole and side == down > 1
 
 
 # a table that is stretched to the pictures --------------------------------------------------------

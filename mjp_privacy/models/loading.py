@@ -48,18 +48,17 @@ from mjp_privacy.models.spec import (
     overridden,
     stated,
 )
-from mjp_privacy.models.timm_networks import load_timm, random_timm, states_timm
+from mjp_privacy.models.timm_networks import STATED, load_timm, random_timm
 from mjp_privacy.models.zoo import (
+    NEEDED,
+    check_complete,
     check_timm_name,
-    declared_normalisation,
     is_timm_network,
     spec_by_name,
     timm_spec,
 )
 
 RANDOM = "random"
-NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
 COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
 """What a model's name states and a file's tensors show, with the word for it."""
 MADE_UP: Mapping[str, Any] = {
@@ -180,7 +179,10 @@ def _model(
     check_choice("unknown_init", unknown_init, UnknownInit)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
         raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
-    outline, network = made_up is not None, _timm_network(name, checkpoint)
+    outline, place = made_up is not None, str(checkpoint)
+    network = name or (place.removeprefix(TIMM_PREFIX) if place.startswith(TIMM_PREFIX) else None)
+    if network is not None and not is_timm_network(network):
+        network = None  # a plain ViT
     if network is None:
         spec, source = _asked_for(name, checkpoint, overrides)
     else:
@@ -212,21 +214,12 @@ def _model(
     return with_card(model, spec, report)
 
 
-def _timm_network(name: str | None, checkpoint: str | Path | None) -> str | None:
-    """The network of timm's that is asked for by its name or as `timm:NAME`; None where that is a
-    plain ViT, or a file says what it holds."""
-    source = str(checkpoint)
-    asked = source.removeprefix(TIMM_PREFIX) if source.startswith(TIMM_PREFIX) else None
-    wanted = name or asked
-    return wanted if wanted is not None and is_timm_network(wanted) else None
-
-
 def _in_file(
     file: WeightFile, name: str | None, overrides: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, Any]] | None:
     """The name and the fields of the network of timm's that a file, or timm's config.json beside
     it, says it holds; None for a plain ViT."""
-    if states_timm(file):
+    if STATED in file.metadata:
         return name, overrides
     beside = timm_beside(file.path)
     if beside is None:
@@ -310,24 +303,6 @@ def _outlined(
     shapes = {name: tensor.to("meta") for name, tensor in state.items()}
     load_into(outline, shapes, file, unknown_init=unknown_init)
     return spec, outline
-
-
-def check_complete(spec: ModelSpec, source: str) -> None:
-    """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
-    needed = (*NEEDED, "mean", "std", "activation")
-    missing = [key for key in needed if getattr(spec, key) is None]
-    if not missing:
-        return
-    options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-    declared = declared_normalisation(spec.name)
-    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
-    raise UserError(
-        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
-        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
-        "or in the model's part of the config"
-        + (f", or to `mjp attack` as {options}." if options else ".")
-        + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
-    )
 
 
 # the network --------------------------------------------------------------------------------------

@@ -68,8 +68,9 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     number = weights.sum(-2, keepdim=True)
     mean = (embeddings * weights).sum(-2, keepdim=True) / number.clamp(min=1)
     centred = torch.where(number > 2, (embeddings - mean) * weights, 0.0)
-    start = _fixed_start(embeddings.shape[-1]).to(embeddings)
-    basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
+    rng = random.Random(0)  # Python's, because under vmap torch draws anew for every sample
+    start = [[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(embeddings.shape[-1])]
+    basis = torch.linalg.qr(centred.mT @ (centred @ torch.tensor(start).to(embeddings))).Q
     for _ in range(PCA_ITERATIONS):
         basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
     projected = centred @ basis
@@ -77,15 +78,6 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     directions = basis @ rotation
     largest = directions.gather(-2, directions.abs().argmax(-2, keepdim=True))
     return torch.where(number > 2, directions * largest.sign(), 0.0)
-
-
-def _fixed_start(dim: int) -> Tensor:
-    """(dim, 2) Gaussian numbers, always the same.
-
-    They come from Python's generator, because under vmap torch draws new ones for every sample.
-    """
-    rng = random.Random(0)
-    return torch.tensor([[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(dim)])
 
 
 def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +18,17 @@ from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live_networks import NoPatches, of_live
-from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
+from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
-from mjp_privacy.models.sizes import ACTIVATIONS, Activation
+from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
+from mjp_privacy.models.vit import ACTIVATION_LAYERS
+from mjp_privacy.models.zoo import check_complete
 
 HEADS = ("num_heads", "num_attention_heads")
 INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
 PROBE = torch.linspace(-4, 4, 33)
-FORMULAS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": nn.functional.gelu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "relu": nn.functional.relu,
-}
 TOLERANCE = 1e-4  # of the largest output
 TINY = 1e-12
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
@@ -70,9 +66,15 @@ def load_module(
     module = tower if isinstance(tower, nn.Module) else module
     given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
-        loaded = cast(LoadedModel, module)
-        _check_card(loaded, {**given, "img_size": img_size})
-        return loaded
+        card, facts = module.card, {**given, "img_size": img_size}
+        asked = overridden(ModelSpec(card.name), facts)
+        for key, value in facts.items():
+            if value is not None and getattr(asked, key) != getattr(card, key):
+                raise UserError(
+                    f"{key}: expected that of the model's card, {getattr(card, key)}, got {value}. "
+                    f"Leave it out, or load the model with {key}=… as the client made its pictures."
+                )
+        return cast(LoadedModel, module)
     try:
         plain = _plain_copy(module, given, num_heads)
         if img_size in (None, plain.card.img_size):
@@ -174,8 +176,8 @@ def _activation(owners: Sequence[nn.Module]) -> Activation | None:
         except Exception:  # a part of another kind, which takes something else than one tensor
             continue
         if isinstance(values, Tensor) and values.shape == PROBE.shape:
-            for name in ACTIVATIONS:
-                if torch.allclose(values, FORMULAS[name](PROBE), atol=1e-6):
+            for name, layer in ACTIVATION_LAYERS.items():
+                if torch.allclose(values, layer()(PROBE), atol=1e-6):
                     return name
     return None
 
@@ -204,18 +206,6 @@ def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
             return tuple(config[key])
     stated = getattr(module, f"image_{key}", None)
     return tuple(stated) if stated else None
-
-
-def _check_card(model: LoadedModel, given: Mapping[str, Any]) -> None:
-    """Raise where a fact differs from that with which the model was loaded."""
-    asked = overridden(ModelSpec(model.card.name), given)
-    for key, value in given.items():
-        own = getattr(model.card, key)
-        if value is not None and getattr(asked, key) != own:
-            raise UserError(
-                f"{key}: expected that of the model's card, {own}, got {value}. Leave it out, or "
-                f"load the model with {key}=… as the client made its pictures."
-            )
 
 
 # whether the copy computes the same ---------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -60,7 +60,6 @@ def check_parameters(
 
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "relu"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 PLAIN_EPS = 1e-6
 
 

@@ -32,19 +32,16 @@ def _channels(least: float) -> BeforeValidator:
     def checked(value: Any) -> tuple[float, ...] | None:
         listed = value.tolist() if hasattr(value, "tolist") else value
         numbers = [listed] * CHANNELS if isinstance(listed, int | float) else listed
-        whole = isinstance(numbers, list | tuple) and len(numbers) == CHANNELS
-        if value is None or (
-            whole and all(_is_number(n) and least <= n <= LARGEST for n in numbers)
-        ):
-            return None if value is None else tuple(map(float, numbers))
+        if value is None:
+            return None
+        if isinstance(numbers, list | tuple) and len(numbers) == CHANNELS:
+            real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+            if real and all(least <= number <= LARGEST for number in numbers):
+                return tuple(map(float, numbers))
         what = f"one number or three, one per channel, from {least} to {LARGEST}"
         raise PydanticCustomError("channels", f"Input should be {what}: of pixels from 0 to 1")
 
     return BeforeValidator(checked)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 Mean = Annotated[tuple[float, ...] | None, _channels(-LARGEST)]

@@ -112,23 +112,19 @@ def save_tensors(
 
     def write(temporary: Path) -> None:
         save_file(apart, temporary, {**metadata, **({DIGEST_KEY: BLANK_DIGEST} if digest else {})})
-        _sort_metadata(temporary)
+        # The library's order of the metadata changes from process to process. The header keeps its
+        # length, as spaces behind it are allowed.
+        with temporary.open("r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            if "__metadata__" in header:
+                header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+            assert len(text) <= length, "the same header, written as compactly, is no longer"
+            file.seek(8)
+            file.write(text.ljust(length))
 
     (write_with_digest if digest else write_atomically)(path, write)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Rewrite the header in place, for the library's order of the metadata changes from process to
-    process; it keeps its length, as spaces behind it are allowed."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        if "__metadata__" in header:
-            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= length, "the same header, written as compactly, is no longer"
-        file.seek(8)
-        file.write(text.ljust(length))
 
 
 # digests -----------------------------------------------------------------------------------------

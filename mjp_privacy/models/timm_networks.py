@@ -38,7 +38,7 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, Common, input_of, start_
-from mjp_privacy.models.zoo import timm_spec
+from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
 
 CHANNELS = 3
 STATED = "timm"
@@ -244,11 +244,6 @@ def check_equation(network: TimmNetwork) -> None:
 # from a name or a file to a network ---------------------------------------------------------------
 
 
-def states_timm(file: WeightFile) -> bool:
-    """Whether a file says that it holds a network of timm's."""
-    return STATED in file.metadata
-
-
 def random_timm(
     name: str,
     given: Mapping[str, Any],
@@ -309,7 +304,7 @@ def load_timm(
     made_up       as in `random_timm`
     """
     stated: dict[str, Any] = {}
-    if states_timm(file):
+    if STATED in file.metadata:
         content = json_value(file.metadata[STATED], file.path, STATES)
         stated = dict(content) if isinstance(content, Mapping) else {}
     import timm  # two seconds, which only these networks cost
@@ -384,13 +379,8 @@ def _spec(
         spec = ModelSpec(name, img_size=spec.img_size, num_classes=spec.num_classes)
     classes = spec.num_classes or None  # timm declares 0 for what was trained without any
     spec = filled(overridden(replace(spec, num_classes=classes), asked), made_up or {})
-    missing = [key for key in ("img_size", "num_classes", "mean", "std") if not getattr(spec, key)]
-    if missing:
-        raise UserError(
-            f"{name}: {', '.join(missing)} cannot be read off timm's name and are never guessed. "
-            f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to "
-            "load_model or in the model's part of the config."
-        )
+    stated = replace(spec, num_classes=spec.num_classes or None)
+    check_complete(stated, name, ("img_size", "num_classes", *PIXELS))
     return spec
 
 

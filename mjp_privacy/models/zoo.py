@@ -154,6 +154,30 @@ def _plain_timm_names() -> list[str]:
     return [name for name in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(name)]
 
 
+NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+PIXELS = ("mean", "std")
+OPTIONS = ("img_size", "num_heads", *PIXELS)  # that `mjp attack` has, for one's own model
+
+
+def check_complete(
+    spec: ModelSpec, source: str, needed: Sequence[str] = (*NEEDED, *PIXELS, "activation")
+) -> None:
+    """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
+    missing = [key for key in needed if getattr(spec, key) is None]
+    if not missing:
+        return
+    options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
+    declared = declared_normalisation(spec.name)
+    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
+    raise UserError(
+        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
+        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
+        "or in the model's part of the config"
+        + (f", or to `mjp attack` as {options}." if options else ".")
+        + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
+    )
+
+
 # checkpoints of a command line --------------------------------------------------------------------
 
 MOST_LETTERS = 100

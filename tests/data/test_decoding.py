@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import struct
 from contextlib import suppress
@@ -20,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile
 from mjp_privacy.data import ImageError, decoding
 from mjp_privacy.data.decoding import decode_image, decoded, header
 
-RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
 
 def encode(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -59,28 +58,22 @@ def test_rgb_is_what_pillow_reads(kind: str) -> None:
         assert np.array_equal(pixels(content), np.asarray(noise()))
 
 
-def test_grey_one_bit_and_transparent_pixels() -> None:
+def test_grey_one_bit_transparent_and_palette_pixels() -> None:
     assert row(of_row("L", 7, 9)) == [(7,) * 3, (9,) * 3]
     assert row(of_row("1", 0, 1)) == [(0,) * 3, WHITE]
     assert row(of_row("LA", (40, 255), (40, 0))) == [(40,) * 3, WHITE]
-    assert row(of_row("RGB", RED, GREEN), transparency=RED) == [WHITE, GREEN]
+    assert row(of_row("RGB", RED, BLUE), transparency=RED) == [WHITE, BLUE]
     colours = of_row("RGBA", (10, 20, 30, 255), (10, 20, 30, 0), (0, 100, 200, 51))
     assert row(colours) == [(10, 20, 30), WHITE, (204, 224, 244)]  # 255 · 0.8 + value · 0.2
-
-
-def test_palettes() -> None:
-    palette = of_row("P", 0, 0, 1, 1)
+    palette = of_row("P", 0, 1)
     palette.putpalette([*RED, *BLUE])
-    assert row(palette) == [RED, RED, BLUE, BLUE]
+    assert row(palette) == [RED, BLUE]
     for kind in ("PNG", "GIF"):
-        assert row(palette, kind, transparency=0) == [WHITE, WHITE, BLUE, BLUE]
-    assert row(palette, transparency=b"\x80\xff") == [(255, 127, 127)] * 2 + [BLUE] * 2
-
-
-@pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
-def test_cmyk(kind: str) -> None:
-    picture = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
-    assert np.abs(pixels(encode(picture, kind)).astype(int) - np.array(RED)).max() <= 2
+        assert row(palette, kind, transparency=0) == [WHITE, BLUE]
+    assert row(palette, transparency=b"\x80\xff") == [(255, 127, 127), BLUE]
+    for kind in ("TIFF", "JPEG"):
+        cmyk = pixels(encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), kind))
+        assert np.abs(cmyk.astype(int) - np.array(RED)).max() <= 2
 
 
 def test_16_bit_grey_is_scaled_not_clipped_in_both_byte_orders() -> None:
@@ -107,13 +100,9 @@ def test_exif_orientation_is_applied_and_told(kind: str, orientation: int) -> No
     numbers, turn, _ = decoded(grey, labels=True)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(grey)))
     assert (np.array(numbers).tolist(), turn) == (np.asarray(upright).tolist(), orientation)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("exif", [b"nonsense", b"MM\x00*", b"MM|*\x00\x00\x00\x08\x00"])
-def test_nonsense_in_exif_is_no_orientation(kind: str, exif: bytes) -> None:
-    content = encode(noise(), kind, exif=b"Exif\x00\x00" + exif)
-    assert pixels(content).shape == (8, 12, 3)
+    for nonsense in (b"nonsense", b"MM\x00*", b"MM|*\x00\x00\x00\x08\x00"):
+        content = encode(noise(), "PNG", exif=b"Exif\x00\x00" + nonsense)
+        assert pixels(content).shape == (8, 12, 3)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "P"])
@@ -129,12 +118,12 @@ def test_large_pictures_are_converted_in_strips(mode: str, monkeypatch: pytest.M
     assert np.array_equal(pixels(content), whole)
 
 
-# refusals ---------------------------------------------------------------------------------------
+# refusals -----------------------------------------------------------------------------------------
 
 
-def reason(content: bytes, **options: int) -> str:
+def reason(content: bytes, **options: Any) -> str:
     with pytest.raises(ImageError) as caught:
-        decode_image(content, **options)
+        decoded(content, **options)
     assert "\n" not in caught.value.reason
     return caught.value.reason
 
@@ -147,46 +136,37 @@ def damaged() -> bytes:
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF"
 RGB16 = Image.new("RGB", (16, 16), "red")
-REFUSED: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "0 bytes"),
-    "text": (b"not an image", "Pillow"),
-    "checksum": (damaged(), "decoded"),
-    "float": (encode(Image.new("F", (4, 4), 0.5), "TIFF"), "8 bits"),
-    "32 bits": (encode(Image.new("I", (4, 4), 70000), "TIFF"), "8 bits"),
-    "narrow": (encode(Image.new("L", (500, 4))), "500×4"),
-    "PostScript": (POSTSCRIPT, "Pillow"),  # a program
-    **{kind: (encode(RGB16, kind), "Pillow") for kind in ("DDS", "TGA", "ICO", "PCX", "SGI")},
+REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
+    "nothing": (b"", {}, "0 bytes"),
+    "text": (b"not an image", {}, "Pillow"),
+    "checksum": (damaged(), {}, "decoded"),
+    "float": (encode(Image.new("F", (4, 4), 0.5), "TIFF"), {}, "8 bits"),
+    "32 bits": (encode(Image.new("I", (4, 4), 70000), "TIFF"), {}, "8 bits"),
+    "narrow": (encode(Image.new("L", (500, 4))), {}, "500×4"),
+    "PostScript": (POSTSCRIPT, {}, "Pillow"),  # a program
+    "too small for a patch": (encode(noise(40, 15)), {"min_side": 16}, "15 px"),
+    "no map of labels": (encode(noise()), {"labels": True}, "RGB"),
+    **{kind: (encode(RGB16, kind), {}, "Pillow") for kind in ("DDS", "TGA", "ICO", "PCX", "SGI")},
 }
 """Only formats of photographs are opened: a texture once took a whole folder with it."""
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_file_that_is_refused_says_why(kind: str) -> None:
-    content, said = REFUSED[kind]
-    assert said in reason(content)
+    content, options, said = REFUSED[kind]
+    assert said in reason(content, **options)
 
 
-@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None])
-def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header that announces 10^10 pixels; also where a program lifted Pillow's limit."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert "too many pixels" in reason(b"P6 100000 100000 255\n" + bytes(100))
-
-
-def test_the_short_side_of_a_patch_and_maps_of_labels() -> None:
-    content = encode(noise(40, 15))
-    assert "15 px" in reason(content, min_side=16)
-    assert decode_image(content, min_side=15).size == (40, 15)
-    with pytest.raises(ImageError, match="RGB"):
-        decoded(content, labels=True)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
-def test_truncated_files(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a library, as breaching does, made Pillow fill the missing part with grey."""
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    content = encode(noise(64, 64), kind)
-    assert reason(content[: len(content) // 2])
+def test_limits_of_pillow_that_another_library_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header that announces 10^10 pixels, and files of which one half is missing."""
+    bomb = b"P6 100000 100000 255\n" + bytes(100)
+    assert "too many pixels" in reason(bomb)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as breaching does
+    assert "too many pixels" in reason(bomb)
+    for kind in ("PNG", "JPEG", "WEBP", "BMP"):
+        content = encode(noise(64, 64), kind)
+        assert reason(content[: len(content) // 2])
 
 
 class Panic(BaseException):
@@ -195,10 +175,9 @@ class Panic(BaseException):
 
 Panic.__name__ = "PanicException"
 RAISED = [
-    *(ZeroDivisionError("division by zero"), RecursionError("maximum recursion depth exceeded")),
-    *(struct.error("unpack requires a buffer"), AssertionError(), AttributeError("no such thing")),
-    *(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), Panic("index out of bounds")),
-    MemoryError(),
+    *(RecursionError("maximum recursion depth exceeded"), struct.error("unpack needs a buffer")),
+    *(AssertionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")),
+    *(Panic("index out of bounds"), MemoryError()),
 ]
 
 
@@ -221,10 +200,8 @@ def test_a_damaged_tiff_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]
     picture = Image.fromarray(bits).convert("1")
     content = bytearray(encode(picture, "TIFF", compression="group4"))
     content[20:120] = bytes(100)
-    try:
+    with suppress(ImageError):
         decode_image(bytes(content))
-    except ImageError:
-        logging.getLogger(__name__).info("refused")
     os.write(2, b"still open")
     assert capfd.readouterr().err == "still open"
 

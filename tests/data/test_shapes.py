@@ -15,7 +15,7 @@ def command(*words: object) -> int:
 
 
 def test_the_layout_is_ade20ks_and_a_seed_is_a_set(tmp_path: Path) -> None:
-    for name, seed in (("one", 3), ("same", 3), ("other", 4)):
+    for name, seed in (("one", 3), ("same", 3), ("other", 4), ("one", 3)):
         assert command("--shapes", 8, "--seed", seed, "--out", tmp_path / name) == 0
     sets = [splits_of(tmp_path / name, 6, "--data") for name in ("one", "same", "other")]
     assert [len(sets[0][split]) for split in ("training", "validation")] == [8, 2]
@@ -23,19 +23,16 @@ def test_the_layout_is_ade20ks_and_a_seed_is_a_set(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
     picture, labels = sets[0]["validation"].read(1)
     assert picture.size == labels.shape[::-1]
-    assert command("--shapes", 8, "--seed", 3, "--out", tmp_path / "one") == 0
 
 
 def test_every_class_occurs_and_discs_differ_only_by_where_they_are() -> None:
     """Outlines have no label; a disc's class is that of the ground below its centre."""
     sets = [drawn(seed) for seed in range(150)]
-    labels = [labels for _, labels in sets]
-    present = np.unique(np.concatenate([one.ravel() for one in labels]))
-    assert present.tolist() == list(range(len(CLASSES) + 1))
-    for one in labels:
+    for _, one in sets:
         assert (one[0] != GROUND).all()
         assert (one[-1] != SKY).all()
-    shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for one in labels], 0)
+    shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for _, one in sets], 0)
+    assert len(shares) == len(CLASSES) + 1
     assert 0.02 < shares[0] < 0.2
     assert shares[1:].min() > 0.01
     high, low = (

@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.comparisons import (
-    FLIPS,
-    MOST_FLIPPED,
-    holm,
-    paired_test,
-    sign_flip_test,
-    signed_ranks,
-    wilcoxon_p,
-)
-from mjp_privacy.metrics.resampling import far_larger
+from mjp_privacy.metrics.comparisons import FLIPS, MOST_FLIPPED, holm, paired_test, sign_flip_test
 from mjp_privacy.metrics.statistics import bootstrap_interval
 
 Floats = NDArray[np.float64]
@@ -30,10 +21,7 @@ def with_ties(seed: int, n: int, shift: float = 0.3) -> Floats:
     return np.round(2 * np.random.default_rng(seed).normal(shift, 1.2, n)) / 2
 
 
-# Wilcoxon -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [3, 12, 35, 50, 90])
+@pytest.mark.parametrize("n", [3, 35, 50, 90])
 def test_wilcoxon_is_scipys(n: int) -> None:
     """Exact up to 50 pairs, normal beyond; ties as they are, zeros by Pratt's rule."""
     differences = np.random.default_rng(n).normal(0.3, 1.0, n)
@@ -43,37 +31,28 @@ def test_wilcoxon_is_scipys(n: int) -> None:
     tied = with_ties(n, 120)
     assert (tied == 0).sum() > 5
     how = {"zero_method": "pratt", "method": "approx", "correction": False}
-    expected = scipy.stats.wilcoxon(tied, **how).pvalue
-    assert paired_test(tied, np.zeros(120)).p == pytest.approx(expected, rel=1e-9)
+    test, expected = paired_test(tied, np.zeros(120)), scipy.stats.wilcoxon(tied, **how).pvalue
+    assert test.p == pytest.approx(expected, rel=1e-9)
+    # zsplit gives half of the zeros' ranks to each side, so they cancel in the effect
+    how = {"zero_method": "zsplit", "alternative": "greater", "method": "approx"}
+    above, total = scipy.stats.wilcoxon(tied, **how).statistic, 120 * 121 / 2
+    assert test.effect == pytest.approx((2 * above - total) / total)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_few_pairs_with_ties_and_zeros_against_every_choice_of_signs(seed: int) -> None:
     differences = with_ties(seed, 9)
+    test = paired_test(differences, np.zeros(9))
     size = scipy.stats.rankdata(np.abs(differences))[differences != 0]
     observed = size[differences[differences != 0] > 0].sum()
     sums = [np.dot(size, choice) for choice in product((0, 1), repeat=len(size))]
     tails = np.mean(np.array(sums) <= observed), np.mean(np.array(sums) >= observed)
-    expected = min(1.0, 2 * min(tails))
-    assert wilcoxon_p(signed_ranks(differences)) == pytest.approx(expected, rel=1e-12)
+    assert test.p == pytest.approx(min(1.0, 2 * min(tails)), rel=1e-12)
     known = scipy.stats.permutation_test(
         (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
     ).pvalue
-    p, smallest = sign_flip_test(differences)
-    assert p == pytest.approx(known, rel=1e-9)
-    assert smallest == 2 / 2 ** int((differences != 0).sum())
-
-
-def test_effect_follows_from_scipys_rank_sums() -> None:
-    """zsplit gives half of the zeros' ranks to each side, so they cancel in the effect."""
-    differences = with_ties(0, 60)
-    how = {"zero_method": "zsplit", "alternative": "greater", "method": "approx"}
-    above, total = scipy.stats.wilcoxon(differences, **how).statistic, 60 * 61 / 2
-    effect = paired_test(differences, np.zeros(60)).effect
-    assert effect == pytest.approx((2 * above - total) / total)
-
-
-# sign flips ---------------------------------------------------------------------------------------
+    assert test.p_flips == pytest.approx(known, rel=1e-9)
+    assert test.smallest_p_flips == 2 / 2 ** int((differences != 0).sum())
 
 
 def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
@@ -86,32 +65,18 @@ def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
     assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
     assert smallest == 1 / (FLIPS + 1)
     assert sign_flip_test(differences) == (p, smallest)  # the same flips each time
-
-
-def test_sign_flips_of_very_many_pairs_agree_with_drawn_ones() -> None:
-    differences = np.random.default_rng(5).normal(0.03, 1, MOST_FLIPPED)
-    drawn, _ = sign_flip_test(differences)
-    found, smallest = sign_flip_test(np.append(differences, 1e-9))  # one more: nothing is drawn
+    very_many = np.random.default_rng(5).normal(0.03, 1, MOST_FLIPPED)
+    drawn, _ = sign_flip_test(very_many)
+    found, smallest = sign_flip_test(np.append(very_many, 1e-9))  # one more: nothing is drawn
     assert found == pytest.approx(drawn, abs=0.01)
     assert smallest == 0
-
-
-@pytest.mark.parametrize("large", [3, 5])
-def test_sign_flips_of_few_large_differences_are_drawn(large: int) -> None:
-    """All large ones have the same sign in 2 of 2**large choices; in half of these the small ones,
-    which add up to nothing as observed, carry the sum further out."""
-    rounding = np.random.default_rng(0).normal(0, 1e-6, 6000)
-    small = rounding - rounding.mean()
-    p, least = sign_flip_test(np.concatenate([np.full(large, 25.0), small]))
-    assert p == pytest.approx(1 / 2**large, rel=0.1)
-    assert least > 0
+    assert sign_flip_test(np.zeros(3)) == (1.0, 1.0)
 
 
 def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
     """p of 6,000 pairs whose tails are long, beside 15,000 choices of all of their signs."""
     chance = np.random.default_rng(7)
     moved = chance.standard_t(1.2, MOST_FLIPPED + 1000)
-    assert 0 < far_larger(moved).sum() < 150
     moved += 0.5 * np.abs(moved).max() / len(moved)
     bits = (chance.integers(0, 256, (500, len(moved) // 8), dtype=np.uint8) for _ in range(30))
     ups = np.concatenate([np.unpackbits(some, axis=1).astype(float) @ moved for some in bits])
@@ -119,17 +84,7 @@ def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
     p, least = sign_flip_test(moved)
     assert 0.05 < every < 0.95
     assert p == pytest.approx(every, abs=0.02)
-    assert least == 1 / 10_001
-
-
-def test_chance_alone_is_seldom_significant() -> None:
-    samples = np.random.default_rng(0).normal(0.0, 1.0, (400, 14))
-    tests = [paired_test(sample, np.zeros(14)) for sample in samples]
-    for ps in ([test.p for test in tests], [test.p_flips for test in tests]):
-        assert 0.02 <= np.mean(np.array(ps) <= 0.05) <= 0.08
-
-
-# whole comparisons --------------------------------------------------------------------------------
+    assert least == 1 / (FLIPS + 1)
 
 
 def test_figures_by_hand() -> None:
@@ -141,41 +96,25 @@ def test_figures_by_hand() -> None:
     exact = paired_test([math.inf, math.inf, 130.0, 20.0], [math.inf, 104.0, math.inf, 18.0])
     assert (exact.n, exact.differing, exact.mean, exact.median) == (4, 1, 0.5, 0.0)
     assert (exact.p, exact.p_flips) == (1.0, 1.0)
+    nothing = paired_test([], [], groups=[])
+    assert (nothing.images, nothing.n) == (0, 0)
+    assert all(map(math.isnan, (nothing.mean, nothing.median, nothing.p, nothing.p_flips)))
+    for first, second, more in (([1.0, math.nan], [1.0, 2.0], None), ([1.0], [2.0], ["a", "b"])):
+        with pytest.raises(ValueError, match=r"finite|image"):
+            paired_test(first, second, groups=more)
 
 
 def test_crops_are_averaged_by_photograph_and_the_mean_is_over_images() -> None:
     generator = np.random.default_rng(3)
     first, second = generator.normal(20, 4, 24), generator.normal(18, 4, 24)
     groups = [f"photo {i % 7}" for i in range(24)]
-    blocks = [(first - second)[i::7] for i in range(7)]
     grouped = paired_test(first, second, groups=groups)
-    alone = paired_test([block.mean() for block in blocks], np.zeros(7))
+    alone = paired_test([(first - second)[i::7].mean() for i in range(7)], np.zeros(7))
     assert (grouped.images, grouped.n) == (24, 7)
     for name in ("median", "effect", "p", "p_flips", "smallest_p_flips"):
         assert getattr(grouped, name) == pytest.approx(getattr(alone, name)), name
     assert grouped.mean == pytest.approx(first.mean() - second.mean())
-    means = [
-        np.concatenate([blocks[i] for i in generator.integers(0, 7, 7)]).mean() for _ in range(8000)
-    ]
-    low, high = np.quantile(means, [0.025, 0.975])
-    assert (grouped.low, grouped.high) == pytest.approx((low, high), abs=0.3)
-
-
-def test_no_pairs_have_no_figures_and_missing_ones_are_our_own_mistake() -> None:
-    for groups in (None, []):
-        test = paired_test([], [], groups=groups)
-        assert (test.images, test.n) == (0, 0)
-        assert all(map(math.isnan, (test.mean, test.median, test.p, test.p_flips)))
-    for first, second, more in (
-        ([1.0, math.nan], [1.0, 2.0], None),
-        ([1.0], [1.0, 2.0], None),
-        ([1.0], [2.0], ["a", "b"]),
-    ):
-        with pytest.raises(ValueError, match=r"finite|image"):
-            paired_test(first, second, groups=more)
-
-
-# Holm ---------------------------------------------------------------------------------------------
+    assert (grouped.low, grouped.high) == bootstrap_interval(first - second, groups)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.001, 0.5))
@@ -189,9 +128,7 @@ def test_holm_rejects_what_its_steps_reject(p_values: list[float], alpha: float)
     assert {at for at, p in enumerate(holm(p_values)) if p <= alpha} == rejected
 
 
-def test_holm_by_hand_leaves_missing_tests_out_of_the_count() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert (holm([0.5, 0.9]), holm([])) == ([1.0, 1.0], [])
-    adjusted = holm([0.01, math.nan, 0.02])
-    assert math.isnan(adjusted[1])
-    assert (adjusted[0], adjusted[2]) == (0.02, 0.02)
+def test_holm_leaves_missing_tests_out_of_the_count() -> None:
+    first, missing, last = holm([0.01, math.nan, 0.02])
+    assert (first, last) == (0.02, 0.02)
+    assert math.isnan(missing)

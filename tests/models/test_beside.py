@@ -67,20 +67,15 @@ OLD = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
+"""Parts of parameters' names in transformers 4, as files on its hub have them."""
 
 
-def old_name(name: str) -> str:
-    """A parameter's name in transformers 4, as files on its hub have it."""
-    for new, old in OLD.items():
-        name = name.replace(new, old)
-    return name
-
-
-@pytest.mark.parametrize("names", ["old", "new"])
-def test_transformers_vit(tmp_path: Path, names: str) -> None:
-    module = randomised(SOURCES["ViT"].build())
-    state = {(old_name(n) if names == "old" else n): t for n, t in module.state_dict().items()}
-    assert any("attention.attention.query" in n for n in state) == (names == "old")
+def test_transformers_vit_under_old_names(tmp_path: Path) -> None:
+    module, state = randomised(SOURCES["ViT"].build()), {}
+    for name, tensor in module.state_dict().items():
+        for new, old in OLD.items():
+            name = name.replace(new, old)
+        state[name] = tensor
     beside = {"config": VIT, "preprocessor_config": PICTURES}
     model = load_model(checkpoint=folder(tmp_path, state, "pytorch_model.bin", **beside))
     assert_same(model, lambda x: module(x).logits)
@@ -102,23 +97,21 @@ def test_what_transformers_itself_saves(tmp_path: Path, kind: str) -> None:
     assert model.card.mean == tuple(MEAN)
 
 
-def test_open_clip(tmp_path: Path) -> None:
+def test_open_clip_whose_activation_is_not_guessed(tmp_path: Path) -> None:
     module: Any = randomised(open_clip_model())
     name = "open_clip_model.safetensors"
     model = load_model(checkpoint=folder(tmp_path, module, name, open_clip_config=OPEN_CLIP))
     assert_same(model, module.encode_image)
     assert model.card.architecture.endswith("no head bias, eps 1e-05, quick_gelu")
     assert (model.card.mean, model.card.activation) == (tuple(MEAN), "quick_gelu")
-
-
-def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
-    module = randomised(open_clip_tower())
-    place = folder(tmp_path, module, "open_clip_pytorch_model.bin")
+    tower, silent = randomised(open_clip_tower()), tmp_path / "silent"
+    silent.mkdir()
+    folder(silent, tower, "open_clip_pytorch_model.bin")
     with pytest.raises(UserError, match="activation=…"):
-        load_model(checkpoint=place, **GIVEN)
-    assert_same(load_model(checkpoint=place, activation="gelu", **GIVEN), module)
+        load_model(checkpoint=silent, **GIVEN)
+    assert_same(load_model(checkpoint=silent, activation="gelu", **GIVEN), tower)
     with pytest.raises(UserError, match="gellu"):
-        load_model(checkpoint=place, activation="gellu", **GIVEN)
+        load_model(checkpoint=silent, activation="gellu", **GIVEN)
 
 
 def test_timm(tmp_path: Path) -> None:
@@ -133,11 +126,8 @@ def test_timm(tmp_path: Path) -> None:
     save_file(module.state_dict(), tmp_path / "model.safetensors", own)
     card = load_model(checkpoint=place, std=1.0).card  # user, then metadata, then JSON
     assert (card.mean, card.std, card.resize) == ((0.5,) * 3, (1.0,) * 3, 40)
-    other = {"seed": 1, "mean": 7}  # of another program: left alone
-    (place / "config.json").write_text(json.dumps(other))
+    (place / "config.json").write_text('{"seed": 1, "mean": 7}')  # another program's: left alone
     assert load_model(checkpoint=place, num_heads=3, std=0.5).card.mean == (0.5,) * 3
-    with pytest.raises(UserError, match="num_heads"):
-        load_model(checkpoint=place)
 
 
 def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
@@ -150,8 +140,6 @@ def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
     assert model.card.checkpoint.layout == "torchvision"
     outline = load_model("vit_b_32", checkpoint="random", num_classes=3, mean=0.5, std=0.5)
     assert outline.card.architecture == "vit d768 l12 h12 p32@224"
-    with pytest.raises(UserError, match="mean, std"):
-        load_model("vit_h_14", checkpoint="random", num_classes=3)
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -160,15 +148,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("config", {**VIT, "hidden_act": "silu"}, "hidden_act.*'silu'"),
     ("config", {**VIT, "hidden_size": 768}, "width 96.*width 768"),
     ("config", {"num_attention_heads": "4"}, "num_attention_heads.*'4'"),
-    ("config", {"hidden_size": [96]}, r"hidden_size.*\[96\]"),
     ("config", {"hidden_size": 10**9}, "hidden_size.*16384"),
     ("config", {"layer_norm_eps": -1e-6}, "layer_norm_eps.*-1e-06"),
-    ("config", {"hidden_act": 3}, "hidden_act.*3"),
     ("config", {"vision_config": 3}, "num_heads"),
     ("preprocessor_config", {"image_mean": "x"}, "preprocessor_config.json.*image_mean.*'x'"),
     ("preprocessor_config", {"resample": "bicubic"}, "resample.*'bicubic'"),
     ("preprocessor_config", {"size": {"height": True}}, "size.*True"),
-    ("preprocessor_config", {"size": {"height": 0}}, "size.*0"),
     ("preprocessor_config", {}, "mean, std"),
 ]
 

@@ -49,26 +49,7 @@ def test_one_name_tells_the_layout(layout: str, name: str) -> None:
     assert recognised([name]).name == layout
 
 
-SHAPES: list[tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = [
-    ({"visual.class_embedding": (6,)}, {"cls_token": (1, 1, 6)}),
-    ({"positional_embedding": (5, 6)}, {"pos_embed": (1, 5, 6)}),
-    ({"ln_pre.bias": (6,), "proj": (6, 4)}, {"norm_pre.bias": (6,), "head.weight": (4, 6)}),
-    ({"pos_embed.weight": (6, 4)}, {"pos_embed": (1, 5, 4), "unk_embed": (1, 1, 4)}),
-    (
-        {"deit.embeddings.position_embeddings": (1, 6, 4)},
-        {"pos_embed": (1, 5, 4), "dist_pos_embed": (1, 1, 4)},
-    ),
-    ({"heads.head.weight": (3, 4), "class_token": (1, 1, 4)}, {"head.weight": (3, 4)}),
-]
-
-
-@pytest.mark.parametrize("axes", [0, 1, 2])
-def test_shapes_become_the_own_ones_and_rows_go_where_they_belong(axes: int) -> None:
-    lead = (2, 3)[:axes]
-    for sent, own in SHAPES:
-        tensors = {name: numbers(*lead, *shape) for name, shape in sent.items()}
-        found = recognised(tensors).to_own(tensors, axes=axes)
-        assert {n: tuple(found[n].shape) for n in own} == {n: (*lead, *s) for n, s in own.items()}
+def test_rows_of_a_table_go_where_they_belong_and_precision_is_kept() -> None:
     table, rows = numbers(1, 6, 2), numbers(6, 2)
     own = recognised(["deit.embeddings.cls_token"]).to_own(
         {"deit.embeddings.position_embeddings": table}
@@ -77,6 +58,13 @@ def test_shapes_become_the_own_ones_and_rows_go_where_they_belong(axes: int) -> 
     assert torch.equal(own["dist_pos_embed"], table[:, 1:2])
     own = recognised(["pos_embed.weight"]).to_own({"pos_embed.weight": rows})
     assert torch.equal(torch.cat((own["pos_embed"][0], own["unk_embed"][0])), rows)
+    tensors = {
+        "module.conv_proj.weight": torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16),
+        "module.heads.pre_logits.weight": torch.zeros(2, 2),
+    }
+    own = recognised(tensors).to_own(tensors)
+    assert own.keys() == {"patch_embed.proj.weight", "module.heads.pre_logits.weight"}
+    assert own["patch_embed.proj.weight"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("axes", [0, 1])
@@ -98,42 +86,25 @@ def test_query_key_and_value_are_joined_when_all_are_there(axes: int) -> None:
     assert recognised(parts).to_own(parts, axes=axes).keys() == {"blocks.3.attn.qkv.bias"}
 
 
-def test_precision_is_kept_and_unknown_names_stay() -> None:
-    tensors = {
-        "module.conv_proj.weight": torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16),
-        "module.heads.pre_logits.weight": torch.zeros(2, 2),
-    }
-    layout = recognised(tensors)
-    own = layout.to_own(tensors)
-    assert own.keys() == {"patch_embed.proj.weight", "module.heads.pre_logits.weight"}
-    assert own["patch_embed.proj.weight"].dtype == torch.bfloat16
-    assert layout.unknown(tensors) == ["module.heads.pre_logits.weight"]
+def test_names_that_are_unknown_fit_no_layout_or_mean_the_same() -> None:
     for names, unknown in (  # poolers and text towers stand beside
         (["vit.embeddings.cls_token", "vit.pooler.dense.weight", "vit.embeddings.mask_token"], []),
         (["vision_model.embeddings.class_embedding", "text_model.ln.bias", "x"], ["x"]),
-        (
-            ["visual.class_embedding", "transformer.resblocks.0.ln_1.bias", "visual.pool.q"],
-            ["visual.pool.q"],
-        ),
+        (["visual.class_embedding", "transformer.resblocks.0.ln_1.bias", "visual.q"], ["visual.q"]),
+        (["module.conv_proj.bias", "heads.pre_logits.bias"], ["heads.pre_logits.bias"]),
     ):
         assert recognised(names).unknown(names) == unknown
-
-
-def test_names_that_fit_no_layout_or_mean_the_same() -> None:
-    bert = [f"bert.encoder.layer.{n}.attention.self.query.weight" for n in range(9)]
-    for names, came in (
-        ([], "no names"),
-        (["conv1.weight", "layer1.0.conv1.weight"], "conv1.weight, layer1.0.conv1.weight."),
-        (bert, "weight, …."),
-    ):
+    for names in ([], ["conv1.weight"], ["bert.encoder.layer.0.attention.self.query.weight"]):
         with pytest.raises(UserError) as error:
             recognised(names)
-        assert came in str(error.value)
+        assert all(word in str(error.value) for word in names)
         assert all(layout.title in str(error.value) for layout in LAYOUTS)
     both = {"cls_token": torch.zeros(1), "module.cls_token": torch.ones(1)}
     with pytest.raises(UserError, match=r"'cls_token' and 'module.cls_token'"):
         recognised(both).to_own(both)
 
+
+# which attacks apply ------------------------------------------------------------------------------
 
 README = Path(mjp_privacy.models.__file__).parent / "README.md"
 BEGIN, END = "<!-- attacks:begin -->", "<!-- attacks:end -->"
@@ -165,37 +136,24 @@ def refused(layout: str) -> str:
     """The attacks that refuse an upload of the layout's network, by why: `a`, `b` (reason)."""
     reasons: dict[str, list[str]] = {}
     for name in ATTACKS:
-        attack = find_attack(name)
-        view, _ = planted_view(network(layout), attack, "a", images=torch.zeros(1, 3, 32, 32))  # type: ignore[arg-type]
-        refusal = attack.unsupported(view)  # type: ignore[union-attr]
+        attack: Any = find_attack(name)
+        view, _ = planted_view(network(layout), attack, "a", images=torch.zeros(1, 3, 32, 32))
+        refusal = attack.unsupported(view)
         if refusal is not None:
             reasons.setdefault(REASONS[refusal.kind], []).append(f"`{name}`")
     return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()) or "–"
 
 
-def table() -> list[str]:
-    """The lines of README's table; layouts that the same attacks refuse stand together."""
+def test_readme_prints_what_the_attacks_say() -> None:
+    """Layouts that the same attacks refuse stand together."""
     assert NETWORKS.keys() == {layout.name for layout in LAYOUTS}
     titles: dict[str, list[str]] = {}
     for layout in LAYOUTS:
         titles.setdefault(refused(layout.name), []).append(layout.title)
     rows = (f"| {'; '.join(same)} | {which} |" for which, same in titles.items())
-    return ["| layout | does not apply |", "|---|---|", *rows]
-
-
-def test_readme_prints_what_the_attacks_say() -> None:
+    expected = "\n".join(["| layout | does not apply |", "|---|---|", *rows])
     printed = README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
-    expected = "\n".join(table())
     assert printed == expected, f"expected this table in {README.name}:\n{expected}"
-
-
-# what the refusals and the answers rest on --------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", ["torchvision", "hf_vit", "hf_deit", "hf_clip", "open_clip"])
-def test_the_picture_is_exact_in_every_layout(layout: str) -> None:
-    assert attacked("patch_gradient", {}, network(layout), "a", 1).min() == 100
-    assert attacked("masked_span", TINY_PRIOR, network(layout), "a", 1).min() == 100
 
 
 FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
@@ -209,12 +167,9 @@ FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at widt
 def test_block_0_counts_the_tokens_that_it_sees(variant: dict[str, bool]) -> None:
     model = planted_model(**FEW, **variant)
     assert attacked("token_span", TINY_PRIOR, model, "a", 2).min() > 99
-
-
-def test_april_without_a_patch_bias() -> None:
-    model = planted_model(patch_bias=False)
-    for name, options in (("april", {}), ("april_prior", TINY_PRIOR)):
-        assert attacked(name, options, model, "a", 1).min() > 99
+    if variant == {"patch_bias": False}:
+        for name, options in (("april", {}), ("april_prior", TINY_PRIOR)):
+            assert attacked(name, options, planted_model(**variant), "a", 1).min() > 99
 
 
 def with_and_without_tokens(**variant: bool) -> tuple[list[Tensor], Tensor]:
@@ -233,19 +188,21 @@ def with_and_without_tokens(**variant: bool) -> tuple[list[Tensor], Tensor]:
 
 
 def test_a_masked_upload_of_clip_does_without_block_0() -> None:
-    """Block 0's equations help on every picture of the plain network that has masked patches; a
+    """Block 0's equations help on the pictures of the plain network that have masked patches; a
     network as CLIP's has none to use."""
     (used, unused), fed = with_and_without_tokens()
-    gain = psnr(used, fed) - psnr(unused, fed)
-    assert bool((gain[psnr(unused, fed) < 100] > 0.5).all())
+    gain = (psnr(used, fed) - psnr(unused, fed))[psnr(unused, fed) < 100]
+    assert float(gain.min()) > 0
+    assert float(gain.mean()) > 0.5
     (used, unused), fed = with_and_without_tokens(pre_norm=True, patch_bias=False)
     assert torch.equal(used, unused)
     grey = psnr(torch.full_like(fed, 0.5), fed)
     assert bool((psnr(unused, fed) > grey + 2).all())
 
 
-def test_several_masked_uploads_of_clip_and_deit_are_exact() -> None:
-    for variant in ({"pre_norm": True, "patch_bias": False}, {"distillation_token": True}):
-        model = planted_model(unknown_embedding=True, **variant)
-        options = {**TINY_PRIOR, "uploads": 8}
-        assert attacked("multi_round", options, model, "c", 1).min() > 99
+@pytest.mark.parametrize(
+    "variant", [{"pre_norm": True, "patch_bias": False}, {"distillation_token": True}]
+)
+def test_several_masked_uploads_of_clip_and_deit_are_exact(variant: dict[str, bool]) -> None:
+    model = planted_model(unknown_embedding=True, **variant)
+    assert attacked("multi_round", {**TINY_PRIOR, "uploads": 8}, model, "c", 1).min() > 99

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -19,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mjp_privacy.core.errors import BadFile, NoFile, UserError
+from mjp_privacy.core.errors import BadFile, NoFile
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.models import tensor_files
 from mjp_privacy.models.tensor_files import (
@@ -69,6 +66,11 @@ def test_a_sound_file(path: Path) -> None:
         TensorFile(path, WEIGHTS, FLOATS)
     with pytest.raises(NoFile):
         TensorFile(path.with_name("none"), WEIGHTS)
+    for number in (float("nan"), float("inf"), -float("inf")):
+        save_file({"a": torch.tensor([1.0, number, 2.0]), "b": torch.ones(2)}, path)
+        assert "a" in TensorFile(path, WEIGHTS).tensors()
+        with pytest.raises(BadFile, match=r", a: .*1 of 3"):
+            TensorFile(path, WEIGHTS).tensors(finite=True)
 
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
@@ -86,47 +88,34 @@ def test_types_that_are_read_and_others(path: Path) -> None:
     for name, dtype in (("F8_E4M3", torch.float8_e4m3fn), ("C64", torch.complex64)):
         save_file({"a": torch.ones(3).to(dtype)}, path)
         assert name in refused(path)
-    with_header(lambda header: header["a"].update(dtype="X"))(path)
-    assert "X" in refused(path)
 
 
-LARGE = ("a further field", "a name with escapes", "metadata of 10^5 names", "10^5 empty tensors")
+ALLOWED = ("a further field", "a name with escapes", "metadata of 10^5 names", "10^5 empty tensors")
 
 
-@pytest.mark.parametrize("change", HEADER_CHANGES)
+@pytest.mark.parametrize("change", [name for name in HEADER_CHANGES if name not in ALLOWED])
 def test_a_header_that_lies(path: Path, change: str) -> None:
     with_header(HEADER_CHANGES[change])(path)
-    if change not in LARGE:
-        refused(path)
-        return
-    with contextlib.suppress(BadFile):
-        TensorFile(path, WEIGHTS)
+    refused(path)
 
 
-def overlapping(content: bytes, *, gap: bool = False) -> bytes:
-    """Two tensors of the same bytes; or one that begins behind a gap."""
+def overlapping(content: bytes) -> bytes:
+    """Two tensors of the same bytes."""
     header, data = header_of(content)
     name, other = sorted(("a", "b"), key=lambda n: header[n]["data_offsets"][0])
     begin, end = header[name]["data_offsets"]
-    if gap:
-        moved = {**header[name], "data_offsets": [8, end - begin + 8]}
-        return file_of({name: moved}, data)
     return file_of({**header, other: header[name]}, data[: end - begin])
 
 
 HUGE = {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "nothing": lambda content: b"",
     "five bytes": lambda content: content[:5],
     "a length of 2^64": lambda content: b"\xff" * 8 + content[8:],
-    "a byte less": lambda content: content[:-1],
     "more": lambda content: content + b"more",
-    "no UTF-8": lambda content: content[:9] + b"\xff" + content[10:],
     "overlap": overlapping,
-    "gap": lambda content: overlapping(content, gap=True),
     **{
         str(header)[:20]: lambda content, header=header: file_of(header, b"")
-        for header in ("[]", "5", "[" * 100_000, '{"a": 1, "a": 2}', '{"a": NaN}', HUGE)
+        for header in ("[]", "[" * 100_000, '{"a": 1, "a": 2}', '{"a": NaN}', HUGE)
     },
 }
 
@@ -140,43 +129,20 @@ def test_damaged_bytes(path: Path, damage: str) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none(path: Path, number: float) -> None:
-    save_file({"a": torch.tensor([1.0, number, 2.0]), "b": torch.ones(2)}, path)
-    file = TensorFile(path, WEIGHTS)
-    assert "a" in file.tensors()
-    with pytest.raises(BadFile, match=r", a: .*1 of 3"):
-        file.tensors(finite=True)
+# what is written ----------------------------------------------------------------------------------
 
 
-# what is written ---------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys; from pathlib import Path; import torch
-from mjp_privacy.models.tensor_files import save_tensors
-facts = {f"key {n}": str(n) for n in range(12)}
-save_tensors(Path(sys.argv[1]), {"x": torch.ones(3)}, facts, digest=True)
-"""
-
-
-@pytest.mark.nightly
-def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
-    for path in paths:
-        subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_slices_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
+def test_slices_of_one_tensor_are_written_apart_and_metadata_in_order(tmp_path: Path) -> None:
     """Autograd returns the class token's gradient as a slice of the position table's."""
-    whole = torch.arange(6.0).reshape(3, 2)
-    path, metadata = tmp_path / "x.safetensors", {"ü": '"\\\n"'}
+    whole, path = torch.arange(6.0).reshape(3, 2), tmp_path / "x.safetensors"
+    metadata = {"ü": '"\\\n"', **{f"key {n}": str(n) for n in range(12)}}
     save_tensors(path, {"slice": whole[:1], "whole": whole, "same": whole}, metadata)
     loaded = load_file(path)
     assert torch.equal(loaded["slice"], whole[:1])
     assert torch.equal(loaded["same"], whole)
     with safe_open(path, "pt") as file:
         assert file.metadata() == metadata
+    assert list(header_of(path.read_bytes())[0]["__metadata__"]) == sorted(metadata)
 
 
 NAME = "mjp-seal:" + "0" * 64
@@ -219,12 +185,9 @@ def test_a_file_that_never_had_a_digest_passes(tmp_path: Path) -> None:
         check_digest(path, WEIGHTS, needed=True)
     with pytest.raises(ValueError, match=r"x\.json"):
         write_with_digest(path, lambda file: file.write_text(json.dumps([f'"{NAME}"'])))
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadFile, match="pipe"):
-        check_digest(tmp_path / "pipe", WEIGHTS)
 
 
-# PyTorch's format --------------------------------------------------------------------------------
+# PyTorch's format ---------------------------------------------------------------------------------
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": {"c": [1, "two"]}}
 BOTH = pytest.mark.parametrize("old", [False, True])
@@ -235,60 +198,52 @@ def saved(path: Path, content: Any, *, old: bool = False) -> Path:
     return path
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("own", [False, True])
-@BOTH
-def test_both_formats_come_back_and_damage_is_a_sentence(
-    tmp_path: Path, old: bool, own: bool
-) -> None:
-    path = saved(tmp_path / "w.pth", STATE, old=old)
-    found = read_torch_file(path, WEIGHTS, own=own)
-    assert torch.equal(found["a"], STATE["a"])
-    assert found["b"] == STATE["b"]
-    good, draw = path.read_bytes(), random.Random(0)
-    for _ in range(60):
-        path.write_bytes(good[: draw.randrange(len(good))])
-        with pytest.raises(UserError, match=r"w\.pth"):
-            read_torch_file(path, WEIGHTS, own=own)
-        changed = bytearray(good)
-        for _ in range(draw.randint(1, 4)):
-            changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
-        path.write_bytes(changed)
-        with contextlib.suppress(UserError):
-            read_torch_file(path, WEIGHTS, own=own)
+class Runs:
+    """What a pickle would run."""
 
-
-def test_a_changed_bit_of_ones_own_file_is_found(tmp_path: Path) -> None:
-    path = saved(tmp_path / "w.pth", {"a": torch.zeros(1000)})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(BadFile, match=r"w/data/0"):
-        read_torch_file(path, WEIGHTS, own=True)
+    def __reduce__(self) -> Any:
+        return os.system, ("touch owned",)
 
 
 @BOTH
-def test_many_names_are_refused_before_they_are_read_and_large_tensors_are_none(
+def test_both_formats_come_back_and_nothing_in_them_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
+    for own in (False, True):
+        found = read_torch_file(saved(tmp_path / "w.pth", STATE, old=old), WEIGHTS, own=own)
+        assert torch.equal(found["a"], STATE["a"])
+        assert found["b"] == STATE["b"]
     large = {"a": torch.ones(MOST_PICKLED // 4 + 10)}
     found = read_torch_file(saved(tmp_path / "w.pth", large, old=old), WEIGHTS)
     assert float(found["a"].sum()) == len(large["a"])
-    monkeypatch.setattr(tensor_files, "MOST_PICKLED", 1 << 18)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadFile, match="system"):
+        read_torch_file(saved(tmp_path / "w.pth", {"a": Runs()}, old=old), WEIGHTS)
+    assert not (tmp_path / "owned").exists()
+    monkeypatch.setattr(tensor_files, "MOST_PICKLED", 1 << 18)  # names are bounded before
     path = saved(tmp_path / "w.pth", {f"n{i}": i for i in range(50_000)}, old=old)
     with pytest.raises(BadFile, match="names and settings"):
         read_torch_file(path, WEIGHTS)
 
 
-def test_a_zip_that_is_none_of_torchs_is_refused_unread(
+def test_a_zip_that_changed_or_is_none_of_torchs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, packed = saved(tmp_path / "w.pth", STATE), tmp_path / "packed.pth"
+    path, packed = saved(tmp_path / "w.pth", {"a": torch.zeros(1000)}), tmp_path / "packed.pth"
     with zipfile.ZipFile(path) as before, zipfile.ZipFile(packed, "w") as after:
         for entry in before.infolist():
             after.writestr(entry.filename, before.read(entry), zipfile.ZIP_DEFLATED)
-    with pytest.raises(BadFile, match=r"packed\.pth"):
-        read_torch_file(packed, WEIGHTS, own=True)
+    content, claims = bytearray(path.read_bytes()), tmp_path / "claims.pth"
+    first = content.index(b"PK\x01\x02")
+    claims.write_bytes(content[: first + 24] + b"\xff\xff\xff\x0f" + content[first + 28 :])
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    for damaged, named in ((path, r"w/data/0"), (packed, r"packed\.pth"), (claims, "larger")):
+        with pytest.raises(BadFile, match=named):
+            read_torch_file(damaged, WEIGHTS, own=True)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BadFile, match=r"w\.pth"):
+        read_torch_file(path, WEIGHTS)
     monkeypatch.setattr(tensor_files, "MOST_LISTED", 1 << 10)
     with zipfile.ZipFile(packed, "w") as archive:
         for number in range(200):
@@ -307,19 +262,3 @@ def test_numbers_that_are_not_in_the_file_are_refused(tmp_path: Path) -> None:
         path = saved(tmp_path / "w.pth", {"a": tensor})
         with pytest.raises(BadFile, match=r"w\.pth"):
             check_stored(read_torch_file(path, WEIGHTS), path, WEIGHTS)
-
-
-class Runs:
-    """What a pickle would run."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch owned",)
-
-
-@BOTH
-def test_nothing_in_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = saved(tmp_path / "w.pth", {"a": Runs()}, old=old)
-    with pytest.raises(BadFile, match="system"):
-        read_torch_file(path, WEIGHTS)
-    assert not (tmp_path / "owned").exists()

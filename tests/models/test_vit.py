@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmTransformer
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models import LoadedModel, MJPVisionTransformer, load_model
+from mjp_privacy.models import MJPVisionTransformer, load_model
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import (
@@ -31,10 +31,8 @@ from mjp_privacy.models.vit import VisionTransformer
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
     ARCHITECTURE,
-    MEAN,
     PATCHES,
     SMALL,
-    STD,
     some_images,
     some_labels,
     some_masks,
@@ -101,53 +99,26 @@ def test_start_outputs_and_gradients_are_timms_bit_for_bit(kind: str) -> None:
         ours.patch_embed(torch.rand(1, 3, 40, 40))
 
 
-@pytest.mark.parametrize("image", [32, 48])
-@pytest.mark.parametrize("train", [False, True])
-def test_the_same_weights_give_timms_logits(image: int, train: bool) -> None:
-    model = tiny(img_size=image).train(train)
-    theirs = TimmTransformer(**{**ARCHITECTURE, "img_size": image}).double().train(train)
-    theirs.load_state_dict(model.state_dict(), strict=True)
-    x = some_images(2, image)
-    close(model(x), theirs(x))
-    close(model.forward_features(x), theirs.forward_features(x))
-
-
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def on_meta(name: str, **changes: Any) -> MJPVisionTransformer:
-    """The named model without memory for its weights."""
-    with torch.device("meta"):
-        known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
-        return load_model(name, checkpoint="random", **known)
+def test_names_and_shapes_are_timms_and_mjps_stand_beside_them() -> None:
+    def on_meta(name: str, **changes: Any) -> MJPVisionTransformer:
+        with torch.device("meta"):
+            known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
+            return load_model(name, checkpoint="random", **known)
 
-
-@pytest.mark.parametrize(
-    ("name", "timms"),
-    [
-        ("vit_small", "vit_small_patch16_224"),
-        ("deit_small", "deit_small_patch16_224"),
-        *((name, name) for name in ("vit_base_patch8_224", "deit_base_patch16_384")),
-        ("vit_large_patch16_224", "vit_large_patch16_224"),
-    ],
-)
-def test_parameter_names_and_shapes_are_timms(name: str, timms: str) -> None:
-    with torch.device("meta"):
-        theirs = timm.create_model(timms)
-    ours = on_meta(name)
-    assert list(shapes(ours).items()) == list(shapes(theirs).items())
-    assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
-    assert ours.norm.eps == theirs.norm.eps
-    assert not list(ours.buffers())
-
-
-def test_the_models_of_mjp_stand_beside_timms_names() -> None:
+    for name in ("deit_small", "vit_base_patch8_224", "deit_base_patch16_384"):
+        with torch.device("meta"):
+            theirs = timm.create_model(name if "patch" in name else f"{name}_patch16_224")
+        ours = on_meta(name)
+        assert list(shapes(ours).items()) == list(shapes(theirs).items())
+        assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
+        assert ours.norm.eps == theirs.norm.eps
     plain = shapes(on_meta("deit_small"))
-    regressor = {"0.weight": (384, 384), "0.bias": (384,), "2.weight": (2, 384), "2.bias": (2,)}
     added = {"unk_embed": (1, 1, 384), "index_embed": (1, 197, 384)}
-    added |= {f"dal_regressor.layers.{name}": shape for name, shape in regressor.items()}
-    mjp = shapes(on_meta("deit_small_mjp", dal="nonlinear", index_embedding=True))
+    mjp = shapes(on_meta("deit_small_mjp", index_embedding=True))
     assert mjp == {**plain, **added}
     assert shapes(on_meta("deit_small_mjp_no_unk")) == plain
     assert shapes(on_meta("deit_small_no_pe")) == plain  # exposed: the table's gradient is uploaded
@@ -170,19 +141,6 @@ def test_random_weights_come_from_the_seed_alone() -> None:
     assert (first.card.checkpoint.layout, first.card.checkpoint.sha256) == ("random", "random-0")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
-def test_normalize_works_in_the_precision_of_the_images(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    model, x = tiny(), some_images(2).to(dtype)
-    mean, std = (np.array(v).reshape(3, 1, 1) for v in (MEAN, STD))
-    found = model.normalize(x)
-    assert found.dtype == dtype
-    expected = (x.double().numpy() - mean) / std
-    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(model.denormalize(found), x)
-
-
 # masks --------------------------------------------------------------------------------------------
 
 
@@ -202,33 +160,25 @@ def gradient_of_z(model: MJPVisionTransformer, x: Tensor, mask: Tensor | None) -
     return kept[0].grad
 
 
-def test_z_has_the_unknown_embedding_at_masked_patches_and_the_class_row_kept() -> None:
-    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(3)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_masked_patches_have_the_unknown_embedding_and_its_gradient(batch: int) -> None:
+    """z row by row; what the rows of the table and E_unk get of the gradient at z."""
+    model, x, mask = tiny(unknown_embedding=True), some_images(batch), some_masks(batch)
     z, tokens = model.embed(x, mask), model.patch_embed(x)
-    for image in range(3):
-        torch.testing.assert_close(z[image, 0], model.cls_token[0, 0] + model.table[0, 0])
-        for patch in range(PATCHES):
-            row = model.unk_embed[0, 0] if mask[image, patch] else model.table[0, patch + 1]
-            torch.testing.assert_close(z[image, patch + 1], tokens[image, patch] + row)
-    assert torch.equal(model.positions(mask)[:, 0], model.table[:, 0].expand(3, -1))
-    alone = torch.cat([model(x[i : i + 1], mask[i]) for i in range(3)])
+    close(z[:, 0], (model.cls_token[0] + model.table[:, 0]).expand(batch, -1))
+    rows = torch.where(mask[..., None], model.unk_embed, model.table[:, 1:])
+    close(z[:, 1:], tokens + rows)
+    alone = torch.cat([model(x[i : i + 1], mask[i]) for i in range(batch)])
     close(model(x, mask), alone)  # each row of a mask is its image's
     close(model(x, torch.zeros(PATCHES, dtype=torch.bool)), model(x))
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_masked_rows_of_the_table_get_no_gradient_and_the_unknown_gets_their_sum(
-    batch: int,
-) -> None:
-    model, x, mask = tiny(unknown_embedding=True), some_images(batch), some_masks(batch)
     g = gradient_of_z(model, x, mask)
     table, unknown = model.pos_embed.grad[0], model.unk_embed.grad[0, 0]
     everywhere = mask.all(0)
     assert (table[1:][everywhere] == 0).all()
+    assert (table[1:][~everywhere].abs().sum(-1) > 0).all()
     close(unknown, g[:, 1:][mask].sum(0))
     close(table[1:], (g[:, 1:] * (~mask).unsqueeze(-1)).sum(0))
     close(table[0], g[:, 0].sum(0))
-    assert (table[~torch.cat((torch.tensor([False]), everywhere))].abs().sum(-1) > 0).all()
 
 
 def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
@@ -242,28 +192,26 @@ def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
     assert not torch.allclose(model(moved), model(x))
 
 
-WRONG_MASKS = [
-    (torch.zeros(PATCHES), r"float32.*\(16,\)"),
-    (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
-    (torch.zeros(3, PATCHES, dtype=torch.bool), r"\(3, 16\)"),
-    (torch.zeros(2, 4, 4, dtype=torch.bool), r"\(2, 4, 4\)"),
-    (torch.tensor(True), r"\(\)"),
-]
-
-
-@pytest.mark.parametrize(("mask", "came"), WRONG_MASKS)
-@pytest.mark.parametrize("unknown", [True, False])
-def test_a_wrong_mask_is_refused(mask: Tensor, came: str, unknown: bool) -> None:
-    model = tiny(unknown_embedding=unknown, dal="linear")
+@pytest.mark.parametrize(
+    ("mask", "came"),
+    [
+        (torch.zeros(PATCHES), r"float32.*\(16,\)"),
+        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
+        (torch.zeros(3, PATCHES, dtype=torch.bool), r"\(3, 16\)"),
+        (torch.zeros(2, 4, 4, dtype=torch.bool), r"\(2, 4, 4\)"),
+        (torch.tensor(True), r"\(\)"),
+    ],
+)
+def test_a_wrong_mask_is_refused(mask: Tensor, came: str) -> None:
+    model = tiny(unknown_embedding=True, dal="linear")
     with pytest.raises(UserError, match=f"16 patches.*{came}"):
         model(some_images(2), mask)
     if mask.shape != (3, PATCHES):  # which fits a batch of another size
-        for method in (model.dal, model.dal_loss):
-            with pytest.raises(UserError, match=came):
-                method(mask)
+        with pytest.raises(UserError, match=came):
+            model.dal_loss(mask)
 
 
-# no table, one of zeros, a second one; the altered block -----------------------------------------
+# no table, one of zeros, a second one; the altered block ------------------------------------------
 
 
 def test_without_position_embeddings_exposed_and_strict() -> None:
@@ -284,9 +232,12 @@ def test_without_position_embeddings_exposed_and_strict() -> None:
 
 
 def test_the_index_embedding_is_added_and_never_masked() -> None:
-    model, x, mask = tiny(unknown_embedding=True, index_embedding=True), some_images(1), None
-    index, mask = model.index_embed.detach().clone(), some_masks(1)
-    z = model.embed(x, mask)
+    model, x, mask = (
+        tiny(unknown_embedding=True, index_embedding=True),
+        some_images(1),
+        some_masks(1),
+    )
+    index, z = model.index_embed.detach().clone(), model.embed(x, mask)
     with torch.no_grad():
         model.index_embed.zero_()
     torch.testing.assert_close(z, model.embed(x, mask) + index)
@@ -297,19 +248,14 @@ def test_the_index_embedding_is_added_and_never_masked() -> None:
 def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
     model, x, mask = tiny(unknown_embedding=True), some_images(2), some_masks(2)
     before, altered, block = model(x, mask), with_closed_form_block(model), model.blocks[0]
-    z = model.embed(x, mask)
-    expected = block.mlp(block.norm2(block.attn(z)))
-    torch.testing.assert_close(altered.blocks[0](z), expected)
+    expected = block.mlp(block.norm2(block.attn(model.embed(x, mask))))
     rest = model.forward_head(model.norm(model.blocks[1](expected)))
     torch.testing.assert_close(altered(x, mask), rest)
     with torch.no_grad():
         altered.pos_embed.zero_()
     assert torch.equal(model(x, mask), before)
-    assert set(shapes(model)) - set(shapes(altered)) == {
-        "blocks.0.norm1.weight",
-        "blocks.0.norm1.bias",
-    }
-    assert set(shapes(altered)) <= set(shapes(model))
+    lacking = {f"blocks.0.norm1.{kind}" for kind in ("weight", "bias")}
+    assert shapes(altered).keys() == shapes(model).keys() - lacking
     assert altered.card == model.card
     assert with_closed_form_block(altered).first_block == "closed_form"
 
@@ -319,7 +265,6 @@ def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
 CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, ""),
-    "pre-norm": ({"pre_norm": True}, ", pre-norm"),
     "CLIP": (
         {**CLIP, "activation": "quick_gelu"},
         ", pre-norm, no patch bias, no head bias, eps 1e-05, quick_gelu",
@@ -332,45 +277,25 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def metadata(model: LoadedModel) -> dict[str, str]:
-    """As a recorded upload's weights carry it: what the card states."""
-    facts = {name: getattr(model.card, name, None) for name in METADATA} | {"num_heads": 3}
-    return {name: json.dumps(value) for name, value in facts.items() if value is not None}
-
-
 @pytest.mark.parametrize(("fields", "words"), VARIANTS.values(), ids=list(VARIANTS))
 def test_a_variant_is_described_and_survives_a_file(
     tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
+    """As a recorded upload's weights carry it: what the card states."""
     model = tiny(torch.float32, unknown_embedding=True, **fields)
     assert model.card.architecture == f"vit d24 l2 h3 p8@32{words}"
     path = tmp_path / "weights.safetensors"
     state = {name: p.detach().contiguous() for name, p in model.state_dict().items()}
-    assert ("norm_eps" in metadata(model)) == bool(fields)  # files of plain ViTs stay as they were
-    save_file(state, path, metadata(model))
+    facts = {name: getattr(model.card, name, None) for name in METADATA} | {"num_heads": 3}
+    stated = {name: json.dumps(value) for name, value in facts.items() if value is not None}
+    assert ("norm_eps" in stated) == bool(fields)  # files of plain ViTs stay as they were
+    save_file(state, path, stated)
     again = load_model(checkpoint=path)
     assert again.variant == model.variant == Variant(**fields)
     assert again.card.architecture == model.card.architecture
     assert again.state_dict().keys() == state.keys()
     x, mask = some_images(2).float(), some_masks(2)
     assert torch.equal(again(x, mask), model(x, mask))
-    assert not torch.equal(model(x, mask), model(x))
-
-
-def test_the_parameters_of_a_variant() -> None:
-    plain, clip, distilled = tiny(), tiny(**CLIP), tiny(distillation_token=True)
-    assert set(shapes(plain)) - set(shapes(clip)) == {"patch_embed.proj.bias", "head.bias"}
-    assert set(shapes(clip)) - set(shapes(plain)) == {"norm_pre.weight", "norm_pre.bias"}
-    assert set(shapes(distilled)) - set(shapes(plain)) == {"dist_token", "dist_pos_embed"}
-    assert {"dist_token", "dist_pos_embed"} <= distilled.no_weight_decay()
-    assert (plain.tokens, distilled.tokens) == (17, 18)
-    assert distilled.embed(some_images(1)).shape == (1, 18, 24)
-    assert torch.equal(clip.patch_bias, torch.zeros(24, dtype=torch.float64))
-    assert torch.equal(plain.patch_bias, plain.patch_embed.proj.bias)
-    bare = tiny(patch_bias=False, head_bias=False, norm_eps=1e-5)
-    bare.load_state_dict(clip.state_dict(), strict=False)
-    x = some_images(1)  # a norm before block 0, and behind the class row, as in CLIP
-    assert torch.equal(clip.embed(x), clip.norm_pre(bare.embed(x)))
 
 
 # localization -------------------------------------------------------------------------------------
@@ -418,54 +343,37 @@ def spectral_rows(number: int, dim: int) -> np.ndarray:
 
 @pytest.mark.parametrize("hidden", [0, 9])
 def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: int) -> None:
+    """torch.pca_lowrank's way: directions of the centred rows; their signs are of the rows alone,
+    and the projection has a gradient."""
     rows, visible = spectral_rows(49, 12), np.arange(49) >= hidden
     regressor = LocalizationRegressor(12, "pca")
-    assert not list(regressor.parameters())
-    found = regressor(torch.tensor(rows), torch.tensor(visible)).numpy()[visible]
+    given, seen = torch.tensor(rows), torch.tensor(visible)
+    found = regressor(given, seen).numpy()[visible]
     shown = rows[visible]
-    _, values, directions = np.linalg.svd(shown - shown.mean(0), full_matrices=False)
-    assert values[1] > 3 * values[2]
-    expected = shown @ directions[:2].T  # torch.pca_lowrank's way: directions of the centred rows
+    directions = np.linalg.svd(shown - shown.mean(0), full_matrices=False)[2]
+    expected = shown @ directions[:2].T
     signs = np.sign((found * expected).sum(0))
     np.testing.assert_allclose(found, expected * signs, rtol=1e-6, atol=1e-6)
-    lowrank = torch.pca_lowrank(torch.tensor(shown), q=2, niter=5)[-1].numpy()
-    np.testing.assert_allclose(np.abs(lowrank.T @ directions[:2].T), np.eye(2), atol=1e-6)
-
-
-def test_pca_has_the_same_signs_for_the_same_directions_and_a_gradient() -> None:
-    rows, visible = torch.tensor(spectral_rows(49, 12)), torch.ones(49, dtype=torch.bool)
     order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
-    regressor = LocalizationRegressor(12, "pca")
-    torch.testing.assert_close(regressor(rows[order], visible), regressor(rows, visible)[order])
-    for turned in (rows, -rows, rows.flip(-1), rows @ torch.tensor(spectral_rows(12, 12))):
-        directions = principal_directions(turned, visible)
+    torch.testing.assert_close(regressor(given[order], seen[order]), regressor(given, seen)[order])
+    for turned in (given, given.flip(-1), given @ torch.tensor(spectral_rows(12, 12))):
+        directions = principal_directions(turned, seen)
         assert (directions.max(0).values > -directions.min(0).values).all()
         torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
     few = torch.tensor(spectral_rows(9, 4), requires_grad=True)
     some, regressor = torch.arange(9) > 1, LocalizationRegressor(4, "pca")
     assert torch.autograd.gradcheck(lambda rows: regressor(rows, some), few, rtol=1e-4)
-    model, masks = tiny(unknown_embedding=True, dal="pca"), some_masks(3)
-    losses = torch.stack([model.dal_loss(mask) for mask in masks])
-    torch.testing.assert_close(model.dal_loss(masks), losses.mean())
 
 
 @pytest.mark.parametrize("kind", ["pca", "linear", "nonlinear"])
-def test_the_gradient_of_dal_is_finite_and_holds_nothing_of_the_image(kind: str) -> None:
+def test_the_gradient_of_dal_is_finite_and_of_visible_rows_alone(kind: str) -> None:
     """The attacker can compute it from the model and the mask, and subtract it."""
     model, mask = tiny(unknown_embedding=True, dal=kind), some_masks(1)
-    found = []
-    for x in some_images(2).split(1):
-        gradients = []
-        for weight in (0, 1):
-            model.zero_grad()
-            loss = nn.functional.cross_entropy(model(x, mask), some_labels(1))
-            (loss + weight * model.dal_loss(mask)).backward()
-            gradients.append(model.pos_embed.grad.clone())
-        found.append(gradients[1] - gradients[0])
-    assert found[0].any()
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
-    assert not found[0][0, 1:][mask[0]].any()
-    assert not found[0][0, 0].any()
+    model.dal_loss(mask).backward()
+    gradient = model.pos_embed.grad[0]
+    assert gradient[1:][~mask[0]].any()
+    assert not gradient[1:][mask[0]].any()
+    assert not gradient[0].any()
     for visible in range(4):
         model.zero_grad()
         loss = model.dal_loss(torch.arange(PATCHES) >= visible)
@@ -510,10 +418,10 @@ def test_adapters_start_as_pefts_do_from_the_seed_and_the_layer_alone() -> None:
     assert 0.9 * bound < first.abs().max() <= bound
     assert float(first.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.1)
     name = "blocks.1.attn.qkv.lora_A.weight"
-    drawn, others = (adapted.get_parameter(n) for n in (name, name.replace("1", "0")))
+    drawn = adapted.get_parameter(name)
     assert torch.equal(drawn, with_adapters(tiny(), BOTH, seed=1).get_parameter(name))
     assert not torch.equal(drawn, with_adapters(tiny(), LowRank(4), seed=2).get_parameter(name))
-    assert not torch.equal(drawn, others)
+    assert not torch.equal(drawn, adapted.get_parameter(name.replace("1", "0")))
     single = with_adapters(tiny(torch.float32), LowRank(4), seed=1).get_parameter(name)
     assert torch.equal(single, drawn.float())
 

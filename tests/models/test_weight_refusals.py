@@ -1,14 +1,11 @@
 """Weights and facts that make no model, of friends and of strangers: each mistake is named, before
-a run and in it, and nothing is built or run."""
+a run and in it, and nothing is built or run. Damaged bytes are drawn in tests/inputs."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
-import random
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,22 +37,12 @@ def refusal(**given: Any) -> str:
     return said[0]
 
 
-def stored(folder: Path, state: State, suffix: str) -> Path:
-    path = folder / f"weights{suffix}"
-    plain = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(plain, path) if suffix == ".safetensors" else torch.save(plain, path)
-    return path
-
-
-# files of another network -------------------------------------------------------------------------
-
-
 def without(*names: str) -> Callable[[State], State]:
     return lambda state: {name: t for name, t in state.items() if name not in names}
 
 
-def beside(name: str, *shape: int) -> Callable[[State], State]:
-    return lambda state: {**state, name: torch.zeros(shape)}
+def beside(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable[[State], State]:
+    return lambda state: {**state, name: torch.zeros(shape, dtype=dtype)}
 
 
 def two_heads(state: State) -> State:
@@ -67,38 +54,25 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (without("norm.weight"), {}, "1: norm.weight"),
     (without("pos_embed"), {"img_size": 32}, "1: pos_embed"),
     (without("pos_embed"), {}, "img_size=…"),
-    (without("head.weight"), {}, "'head.weight'"),
-    (without("cls_token"), {}, "'cls_token'"),
     (without("patch_embed.proj.weight"), {}, "'patch_embed.proj.weight'"),
-    (without(), {"num_classes": 7}, "head.weight.*num_classes: 5"),
-    (without(), {"patch_size": 4, "img_size": 32}, "patch_embed.proj.weight.*patch_size: 8"),
-    (without(), {"embed_dim": 48}, "cls_token.*embed_dim: 24"),
+    (without(), {"num_classes": 7}, "num_classes: 5"),
+    (without(), {"patch_size": 4, "img_size": 32}, "patch_size: 8"),
+    (without(), {"embed_dim": 48}, "embed_dim: 24"),
     (without(), {"depth": 3}, "12: blocks.2"),
-    (without(), {"depth": 1}, "12: blocks.1"),
     (without(), {"dal": "linear"}, "dal_regressor.layers.bias"),
     (without(), {"num_heads": 5}, "32/8 and 24/5"),
-    (without(), {"img_size": 36}, "36/8 and 24/3 .*weights.pth"),
     (beside("blocks.0.attn.q_norm.weight", 24), {}, "blocks.0.attn.q_norm.weight"),
-    (beside("norm_pre.weight", 24), {}, "norm_pre.weight"),
-    (beside("pre_logits.fc.weight", 24), {}, "pre_logits.fc.weight"),
     (beside("dist_token", 1, 1, 24), {}, "'dist_token'"),
-    (beside("reg_token", 1, 1, 24), {}, "'reg_token'"),
     (beside("blocks.0.ls1.gamma", 24), {}, "'blocks.0.ls1.gamma'"),
     (beside("head_dist.weight", 5, 24), {}, "head, head_dist"),
     (two_heads, {}, "cls_classifier, distillation_classifier"),
-    (beside("pos_embed", 17, 24), {}, r"'pos_embed' .*\(17, 24\)"),
+    (beside("pos_embed", 17, 24), {}, "(17, 24)"),
     (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
-    (beside("head.weight", 5), {}, r"'head.weight' .*\(5,\)"),
-    (beside("blocks.-1.norm1.weight", 24), {}, "blocks.-1.norm1"),
-    (beside("blocks.01.norm1.weight", 24), {}, "blocks.01.norm1"),
-    (beside("blocks.٣.norm1.weight", 24), {}, "blocks.٣.norm1"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
-    (beside("blocks.foo.weight", 24), {}, "blocks.foo.weight"),
-    (beside("blocks.", 24), {}, "blocks."),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
-    (beside("blocks.999999.norm1.weight", 24), {}, "0, 1, 999999"),
-    (beside("head.\x1b[2J", 24), {}, r"head.\\x1b\[2J"),
-    (beside("module.cls_token", 24), {}, "module.cls_token"),
+    (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
+    (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
+    (without(), {"name": "vit_tiny_patch16_224"}, "vit_tiny_patch16_224: width 192, patch 16"),
 ]
 
 
@@ -106,32 +80,18 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
 def test_a_file_of_another_network(
     tmp_path: Path, change: Callable[[State], State], given: dict[str, Any], named: str
 ) -> None:
-    path = saved(tmp_path, change(state_of()))
-    with pytest.raises(UserError, match=named):
-        raise UserError(refusal(checkpoint=path, **{**KNOWN, **given}))
+    state = change(state_of())
+    said = refusal(checkpoint=saved(tmp_path, state), **{**KNOWN, **given})
+    assert named in said
+    assert "weights.pth" in said
 
 
-KINDS = [torch.int8, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_numbers_that_are_no_floats_or_none(tmp_path: Path, suffix: str) -> None:
-    for kind in KINDS:
-        state = {**state_of(), "blocks.1.attn.qkv.weight": torch.zeros(72, 24).to(kind)}
-        said = refusal(checkpoint=stored(tmp_path, state, suffix), **KNOWN)
-        assert f"weights{suffix}, blocks.1.attn.qkv.weight" in said
+def test_numbers_that_are_none(tmp_path: Path) -> None:
     for number in (float("nan"), float("inf"), -float("inf")):
         state = state_of()
         state["blocks.1.mlp.fc2.bias"][3] = number
         with pytest.raises(UserError, match=r"blocks.1.mlp.fc2.bias.*1 of 24"):
-            load_model(checkpoint=stored(tmp_path, state, suffix), **KNOWN)
-
-
-def test_a_file_of_another_model_than_is_named(tmp_path: Path) -> None:
-    path = saved(tmp_path, state_of())
-    said = refusal(name="vit_tiny_patch16_224", checkpoint=path, mean=0.5, std=0.5)
-    assert "width 24, patch 8, depth 2" in said
-    assert "vit_tiny_patch16_224: width 192, patch 16, depth 12" in said
+            load_model(checkpoint=saved(tmp_path, state), **KNOWN)
 
 
 # files that hold no weights -----------------------------------------------------------------------
@@ -148,7 +108,7 @@ class Bomb:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("where", ["beside", "alone", "pickle"])
+@pytest.mark.parametrize("where", ["beside", "pickle"])
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     tmp_path: Path, where: str
 ) -> None:
@@ -156,8 +116,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     if where == "pickle":
         path.write_bytes(pickle.dumps(Bomb(trap)))
     else:
-        both = {"model": state_of(), "hook": Bomb(trap)}
-        torch.save(both if where == "beside" else Bomb(trap), path)
+        torch.save({"model": state_of(), "hook": Bomb(trap)}, path)
     assert "weights.pth" in refusal(checkpoint=path, **KNOWN)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Bomb(trap)))  # noqa: S301 (the trap works)
@@ -169,20 +128,11 @@ CIRCLE["model"] = CIRCLE  # a container that holds itself
 ODD: list[tuple[Any, str]] = [
     (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
     ([torch.zeros(2)], "list"),
-    (3, "int"),
     ({}, "weights.pth"),
-    ({"model": {}}, "weights.pth"),
-    ({"epoch": 3, 1: "x"}, "1, epoch"),
-    ({0: torch.zeros(2), 1: torch.zeros(3)}, "0, 1"),
-    ({"fc.weight": torch.zeros(2, 2)}, "fc.weight"),
-    ({"model": {"model": {"model": {"model": {}}}}}, "model"),
-    ({"model": [1, 2], "x": (1, (2,))}, "model, x"),
     ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
     ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
-    ({10**30: torch.zeros(1)}, "int"),
     ({f"t{i}": 0 for i in range(10_001)}, "10001"),
     ({"a": torch.zeros([1] * 9)}, "weights.pth, a"),
-    ({"\x1b[2J": torch.zeros(1)}, "\\x1b[2J"),
     ({"x" * 5000: torch.zeros(1)}, "xxx...xxx"),
     (CIRCLE, "weights.pth"),
 ]
@@ -193,83 +143,49 @@ def test_a_file_of_something_else(tmp_path: Path, content: Any, named: str) -> N
     assert named in refusal(checkpoint=saved(tmp_path, content), **KNOWN)
 
 
-MADE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pipe": (os.mkfifo, "named pipe"),
-    "empty": (lambda path: path.touch(), "weights"),
-    "noise": (lambda path: path.write_bytes(os.urandom(5000)), "weights"),
-    "link to itself": (lambda path: path.symlink_to(path), "weights"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
-    "huge": (lambda path: (path.touch(), os.truncate(path, 65 << 30)), "65,536"),
+MADE: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "empty": lambda path: path.touch(),
+    "noise": lambda path: path.write_bytes(os.urandom(5000)),
+    "link to itself": lambda path: path.symlink_to(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "huge": lambda path: (path.touch(), os.truncate(path, 65 << 30)),
 }
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth", "weights.npz", "weights"])
 @pytest.mark.parametrize("kind", MADE)
-def test_what_is_no_file_of_weights(tmp_path: Path, suffix: str, kind: str) -> None:
-    path = tmp_path / f"weights{suffix}"
-    MADE[kind][0](path)
-    assert MADE[kind][1] in refusal(checkpoint=path, **KNOWN)
-
-
-def test_a_path_of_no_weights(tmp_path: Path) -> None:
-    for name in ("w.npz", "w.onnx", "w"):
-        (tmp_path / name).write_bytes(b"x")
-        assert name in refusal(checkpoint=tmp_path / name, **KNOWN)
+def test_a_path_of_no_weights(tmp_path: Path, name: str, kind: str) -> None:
+    MADE[kind](tmp_path / name)
+    assert name in refusal(checkpoint=tmp_path / name, **KNOWN)
     for path in (tmp_path / "none.pth", tmp_path):
         assert str(path) in refusal(checkpoint=path, **KNOWN)
-    for name in ("", "\0", "x" * 5000, "a/" * 3000, "packaged:\x1b[2J", "timm:"):
-        with pytest.raises(UserError) as caught:
-            load_model(checkpoint=name, **KNOWN)
-        assert len(str(caught.value)) < 20_000
-        assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_damage_anywhere_is_a_sentence_and_takes_no_memory(tmp_path: Path, suffix: str) -> None:
-    path = stored(tmp_path, state_of(), suffix)
-    good, draw = path.read_bytes(), random.Random(1)
-    for kept in (0, 5, int(0.3 * len(good)), int(0.999 * len(good))):
-        path.write_bytes(good[:kept])
-        assert path.name in refusal(checkpoint=path, **KNOWN)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(60):
-        changed = bytearray(good)
-        for _ in range(draw.randint(1, 3)):
-            changed[draw.randrange(4000)] ^= 1 << draw.randrange(8)
-        for content in (changed, good[: draw.randrange(len(good))]):
-            path.write_bytes(content)
-            with contextlib.suppress(UserError):
-                load_model(checkpoint=path, **KNOWN)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 300_000, "KiB"
+@pytest.mark.parametrize(
+    "name", ["", "\0", "x" * 5000, "a/" * 3000, "packaged:\x1b[2J", "timm:"], ids=range(6)
+)
+def test_a_name_that_is_no_path(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_model(checkpoint=name, **KNOWN)
+    assert len(str(caught.value)) < 20_000
+    assert "\x1b" not in str(caught.value)
 
 
 # facts that no tensor shows -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", ["mean", "std", "num_heads"])
+@pytest.mark.parametrize("missing", ["mean", "std", "num_heads", "activation"])
 def test_what_a_file_does_not_say_must_be_given(tmp_path: Path, missing: str) -> None:
+    """The activation of a network as CLIP's, too."""
     (tmp_path / "my_vit").mkdir()
     path = tmp_path / "my_vit" / "model.safetensors"  # which many files are called
-    save_file(state_of(), path)
+    save_file(state_of(**(CLIP if missing == "activation" else {})), path)
     known = {key: value for key, value in KNOWN.items() if key != missing}
     said = refusal(checkpoint=path, **known)
     assert f"{missing}=…" in said
     assert said.startswith(str(Path("my_vit", "model.safetensors")))
     assert outline_model(checkpoint=path, **known).embed_dim == 24  # no attack depends on them
-
-
-def test_the_activation_of_a_network_as_clips_is_not_guessed(tmp_path: Path) -> None:
-    path = saved(tmp_path, state_of(**CLIP))
-    assert "activation=…" in refusal(checkpoint=path, **KNOWN)
-    assert load_model(checkpoint=path, activation="quick_gelu", **KNOWN).variant.norm_eps == 1e-5
-
-
-def test_what_timm_declares_for_the_name_is_said_and_not_taken() -> None:
-    said = refusal(name="vit_tiny_patch16_224", checkpoint="random", num_classes=5)
-    assert "timm declares mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)" in said
-    assert "timm" not in refusal(name="vit_b_16", checkpoint="random", num_classes=5)
 
 
 SIZE: list[Any] = [0, 16_385, 2**70, 3.5, "32", True, [32]]
@@ -299,15 +215,12 @@ def test_a_wrong_entry_of_the_metadata_is_named(tmp_path: Path, key: str) -> Non
 
 
 GIVEN: dict[str, list[Any]] = {
-    **{key: WRONG[key] for key in ("img_size", "num_heads", "resize", "mean")},
-    "depth": [0, -1, 513, 2.0],
+    **{key: WRONG[key] for key in ("img_size", "num_heads", "mean")},
+    "depth": [0, 513, 2.0],
     "num_classes": [0, 10**7],
     "mlp_ratio": [-1, 1e9],
-    "norm_eps": [0, 5, True],
     "interpolation": ["bicubik"],
     "unknown_embedding": ["yes"],
-    "trained_gamma": [2],
-    "position_embedding": ["expose"],
     "dal": [5],
     "img_sise": [32],
     "unknown_init": ["zero"],
@@ -331,20 +244,15 @@ def test_sizes_that_are_real_one_by_one_and_not_together(monkeypatch: pytest.Mon
     outline_model(checkpoint="random", **SMALL)  # which takes no memory
 
 
-# names --------------------------------------------------------------------------------------------
-
 TAGGED = "vit_small_patch16_224.augreg_in1"
 NAMES: list[tuple[dict[str, Any], list[str]]] = [
     ({"name": "deit_smal_mjp"}, ["deit_smal_mjp", "deit_small_mjp?"]),
     ({"name": "resnet50"}, ["resnet50", "--weights"]),
-    ({"name": "resnett50"}, ["resnett50", "vit_small"]),
     ({"name": "vit_tiny_patch16_224.augreg"}, ["vit_tiny_patch16_224.augreg"]),
     ({"checkpoint": "timm:vit_tinny_patch16_224"}, ["vit_tiny_patch16_224?"]),
-    ({"checkpoint": "timm:vit_small_patch16_225.augreg_in1k"}, ["vit_small_patch16_224?"]),
     ({"checkpoint": f"timm:{TAGGED}2k"}, [f"{TAGGED}k?"]),
     ({"checkpoint": "packaged:cifar_vitt"}, ["cifar_vit?"]),
     ({"name": "deit_small_mjp"}, ["deit_small_mjp", "yhlleo/MJP", "--weights"]),
-    ({"name": "deit_small_no_pe"}, ["deit_small_no_pe", "--weights"]),
     ({"name": "vit_tiny_patch16_224"}, ["vit_tiny_patch16_224", "--weights"]),
     ({}, ["checkpoint"]),
 ]
@@ -354,3 +262,9 @@ NAMES: list[tuple[dict[str, Any], list[str]]] = [
 def test_a_name_of_no_model_or_without_weights(given: dict[str, Any], named: list[str]) -> None:
     said = refusal(mean=0.5, std=0.5, **given)
     assert all(words in said for words in named), said
+
+
+def test_what_timm_declares_for_the_name_is_said_and_not_taken() -> None:
+    said = refusal(name="vit_tiny_patch16_224", checkpoint="random", num_classes=5)
+    assert "mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)" in said
+    assert "timm" not in refusal(name="vit_b_16", checkpoint="random", num_classes=5)
