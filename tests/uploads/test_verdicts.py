@@ -218,6 +218,19 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
         assert found[MISNORMALISED].tolist() == [1 - certain] * 2
 
 
+@pytest.mark.parametrize("absent", [("pos_embed",), ("pos_embed", "patch_embed")])
+def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too(absent: tuple[str, ...]) -> None:
+    told = planted_model(img_size=16)
+    plain, labels = declaring(told, NONE), torch.tensor([3])
+    sent = gradient_of(plain, (planted_images(1, 16) * 255).round() / 255, labels)
+    sent = {name: gradient for name, gradient in sent.items() if not name.startswith(absent)}
+    known: dict[str, Any] = {"attacks": {"token_peeling": {"prior": "stationary"}}}
+    right, wrong = attacked(plain, sent, **known), attacked(told, sent, **known)
+    assert (right.best.is_certain, right.doubt) == (True, "")
+    assert not wrong.best.is_certain
+    assert "none (mean 0, std 1)" in wrong.verdict
+
+
 # shuffled, or with defences that are named --------------------------------------------------------
 
 
