@@ -102,9 +102,9 @@ class Client:
         if grey.empty:
             return None
         rows = pd.DataFrame({"status": "ok", "reason": "", "psnr.standard": grey})
-        photographs = (line.groups for line in self.lines if line.groups is not None)
-        if (known := next(photographs, None)) is not None:
-            rows["group"] = known.astype(object).reindex(grey.index)
+        if cut := [line.frame["group"] for line in self.lines if "group" in line.frame]:
+            photographs = pd.concat(cut).astype(object).dropna()
+            rows["group"] = photographs[~photographs.index.duplicated()].reindex(grey.index)
         facts = AttackFacts(title="uniform grey", name="grey", role="floor")
         cell = replace(self.cell, attack=facts)
         return replace(self.lines[0], cell=cell, stored=rows, left_out=())

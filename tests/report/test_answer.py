@@ -199,9 +199,14 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     assert keys(client.one_upload) == "cut_short partly_inapplicable unfinished"
 
 
-def test_crops_of_a_grey_count_by_photograph(tmp_path: Path) -> None:
-    line = (intact("patch_gradient"), [30.0] * 6, {"grey_psnr": 12.0})
-    (client,) = card_of(run_of(tmp_path, line, photographs=3)).rows
+@pytest.mark.parametrize("images", [(2, 6), (4, 6), (6, 4), (6, 6)])
+def test_crops_of_a_grey_count_by_photograph(tmp_path: Path, images: tuple[int, int]) -> None:
+    """Also of images that one line does not have."""
+    lines = [
+        (intact(name), [30.0] * count, {"grey_psnr": 12.0})
+        for name, count in zip(("patch_gradient", "patch_prior"), images, strict=True)
+    ]
+    (client,) = card_of(run_of(tmp_path, *lines, photographs=3)).rows
     assert client.floor is not None
     assert (client.floor.n, client.floor.photographs) == (6, 3)
 
