@@ -3,11 +3,11 @@ r"""Every patch of an upload from block 0's gradients, masked or not, with or wi
 `equations.token_peeling` takes tokens out of the gradients of block 0's layers one after another;
 `equations.token_patches` solves each one's few equations for its patch and finds its place. Neither
 the position table's gradient, a prior, labels nor whole pixel values are needed, and masked patches
-are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`). Where the
-patch embedding is frozen or its gradient is kept at home as well, patches with fewer values than
-the embedding is wide stay exact; of larger ones the embedding is known, and the prior says the
-rest. Without a table attention does (`equations.patch_order`); it tells the pictures of a batch
-apart, too.
+are as exact as others. Their order is not in the gradient: borders tell it (`jigsaw`), or, without
+a table, attention (`equations.patch_order`). Attention tells the pictures of a batch apart, too.
+
+Where the client sends no gradient of the patch embedding, patches with fewer values than the
+embedding is wide stay exact; of larger ones the embedding is known, and the prior says the rest.
 
 It needs B (N + 1) < D tokens that gradients show above their rounding: those of trained networks,
 and of networks that pool all tokens. A last block's show the class token alone. Where tokens are

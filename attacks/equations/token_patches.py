@@ -153,7 +153,8 @@ class StepTokens:
         self.weight = model.patch_embed.proj.weight.detach().flatten(1)
         self.basis, self.anchor = self._span()
         self.moves = _centred(self.basis @ self.weight.mT)
-        everything = len(self.basis) == len(self.anchor) and _is_solvable(self.moves)
+        values = torch.linalg.svdvals(self.moves)
+        everything = len(values) == len(self.anchor) and bool(values[-1] > SINGULAR * values[0])
         self.is_exact = PATCH in self.grads or everything  # a token tells its whole patch
         self.fits = FITS if self.is_exact else LOOSE
         self.back = torch.linalg.pinv(self.moves)
@@ -482,10 +483,11 @@ class StepTokens:
         q, k, v = split.permute(1, 2, 0, 3)
         q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
         sums = tokens.attended[fits].view(len(fits), heads, 1, -1).transpose(0, 1)
-        positions = nn.functional.one_hot(where).T.to(v)
-        positions = positions[positions.any(1)]  # each place has one token of a picture
-        if self.masked is not None:  # and all places together N
-            positions = positions.new_full((1, len(where)), 1 / self.count)
+        if self.masked is None:  # each place has one token of a picture
+            positions = nn.functional.one_hot(where).T.to(v)
+            positions = positions[positions.any(1)]
+        else:  # all places together have N
+            positions = v.new_full((1, len(where)), 1 / self.count)
         weights, errors = list[Tensor](), list[float]()
         for index in range(len(fits)):
             powers = (k @ q[:, len(fixed) + index, :, None])[:, :, 0] * q.shape[-1] ** -0.5
@@ -503,11 +505,6 @@ class StepTokens:
             weights.append(torch.from_numpy(solved).to(v))
             errors.append(error)
         return torch.stack(weights), torch.tensor(errors).to(v)
-
-
-def _is_solvable(moves: Tensor) -> bool:
-    values = torch.linalg.svdvals(moves)
-    return bool(values[-1] > SINGULAR * values[0])
 
 
 def _centred(vectors: Tensor) -> Tensor:

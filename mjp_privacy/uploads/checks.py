@@ -165,9 +165,9 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
-    """The same for pictures (m, C, S, S) that an attack says are certain: of batches, and of
-    clients that keep embeddings' gradients, the patch equations determine none. Attacks clip
-    them to [0, 1]: pixels at the ends of it may have been anything."""
+    """The same for pictures (m, C, S, S) that an attack itself calls certain. The patch equations
+    determine none of a batch, nor of a client that keeps embeddings' gradients to itself. Attacks
+    clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
     doubts = {}
     for place in certain.nonzero().flatten().tolist():
         pixels = images[place].double().cpu()
