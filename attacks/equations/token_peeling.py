@@ -32,8 +32,8 @@ among them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ start away: from afar, where the activation bends more, others end at tokens."""
 ALIKE, SPREAD = 8, 3.0
 """Tokens that were found from which the other half start at mixtures of them, and how many times as
 far from their mean as they are: the tokens of an upload are alike, masked ones above all."""
-STEPS, POLISH = 40, 12  # of a search in float32, and of one that is made exact in float64
+STEPS, POLISH = 40, 6  # of a search in float32, and of one that is made exact in float64
+REPEATED = 8  # times that a step of the latter is repeated with the same derivatives, at most
 PATIENCE = 10  # rounds that find no new token before the search ends
 COARSE, ROUGH = 1e-6, 1e-2
 """The share outside the span of what is left at which a search has ended near a token, and the same
@@ -69,9 +70,8 @@ FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
 """The share outside the whole span that a token may have that counts as found, how many times what
 the gradients' noise is expected to leave there may as well, and the most."""
 SAME = 1e-3  # relative distance below which two inputs are of one token
-LOOKS, LOOKS_FINE, STALLED = 4, 2, 0.7
-"""Steps between looks at a search, and at one that is made exact, and what of its value is left
-since the last look where it stops."""
+LOOKS, STALLED = 4, 0.7
+"""Steps between looks at a search, and what of its value is left since the last where it stops."""
 DAMPING, DAMPING_FINE = 1e-2, 1e-6
 LESS, MORE = 0.2, 4.0  # times the damping after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together
@@ -155,6 +155,9 @@ class TwoLayers:
     between: nn.Module  # from the first layer's outputs to the second's inputs
     second: nn.Linear
     scaled: Callable[[Tensor], Tensor]
+    parts: int
+    """1 where each input of the second layer depends on the output of the first in its place, 2
+    where a gate's takes its part as well, and so on; 0 where it is otherwise."""
 
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
@@ -162,12 +165,35 @@ class TwoLayers:
         block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
         first, second, between = block.mlp.fc1, block.mlp.fc2, block.mlp
         between.fc1, between.fc2 = nn.Identity(), nn.Identity()
-        return cls(block.norm2, first, between, second, layer_scales(block)[1])
+        parts = first.out_features // second.in_features
+        branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts)
+        random = torch_generator("whether each input depends on its own")
+        before, along = torch.randn(2, 1, first.out_features, generator=random).to(first.weight)
+        whole = replace(branch, parts=0).moved(before, along)
+        agrees = len(along.mT) == parts * second.in_features and not _differs(
+            whole, branch.moved(before, along)
+        )
+        return branch if agrees else replace(branch, parts=0)
 
     def hidden(self, u: Tensor) -> Tensor:
         """f for inputs u (..., D)."""
         inputs: Tensor = self.between(self.first(u))
         return inputs
+
+    def moved(self, before: Tensor, along: Tensor) -> Tensor:
+        """How f (m, k, width) moves as each of the first layer's outputs (m, hidden) moves along
+        each of some directions (k, hidden)."""
+
+        def pushed(direction: Tensor) -> Tensor:
+            moved: Tensor = jvp(self.between, (before,), (direction.expand_as(before),))[1]
+            return moved
+
+        if not self.parts:
+            return vmap(pushed)(along).transpose(0, 1)
+        split = along.unflatten(1, (self.parts, -1)).unbind(1)
+        ones = torch.eye(self.parts).to(before).repeat_interleave(split[0].shape[1], 1)
+        slopes = (pushed(one).unsqueeze(1) * part for one, part in zip(ones, split, strict=True))
+        return sum(slopes, start=before.new_zeros(()))
 
     def back(self, u: Tensor, upstream: Tensor) -> Tensor:
         """d (m, hidden) at the first layer's output for inputs u (m, D) and gradients g (m, D) of
@@ -327,16 +353,18 @@ class Peeling:
 
     def upstream(self, found: Tensor) -> Tensor:
         """g (n, D) of tokens u (n, D)."""
-        basis = _unscaled(self.branch.scaled, self.second.left.mT)
-        hidden = _augmented(self.branch.hidden(found), self.second)
-        inside = (hidden @ self.second.rows.mT) / self.second.values
+        basis, branch = self.second.left.mT, self.branch
+        before, pulled = branch.first(found), basis @ branch.second.weight
+        inside = (_augmented(branch.between(before), self.second) @ self.second.rows.mT) / (
+            self.second.values
+        )
         gradients = list[Tensor]()
-        for u, along in zip(found, inside, strict=True):
-            back = self.branch.back(u.expand(len(basis), -1), basis)
+        for one, along in zip(before, inside, strict=True):
+            back = vjp(branch.between, one.expand(len(basis), -1))[1](pulled)[0]
             off = back - (back @ self.first.left) @ self.first.left.mT
             direction = torch.linalg.eigh(off @ off.mT).eigenvectors[:, 0]
             gradients.append(direction @ basis / (along @ direction))
-        return torch.stack(gradients)
+        return _unscaled(branch.scaled, torch.stack(gradients))
 
 
 def _distinct(vectors: Tensor, known: Tensor) -> Tensor:
@@ -357,13 +385,22 @@ class _Equations:
     ) -> None:
         """inputs, inner  orthonormal rows of the spans of (u, 1) and (f, 1)"""
         self.branch, self.second, self.rows = branch, second, inner
-        width = branch.first.in_features
+        first, width = branch.first, branch.first.in_features
         rows, last = inputs[:, :width], inputs[:, width:]
         self.start, self.moves = rows.new_zeros(width), rows
         if last.numel() and bool(last.any()):
             turn = torch.linalg.qr(last, mode="complete").Q
             self.start = (last * rows).sum(0) / last.square().sum()
             self.moves = turn[:, 1:].mT @ rows
+        self.before = first.weight @ self.start + (0 if first.bias is None else first.bias)
+        self.along = self.moves @ first.weight.mT
+
+    def coarse(self) -> _Equations:
+        """The same in float32."""
+        one = copy(self)
+        one.branch = replace(self.branch, between=deepcopy(self.branch.between).float())
+        one.rows, one.before, one.along = self.rows.float(), self.before.float(), self.along.float()
+        return one
 
     def nearest(self, u: Tensor) -> Tensor:
         """y (m, k) of the points that are nearest to some u (m, D)."""
@@ -374,7 +411,7 @@ class _Equations:
         each = max(starts.shape[1] * self.branch.second.in_features, 1)
         ends, shares = list[Tensor](), list[Tensor]()
         for some in starts.split(max(1, ENTRIES // each)):
-            end, share = self._solved(some, STEPS, torch.float32)
+            end, share = self.coarse()._solved(some.float())
             ends.append(end)
             shares.append(share)
             if spent():
@@ -383,56 +420,45 @@ class _Equations:
         return u[torch.cat(shares) <= enough]
 
     def polished(self, u: Tensor) -> Tensor:
-        """Tokens u (m, D) made exact in float64; those that solve the equations."""
-        if not len(u):
-            return u
-        y, share = self._solved(self.nearest(u), POLISH, torch.float64, DAMPING_FINE, LOOKS_FINE)
-        u = self.start + y @ self.moves
-        doubt = self.second.doubt(_augmented(self.branch.hidden(u), self.second))
-        return u[share <= (DOUBTED * doubt).clamp(FINE, MOST)]
+        """Tokens u (m, D) made exact in float64 by Newton's steps, each repeated with the same
+        derivatives as long as that helps; those that solve the equations."""
+        y = self.nearest(u)
+        f, r = self._residual(y)
+        value = r.square().sum(1)
+        for _ in range(POLISH):
+            if not len(y):
+                return u
+            before, (gram, slopes) = value, self._derivatives(y)
+            solver = torch.linalg.lu_factor_ex(self._damped(gram, DAMPING_FINE))[:2]
+            for _ in range(REPEATED):
+                step = torch.linalg.lu_solve(*solver, _along(slopes, r).unsqueeze(2))[:, :, 0]
+                trial_f, trial_r = self._residual(y - step)
+                trial = trial_r.square().sum(1)
+                better, helps = trial < value, trial < STALLED * value
+                y = torch.where(better[:, None], y - step, y)
+                f, r = (
+                    torch.where(better[:, None], trial_f, f),
+                    torch.where(better[:, None], trial_r, r),
+                )
+                value = torch.where(better, trial, value)
+                if not bool(helps.any()):
+                    break
+            if not bool((value < STALLED * before).any()):
+                break
+        u, share = self.start + y @ self.moves, value / f.square().sum(1)
+        return u[share <= (DOUBTED * self.second.doubt(f)).clamp(FINE, MOST)]
 
-    def _solved(
-        self,
-        y: Tensor,
-        steps: int,
-        dtype: torch.dtype,
-        first_damping: float = DAMPING,
-        looks: int = LOOKS,
-    ) -> tuple[Tensor, Tensor]:
+    def _solved(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Local minima (m, k) near points (m, k), and the shares of f outside its span."""
-        first = self.branch.first
-        at = (first.weight @ self.start + (0 if first.bias is None else first.bias)).to(dtype)
-        along = (self.moves @ first.weight.mT).to(dtype)
-        between, rows = deepcopy(self.branch.between).to(dtype), self.rows.to(dtype)
-        width = self.branch.second.in_features
-
-        def linearised(y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            """J^T J, J^T r, |r|^2 and |r|^2 / |f|^2 of the residual r."""
-            before = at + y @ along
-            f = _augmented(between(before), self.second)
-            r = f - (f @ rows.mT) @ rows
-
-            def pushed(direction: Tensor) -> Tensor:
-                moved: Tensor = jvp(between, (before,), (direction.expand_as(before),))[1]
-                return moved
-
-            slopes = vmap(pushed)(along).transpose(0, 1)
-            seen = slopes @ rows[:, :width].mT
-            gram = slopes @ slopes.mT - seen @ seen.mT
-            value = r.square().sum(1)
-            return gram, (slopes @ r[:, :width, None])[:, :, 0], value, value / f.square().sum(1)
-
-        y = y.to(dtype)
         ends, shares = y.clone(), y.new_full((len(y),), torch.inf)
         active = torch.arange(len(y), device=y.device)
-        damping = y.new_full(y.shape[:1], first_damping)
-        state, before = linearised(y), y.new_full((len(y),), torch.inf)
-        for step in range(steps):
+        damping = y.new_full(y.shape[:1], DAMPING)
+        state, before = self._linearised(y), y.new_full((len(y),), torch.inf)
+        for step in range(STEPS):
             gram, slope, value, _ = state
-            diagonal = gram.diagonal(dim1=1, dim2=2).clamp_min(1e-12)
-            damped = gram + torch.diag_embed(damping[:, None] * diagonal)
+            damped = self._damped(gram, damping[:, None])
             trial = y - torch.linalg.solve_ex(damped, slope).result  # no number: no better
-            moved = linearised(trial)
+            moved = self._linearised(trial)
             better = moved[2] < value
             y = torch.where(better[:, None], trial, y)
             state = tuple(  # type: ignore[assignment]
@@ -441,7 +467,7 @@ class _Equations:
             )
             damping = (damping * torch.where(better, LESS, MORE)).clamp(1e-7, 1e6)
             ends[active], shares[active] = y, state[3]
-            if (step + 1) % looks == 0:  # those that have arrived, or do not move, are done
+            if (step + 1) % LOOKS == 0:  # those that have arrived, or do not move, are done
                 going = state[2] < STALLED * before
                 before = state[2][going]
                 y, active, damping = y[going], active[going], damping[going]
@@ -449,3 +475,29 @@ class _Equations:
                 if not len(active):
                     break
         return ends, shares
+
+    def _linearised(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """J^T J, J^T r, |r|^2 and |r|^2 / |f|^2 at points (m, k)."""
+        (f, r), (gram, slopes) = self._residual(y), self._derivatives(y)
+        value = r.square().sum(1)
+        return gram, _along(slopes, r), value, value / f.square().sum(1)
+
+    def _residual(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """f with the bias' input (m, width + 1), and what of it lies outside its span."""
+        f = _augmented(self.branch.between(self.before + y @ self.along), self.second)
+        return f, f - (f @ self.rows.mT) @ self.rows
+
+    def _derivatives(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """J^T J (m, k, k) of the residual, and the derivatives (m, k, width) of f."""
+        slopes = self.branch.moved(self.before + y @ self.along, self.along)
+        seen = slopes @ self.rows[:, : slopes.shape[2]].mT
+        return slopes @ slopes.mT - seen @ seen.mT, slopes
+
+    @staticmethod
+    def _damped(gram: Tensor, damping: Tensor | float) -> Tensor:
+        return gram + torch.diag_embed(damping * gram.diagonal(dim1=1, dim2=2).clamp_min(1e-12))
+
+
+def _along(slopes: Tensor, r: Tensor) -> Tensor:
+    """J^T r (m, k)."""
+    return (slopes @ r[:, : slopes.shape[2], None])[:, :, 0]
