@@ -433,7 +433,9 @@ class LatticePictures:
         verified = list[Tensor]()  # a picture that comes twice says nothing of the second place
         judged = list[BatchPicture]()
         for picture, share in zip(pictures, outside.tolist(), strict=True):
+            seen = to_images(picture[None], model.patch_size, channels).to(model.like)
             passes = share <= enough and not any(picture.equal(other) for other in verified)
+            passes = passes and spans.sees_mixtures(seen, enough)
             verified += [picture] if passes else []
             judged.append(BatchPicture(picture, share if passes else math.nan, by_lattice))
         return judged

@@ -55,7 +55,7 @@ from attacks.equations.completion import FieldEnergy
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.vit import input_of
 
 GAP = 30.0
@@ -106,6 +106,7 @@ class LayerSpans:
     """By layer, (T,): what noise moves of each direction of the basis out of the true span, squared
     and expected: its variance on an entry, (width - T) times, over the singular value squared."""
     blocks: int
+    batch: int
 
     @classmethod
     def of(
@@ -124,7 +125,7 @@ class LayerSpans:
                 free = sent.shape[1] - tokens
                 variance = s[tokens:].square().sum() / (max(sent.shape[0] - tokens, 1) * free)
                 doubts[name] = variance * free / s[:tokens].square()
-        return cls(model, bases, doubts, blocks) if bases else None
+        return cls(model, bases, doubts, blocks, batch) if bases else None
 
     def precise(self) -> LayerSpans:
         """The same, looked at in float64."""
@@ -133,6 +134,10 @@ class LayerSpans:
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
         (m,) for normalised pictures (m, C, H, W)."""
+        return self._share(pictures, torch.ones(1, 1, device=pictures.device))
+
+    def _share(self, pictures: Tensor, counts: Tensor) -> Tensor:
+        """The same of those tokens that count, (m, T) of 1 and 0."""
         shares = []
         with inputs_of(self.model, self.bases) as seen:
             through_blocks(self.model, pictures, self.blocks)
@@ -140,13 +145,42 @@ class LayerSpans:
                 inputs = seen[name]
                 basis = basis.to(inputs)
                 rest = inputs - (inputs @ basis.mT) @ basis
-                length = inputs.detach().square().sum((1, 2))
-                shares.append(rest.square().sum((1, 2)) / length)
+                length = inputs.detach().square().sum(2)
+                counted = counts.to(inputs)
+                shares.append((rest.square().sum(2) * counted).sum(1) / (length * counted).sum(1))
         return torch.stack(shares).mean(0)
+
+    def sees_mixtures(self, picture: Tensor, enough: float) -> bool:
+        """Whether a mixture of the batch's pictures would not pass, as one picture (1, C, H, W)
+        shows: each patch in turn is exchanged for the one that is least like it, and whatever
+        stands in the place of one patch must show in other tokens.
+
+        Where a new network's branches are nearly nothing, its tokens do not see each other.
+        """
+        if self.batch == 1:
+            return True
+        patches, size = to_patches(picture[0], self.model.patch_size), self.model.patch_size
+        places = torch.arange(len(patches), device=patches.device)
+        trials = patches.expand(len(patches), -1, -1).clone()
+        trials[places, places] = patches[torch.cdist(patches, patches).argmax(1)]
+        counts = patches.new_ones(len(patches), self.model.tokens)
+        counts[places, self.model.prefix + places] = 0
+        shares = list[Tensor]()
+        with torch.no_grad():
+            for some, counted in zip(trials.split(AT_ONCE), counts.split(AT_ONCE), strict=True):
+                shares.append(self._share(to_images(some, size, len(picture[0])), counted))
+            own = float(self.off(picture))
+        least = torch.cat(shares).min(0)
+        trial = to_images(trials[least.indices][None], size, len(picture[0]))
+        distinct = float(least.values) > DOUBTED * own
+        return distinct and not self._fits(trial, float(least.values), enough)
 
     def passes(self, picture: Tensor, share: float, enough: float) -> bool:
         """Whether a normalised picture (1, C, H, W) of which this share lies outside counts as
-        found: as `enough` says, or as noise would have it of this picture."""
+        found: as `enough` says, or as noise would have it of this picture; and no mixture would."""
+        return self._fits(picture, share, enough) and self.sees_mixtures(picture, enough)
+
+    def _fits(self, picture: Tensor, share: float, enough: float) -> bool:
         if share <= enough or share > MOST:
             return share <= enough
         expected = []
@@ -238,7 +272,9 @@ class LayerSearch:
         self, batch: int, searches: int, enough: float, generator: torch.Generator
     ) -> tuple[Tensor, float] | None:
         """Patches (N, p) of one picture and its share, at most `enough`; None where so many
-        searches find none."""
+        searches find none, or a mixture would look like one."""
+        if not self.spans.sees_mixtures(self._seen(self.guess.mean.unsqueeze(0)), enough):
+            return None
         if not len(self.units):
             share = self._share(self.guess.mean)
             return (

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.batches import differences, superposed
 from attacks.equations.lattice_pictures import NormTest
+from attacks.equations.layers import FOUND, LayerSpans
 from attacks.equations.patch_system import patch_system
 from attacks.lattice.cost import Frame
 from attacks.lattice.search import sums_of
@@ -26,6 +28,7 @@ from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.modules import load_module
 from tests.helpers.models import planted_model
 from tests.helpers.planted import best, changed, planted_images, planted_view
 
@@ -142,6 +145,30 @@ def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
     assert torch.allclose(found.images, run(view, "batch_span").images)
     assert found.diagnostics["certain"].tolist() == [0.0, 0.0]
     assert found.diagnostics["outside"].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+def test_no_mixture_passes_where_tokens_do_not_see_each_other(scale: float) -> None:
+    """Layer scale of new networks multiplies all that attention adds by next to nothing, so that a
+    picture of patches of both lies in the layers' spans as each of the two does."""
+    torch.manual_seed(2)
+    network: Any = timm.models.VisionTransformer(
+        img_size=32, embed_dim=96, depth=3, num_heads=4, num_classes=10, init_values=scale
+    )
+    model, images = load_module(network, mean=0.5, std=0.5), planted_images(2, 32).float()
+    view = seen(images, 2, victim=model, attack="layer_span")
+    grads = {name: sent[0] for name, sent in view.updates[0].grads.items()}
+    spans = LayerSpans.of(model, grads, 2, 2)
+    assert spans is not None
+    one, other = model.normalize(images)
+    enough, mixed = FOUND * torch.finfo(torch.float32).eps ** 2, one.clone()
+    mixed[:, :16] = other[:, :16]
+    with torch.no_grad():
+        true, mixture = spans.off(torch.stack((one, mixed))).tolist()
+    assert true <= enough
+    assert (mixture <= enough) == (scale < 1)
+    assert spans.passes(one[None], true, enough) == (scale == 1)
+    assert not spans.passes(mixed[None], mixture, enough)
 
 
 def test_gradients_come_closer_and_what_mjp_masked_in_all_pictures_stays_masked() -> None:
