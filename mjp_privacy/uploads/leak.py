@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 # one attack ---------------------------------------------------------------------------------------
 
 CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
+NEARER = 0.5  # dB by which an attack is said to be nearer to the originals than the one chosen
+TIE = 1e-5
+"""Values nearer than this are the same: of an original that is no 8-bit picture, some lie between
+two levels, where the last bit rounds them either way."""
 COLUMNS_SAID = ("attack", "residual", "misfit", "PSNR", "exact", "seconds")
 
 
@@ -129,7 +133,9 @@ class Reconstructed:
         images, originals = self.images[[places[at] for at in usable]], private[usable]
         names = dict.fromkeys(METRICS[key].name for key in METRICS)
         values = score(images, originals, [f"{name}/standard" for name in names])
-        same = quantise(images.double()) == quantise(originals.double())
+        same = (quantise(images.double()) == quantise(originals.double())) | (
+            (images - originals).abs() < TIE
+        )
         columns = {name: numbers for (name, _), numbers in values.items()}
         columns["exact"] = same.flatten(1).all(1).numpy()
         table = pd.DataFrame({"attack": self.attack, "image": usable, **columns})
@@ -140,7 +146,7 @@ class Reconstructed:
         checks = {"residual": self.residual, "misfit": self.misfit}
         told = {name: f"{check:.1e}" for name, check in checks.items() if not math.isnan(check)}
         if self.scores is not None:
-            told["PSNR"] = f"{self.psnr:.1f}"
+            told["PSNR"] = _decibels(self.psnr)
             told["exact"] = f"{self.exact} of {len(self.scores) + len(self.reasons)}"
         return {"attack": self.attack, **told, "seconds": f"{self.seconds:.2f}"}
 
@@ -234,9 +240,11 @@ class Leak:
         best, said = self.best, ""
         if best.scores is not None and self.private is not None:
             floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
-            lost = f", {len(best.reasons)} without a picture" if best.reasons else ""
-            exact = f"{best.exact} of {len(self.private)} exact{lost}"
-            said = f"{best.attack}: {exact}, {best.psnr:.1f} dB{floor}. "
+            said = f"{self._score(best)}{floor}. "
+            scored = [made for made in self.ranked if made.scores is not None]
+            nearest = max(scored, key=lambda made: made.psnr)
+            if nearest.psnr > best.psnr + NEARER:
+                said += f"Nearest to the originals, which choose nothing: {self._score(nearest)}. "
         if self.batch > 1 or SHARING in best.diagnostics:
             said += of_batch(best)
         elif self.moved:
@@ -249,6 +257,11 @@ class Leak:
         else:
             said += of_one(best, self.declared)
         return f"{said} But {self.doubt}." if self.doubt else said
+
+    def _score(self, made: Reconstructed) -> str:
+        lost = f", {len(made.reasons)} without a picture" if made.reasons else ""
+        of = 0 if self.private is None else len(self.private)
+        return f"{made.attack}: {made.exact} of {of} exact{lost}, {_decibels(made.psnr)} dB"
 
     def __repr__(self) -> str:
         rows = [made.facts() for made in self.ranked]
@@ -280,7 +293,10 @@ class Leak:
             raise UserError(f"There is no picture to show. {self.verdict} See .refused.")
         figure = leak_figure(self)
         if path is not None:
-            figure.savefig(path)
+            try:
+                figure.savefig(path)
+            except (OSError, ValueError) as error:  # ValueError: a format that is none
+                raise UserError(f"The picture cannot be written: {error}.") from None
         return figure
 
 
@@ -336,8 +352,8 @@ def of_one(best: Reconstructed, declared: float) -> str:
         )
     return (
         f"No picture has the whole uploaded gradient; {best.attack}'s comes nearest "
-        f"({left if known else solved.strip(' ()')}). That is no evidence of safety: the attacks "
-        f"do not reach it, or {noise}{NOT_ASSUMED}."
+        f"({left if known else solved.strip(' ()')}). That is no evidence of safety, so look at it "
+        f"(.show()): the attacks do not reach the whole, or {noise}{NOT_ASSUMED}."
     )
 
 
@@ -365,6 +381,10 @@ def _explained(best: Reconstructed, declared: float) -> str:
     return ""
 
 
+def _decibels(value: float) -> str:
+    return f"≥ {CAP:g}" if value >= CAP else f"{value:.1f}"
+
+
 def _times(factor: float) -> str:
     """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
     sign, size = "−" if factor < 0 else "", abs(factor)
@@ -381,8 +401,8 @@ def of_batch(best: Reconstructed) -> str:
             f"marks them, {AS_DECLARED}; all others are guesses."
         )
     return (
-        f"Without the originals nothing here tells whether {best.attack}'s {of} are the client's. "
-        "That is no evidence of safety."
+        f"Nothing in the upload tells whether {best.attack}'s {of} are the client's. That is no "
+        "evidence of safety: look at them (.show())."
     )
 
 

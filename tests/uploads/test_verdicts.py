@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from attacks.shared_picture import CERTAIN
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored
-from mjp_privacy.uploads.leak import Leak
+from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import client_step, declared_errors, own_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
@@ -291,3 +293,29 @@ def test_defences_are_weighed_by_attacks(larger: LoadedModel) -> None:
     sent = {name: g[0] for name, g in make_upload(larger, [inputs], client).grads.items()}
     known = attacked(larger, sent, defenses=[{"dp_sgd": 1e-4}])
     assert known.declared == pytest.approx(attacked(larger, sent, noise=1e-4).declared) != 0
+
+
+# what is said beside the originals ----------------------------------------------------------------
+
+
+def test_values_between_two_levels_are_exact_and_others_are_not() -> None:
+    """An original that was resized as floating-point numbers is no 8-bit picture."""
+    between = torch.full((1, 3, 32, 32), 10.5 / 255)
+    found = [Reconstructed("april", between + step).scored(between) for step in (-1e-6, -1e-3)]
+    assert [one.exact for one in found] == [1, 0]
+
+
+def test_an_attack_that_came_nearer_than_the_one_chosen_is_named(tmp_path: Path) -> None:
+    originals = planted_images(2, 32)
+    made = {
+        name: Reconstructed(name, (originals + off).clamp(0, 1)).scored(originals, 2)
+        for name, off in (("batch_span", 0.2), ("layer_span", 0.01))
+    }
+    leak = Leak(made, {}, None, "unknown", private=originals, batch=2)
+    assert leak.best.attack == "batch_span"
+    assert f"layer_span: 0 of 2 exact, {made['layer_span'].psnr:.1f} dB" in leak.verdict
+    swapped = Leak(dict(reversed(made.items())), {}, None, "unknown", private=originals, batch=2)
+    assert "batch_span" not in swapped.verdict
+    for path in (tmp_path / "absent" / "leak.png", tmp_path / "leak.nothing"):
+        with pytest.raises(UserError, match="cannot be written"):
+            leak.show(path)
