@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from attacks import ATTACKS, find_attack, traits_of
+from attacks.budget import OVER
 from attacks.controls import mean_image
 from attacks.equations import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import (
@@ -62,6 +63,7 @@ def attack_gradients(
     img_size: int | None = None,
     attacks: Named = "all",
     exhaustive: bool = False,
+    seconds: float = 300,
     images: Images | None = None,
     seed: int = 0,
     **step: Unpack[ClientStep],
@@ -91,12 +93,16 @@ def attack_gradients(
     attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
     exhaustive with attacks="all": those that could not improve what is certain and those that
                optimise for minutes are run, too
+    seconds    of processor time an attack may take over one picture; then it ends with what it has,
+               and `notes` say so
     images     the private images (B, 3, S, S) in [0, 1], to score against; those of all uploads
                where several hold batches
     step       what is public of the client's step, as `ClientStep` (uploads/memory.py) explains it:
                kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
                noise, rounding, autocast
     """
+    if not seconds > 0:
+        raise UserError(f"seconds={seconds}: expected a positive number.")
     started = time.perf_counter()
     pixels: dict[str, Any] = {"mean": mean, "std": std, "img_size": img_size}
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
@@ -121,12 +127,22 @@ def attack_gradients(
             if may_skip and isinstance(seen, AttackerView) and _is_needless(name, results, view):
                 skipped[name] = NOT_NEEDED
                 continue
-            made = seen if isinstance(seen, str) else _run(attack, uploads, seen, seed, doubts)
+            made = (
+                seen
+                if isinstance(seen, str)
+                else _run(attack, uploads, seen, seed, seconds, doubts)
+            )
             if isinstance(made, str):
                 refused[name] = made
                 continue
             scored = made.scored(private, size)
             results[name] = replace(scored, seconds=time.perf_counter() - began)
+    cut = [
+        name
+        for name, made in results.items()
+        if OVER in made.diagnostics and made.diagnostics[OVER].any()
+    ]
+    slow = f"{', '.join(cut)} ended after seconds={seconds:g}: more may find more" if cut else ""
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
@@ -138,7 +154,7 @@ def attack_gradients(
         uploads.label_source,
         private,
         floor,
-        (*batch_notes(size, several, results), *uploads.notes),
+        (*batch_notes(size, several, results), *uploads.notes, *filter(None, [slow])),
         size,
         declared_residual(view),
         skipped,
@@ -306,6 +322,7 @@ def _run(
     uploads: OwnUploads,
     seen: AttackerView,
     seed: int,
+    seconds: float,
     doubts: Mapping[int, str],
 ) -> Reconstructed | str:
     """What one attack gives, with the checks that need no truth, or why it gives nothing.
@@ -314,7 +331,11 @@ def _run(
     """
     name, count = attack.name, seen.updates[0].steps_in_all * seen.updates[0].batch
     done = run_steps(
-        attack, seen, count, lambda step: torch_generator("own gradients", seed, name, step)
+        attack,
+        seen,
+        count,
+        lambda step: torch_generator("own gradients", seed, name, step),
+        seconds,
     )
     made = done.reconstruction
     reasons = {**made.inapplicable, **done.failed}

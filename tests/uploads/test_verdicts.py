@@ -319,3 +319,16 @@ def test_an_attack_that_came_nearer_than_the_one_chosen_is_named(tmp_path: Path)
     for path in (tmp_path / "absent" / "leak.png", tmp_path / "leak.nothing"):
         with pytest.raises(UserError, match="cannot be written"):
             leak.show(path)
+
+
+def test_an_attack_that_takes_too_long_ends_and_is_named(
+    model: LoadedModel, gradients: Gradients
+) -> None:
+    known: dict[str, Any] = {"attacks": ["inverting_gradients"], "labels": [3]}
+    leak = attacked(model, gradients, **known, seconds=0.05)
+    ended = {**leak.refused, "note": " ".join(leak.notes)}
+    assert any(
+        "inverting_gradients" in f"{name} {why}" and "0.05" in why for name, why in ended.items()
+    )
+    with pytest.raises(UserError, match="seconds=0"):
+        attacked(model, gradients, **known, seconds=0)
