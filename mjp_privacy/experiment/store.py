@@ -60,12 +60,12 @@ from mjp_privacy.experiment.block_file import (
     about_of,
     is_of_its_cell,
     joined_schema,
-    packed,
     picture_layout,
     read_pictures,
     read_table,
     schema_of,
     unpacked,
+    with_pictures,
     write_file,
 )
 
@@ -197,8 +197,7 @@ class RunStore:
         if rows["image_id"].duplicated().any():
             raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
-        for name, (values, metadata) in packed(list(rows["image_id"]), pictures).items():
-            table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
+        table = with_pictures(table, list(rows["image_id"]), pictures)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
         return write_pieces(self.folder(run_id), f"{block:05d}", table.schema, [table])
 

@@ -86,7 +86,7 @@ try:
     print("ready", flush=True)
     time.sleep(60)
 finally:
-    time.sleep(0.7)
+    time.sleep(0.3)
     print("tidied", flush=True)
 """
 

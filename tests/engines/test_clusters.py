@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.engines.coordinator import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.start import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.engines import (
     CONFIG,

@@ -16,9 +16,8 @@ pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines import slurm as slurm_module
-from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
-from mjp_privacy.experiment.engines.worker import task_file
+from mjp_privacy.experiment.engines.worker import last_words, task_file
 from tests.helpers.engines import FakeSlurm, arrays, engine_in
 from tests.helpers.trap import until
 

@@ -1,4 +1,4 @@
-"""An attack of a test's own that workers know, too, and that can be held, killed or made to fail.
+"""An attack of a test's own that workers know, too, and that can be held.
 
 Workers are processes that import attacks by name. They find this one by `sitecustomize`, a module
 that Python imports at its start from PYTHONPATH, so nothing in the package is there for tests.
@@ -6,14 +6,10 @@ that Python imports at its start from PYTHONPATH, so nothing in the package is t
     trap.hold()           attacks wait from now on
     trap.victims(1)       processes that have begun to wait in an attack, at least so many
     trap.release()
-    trap.kill_at(4)       whoever attacks an image of this label dies by SIGKILL
-    trap.quit_at(4)       ... ends its process
-    trap.fail_at(4)       ... or raises an error that no attack may raise
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
@@ -55,10 +51,8 @@ class _After(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, _After())
 '''
-ATTACK = '''"""Grey pictures, after whatever the test has planted."""
+ATTACK = '''"""Grey pictures, once the test lets it go on."""
 import os
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,19 +83,8 @@ class Trap(Usual):
         while (FOLDER / "hold").exists():
             (FOLDER / f"waits-{os.getpid()}").touch()
             time.sleep(0.02)
-        if set(labels) & self.planted("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if set(labels) & self.planted("quit"):
-            print("the last words of a worker", file=sys.stderr, flush=True)
-            os._exit(5)  # sys.exit would be an error like any other
-        if set(labels) & self.planted("fail"):
-            raise ZeroDivisionError("planted by a test")
         size = view.pixels.size
         return Reconstruction(torch.full((len(labels), 3, size, size), 0.5))
-
-    def planted(self, name):
-        path = FOLDER / name
-        return set(map(int, path.read_text().split())) if path.exists() else set()
 '''
 
 
@@ -124,28 +107,10 @@ class Trap:
     def release(self) -> None:
         (self.folder / "hold").unlink()
 
-    def kill_at(self, *labels: int) -> None:
-        (self.folder / "kill").write_text(" ".join(map(str, labels)))
-
-    def quit_at(self, *labels: int) -> None:
-        (self.folder / "quit").write_text(" ".join(map(str, labels)))
-
-    def fail_at(self, *labels: int) -> None:
-        (self.folder / "fail").write_text(" ".join(map(str, labels)))
-
     def reset(self) -> None:
         """Let the attack be harmless, and forget what was attacked."""
-        for name in ("hold", "kill", "quit", "fail", "attacked"):
+        for name in ("hold", "attacked"):
             (self.folder / name).unlink(missing_ok=True)
-
-    def edit(self, old: str, new: str) -> None:
-        """Replace a text in the attack's source, and import it anew when it is next used."""
-        path = self.folder / "trap_attack.py"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-        sys.modules.pop("trap_attack", None)
-        importlib.invalidate_caches()
 
     def attacked(self) -> list[tuple[int, list[int]]]:
         """Process and labels of every block that was attacked, in order."""

@@ -38,7 +38,7 @@ from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import read_header
 from tests.inputs import base as good
-from tests.inputs.forked import CONTROL
+from tests.inputs.called import CONTROL
 from tests.inputs.tensors import file_of, tensor_changes, with_tensors
 
 KIND = FileKind("a file", "Make it again.", 1 << 20)

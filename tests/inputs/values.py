@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -22,44 +21,22 @@ for _ in range(300):
 NUMBERS = {"integer", "number"}
 
 
-@dataclass(frozen=True)
-class BadValue:
-    """A value and what is expected of a reader: `certain` is refused, others may be legal."""
+Bad = tuple[str, Any, bool]
+"""A value by its title, and whether it is certain to be refused: others may be legal."""
 
+
+class BadContent(NamedTuple):
+    """A whole content with one bad value in it."""
+
+    at: tuple[Any, ...]  # the path of the field: ("grid", 0, "models")
     title: str
-    value: Any
+    content: Any
     certain: bool
-
-
-@dataclass(frozen=True)
-class BadContent:
-    """A whole content with one bad field, whose path is `at`."""
-
-    at: tuple[Any, ...]
-    bad: BadValue
-    whole: Any
-
-    @property
-    def place(self) -> str:
-        """The field's path in words, such as grid.0.models."""
-        return ".".join(map(str, self.at))
 
     @property
     def field(self) -> str:
         """The field's own name, which a message has to hold."""
-        return [part for part in self.place.split(".") if not part.isdigit()][-1]
-
-    @property
-    def content(self) -> Any:
-        """A copy of the content with the bad value in its place."""
-        inner = content = copy.deepcopy(self.whole)
-        for part in self.at[:-1]:
-            inner = inner[part]
-        if self.bad.value is MISSING:
-            inner.pop(self.at[-1], None)
-        else:
-            inner[self.at[-1]] = self.bad.value
-        return content
+        return next(str(part) for part in reversed(self.at) if not isinstance(part, int))
 
 
 def bad_contents(kind: Any, content: Mapping[str, Any]) -> Iterator[BadContent]:
@@ -67,14 +44,25 @@ def bad_contents(kind: Any, content: Mapping[str, Any]) -> Iterator[BadContent]:
     schema = TypeAdapter(kind).json_schema()
     defs = schema.get("$defs", {})
 
+    def with_bad(at: tuple[Any, ...], bad: Bad) -> BadContent:
+        title, value, certain = bad
+        inner = whole = copy.deepcopy(content)
+        for part in at[:-1]:
+            inner = inner[part]
+        if value is MISSING:
+            inner.pop(at[-1], None)
+        else:
+            inner[at[-1]] = value
+        return BadContent(at, title, whole, certain)
+
     def spoiled(schema: Any, here: Any, at: tuple[Any, ...]) -> Iterator[BadContent]:
         schema = _resolved(schema, defs)
         fields = schema.get("properties", {})
         for name, field in fields.items():
             place, inner = (*at, name), here.get(name) if isinstance(here, Mapping) else None
-            missing = BadValue("missing", MISSING, name in schema.get("required", ()))
+            missing = "missing", MISSING, name in schema.get("required", ())
             for bad in (missing, *bad_values(field, defs, name)):
-                yield BadContent(place, bad, content)
+                yield with_bad(place, bad)
             for option in _options(field, defs):
                 if isinstance(inner, Mapping) and "properties" in option:
                     yield from spoiled(option, inner, place)
@@ -85,12 +73,12 @@ def bad_contents(kind: Any, content: Mapping[str, Any]) -> Iterator[BadContent]:
                 elif isinstance(inner, list) and inner and isinstance(option.get("items"), dict):
                     yield from spoiled(option["items"], inner[0], (*place, 0))
         if fields:
-            yield BadContent((*at, "surprise"), BadValue("extra", 1, True), content)
+            yield with_bad((*at, "surprise"), ("extra", 1, True))
 
     yield from spoiled(schema, content, ())
 
 
-def bad_values(field: Any, defs: Mapping[str, Any], name: str = "") -> Iterator[BadValue]:
+def bad_values(field: Any, defs: Mapping[str, Any], name: str = "") -> Iterator[Bad]:
     """Values that this field should refuse, or at least survive."""
     options = list(_options(field, defs))
     kinds = {str(option.get("type", "any")) for option in options}
@@ -118,17 +106,18 @@ def bad_values(field: Any, defs: Mapping[str, Any], name: str = "") -> Iterator[
         ("10^400", 10**400, number),
     ):
         is_legal = title in fits and fits[title] in kinds and title != "a list"
-        yield BadValue(title, value, certain and not is_legal)
+        yield title, value, certain and not is_legal
     for option in options:
         items = option.get("items") or next(iter(option.get("prefixItems", [])), None)
         for inner, wrapped in (
             (items, lambda value: [value]),
             (option.get("additionalProperties"), lambda value: {"entry": value}),
         ):
-            for item in bad_values(inner, defs) if isinstance(inner, dict) and inner else ():
-                if item.title not in ("1.5", "infinity", "deep", "a number"):
-                    yield BadValue(f"an entry: {item.title}", wrapped(item.value), item.certain)
-    yield BadValue("a list of 10^5", ["x"] * 100_000, False)
+            for title, value, certain in (
+                bad_values(inner, defs) if isinstance(inner, dict) and inner else ()
+            ):
+                if title not in ("1.5", "infinity", "deep", "a number"):
+                    yield f"an entry: {title}", wrapped(value), certain
 
 
 def _options(field: Any, defs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
