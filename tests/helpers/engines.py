@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -25,6 +25,7 @@ from mjp_privacy.experiment.engines.slurm import SlurmEngine
 from mjp_privacy.experiment.engines.worker import task_file
 from tests.helpers import runs
 from tests.helpers.runs import one_cell
+from tests.helpers.trap import Trap
 
 CONFIG = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}], dtypes=["float32", "float64"])
 """Three blocks of three photographs; the trap attacks in two cells of two tasks."""
@@ -36,62 +37,33 @@ def same_rows(one: Path, other: Path) -> None:
     assert not (other / "work").exists()
 
 
-@dataclass
-class Command:
-    """`with Command(words, log) as running: running.wait()`; at its end it is killed."""
-
-    words: Sequence[str]
-    log: Path
-    environment: Mapping[str, str] | None = None
-    folder: Path | None = None
-
-    def __enter__(self) -> Command:
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mjp_privacy", *self.words],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=self.environment,
-                cwd=self.folder,
-                preexec_fn=_hear_interrupts,
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def wait(self, seconds: float = 120) -> int:
-        """Its exit code."""
-        return self.process.wait(seconds)
-
-    def errors(self) -> str:
-        """What it has said so far on the console."""
-        return self.log.read_text()
+@contextmanager
+def attack_command(
+    config: Mapping[str, Any], images: Path, out: Path, options: Sequence[str], trap: Trap
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`mjp attack` with these options as a process that is killed at the end; what it says on the
+    console goes into a file OUT.log."""
+    path = out.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(dict(config)))
+    places = ["--images", str(images), "--out", str(out), "--device", "cpu"]
+    with out.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mjp_privacy", "attack", str(path), *places, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=trap.environment,
+            preexec_fn=_hear_interrupts,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _hear_interrupts() -> None:
     """Ctrl-C counts for the new process, also where the tests run in a shell's background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def attack_command(
-    config: Mapping[str, Any],
-    images: Path,
-    out: Path,
-    options: Sequence[str],
-    environment: Mapping[str, str],
-) -> Command:
-    """`mjp attack` with these options; what it says goes into a file beside `out`."""
-    path = out.parent / f"{out.name}.yaml"
-    path.write_text(yaml.safe_dump(dict(config)))
-    places = ["--images", str(images), "--out", str(out), "--device", "cpu"]
-    words = ["attack", str(path), *places, *options]
-    return Command(words, out.parent / f"{out.name}.log", environment)
 
 
 SCRIPTS = {
