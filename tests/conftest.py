@@ -6,12 +6,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # they start; read when NumPy and torch load
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
+from mjp_privacy.core import machine
 from tests.helpers.runs import photographs
 from tests.helpers.trap import Trap, planted
 
@@ -50,20 +51,16 @@ def _one_thread_for_tiny_steps(request: pytest.FixtureRequest) -> Iterator[None]
     """Training tests take thousands of tiny steps; a second thread only waits in them. Flower's
     weights are compared with those of one process after Adam's steps, which magnify the rounding
     of gradients near zero: another number of threads rounds otherwise."""
-    before = torch.get_num_threads()
-    if request.path.name.startswith(("test_training", "test_flower_app")):
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    tiny = request.path.name.startswith(("test_training", "test_flower_app"))
+    with machine.one_thread() if tiny else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Rows of several processes equal those of one bit for bit where threads are equally many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with machine.one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.engines import CONFIG
 from tests.helpers.runs import attack
-from tests.helpers.trap import Trap
+from tests.helpers.trap import CONFIG, Trap
 
 
 @pytest.fixture(scope="module")

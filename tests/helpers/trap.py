@@ -23,6 +23,7 @@ import pytest
 
 from attacks import ATTACKS
 from mjp_privacy.core.registry import Entry
+from tests.helpers.runs import one_cell
 
 T = TypeVar("T")
 
@@ -86,6 +87,10 @@ class Trap(Usual):
         size = view.pixels.size
         return Reconstruction(torch.full((len(labels), 3, size, size), 0.5))
 '''
+
+
+CONFIG = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}], dtypes=["float32", "float64"])
+"""Three blocks of three photographs; the trap attacks in two cells of two tasks."""
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from tests.helpers.runs import attack, one_cell, photographs
-
-SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "test-environments"
+from tests.helpers.scripts import script
 
 
 def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
     """Distances are relative above one, and infinite where a value is lost."""
-    loader = SourceFileLoader("test_environments_tool", str(SCRIPT))
-    tool = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(tool)
+    tool = script("test-environments")
     config = one_cell(attacks=[{"name": "grey"}], dtypes=["float32", "float64"])
     attack(photographs(tmp_path / "images", 3), tmp_path / "run", config)
     standard, rows = tmp_path / f"{tool.STOCK[0].replace('=', '_torch')}.parquet", tmp_path / "rows"

@@ -18,8 +18,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, success_share, summary
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import cell, image_id, synthetic_run
+from tests.helpers.report_rows import cell, image_id, run_of, synthetic_run
 from tools import publish, published_rows
 from tools.published_rows import Line, read
 
