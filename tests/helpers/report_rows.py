@@ -218,9 +218,8 @@ def unscored_run(
     return folder
 
 
-def curve_run(folder: Path, gammas: Sequence[float] = (0.09, 0.27)) -> RunStore:
+def curve_run(folder: Path, gammas: Sequence[float]) -> Path:
     """multi_round with 1, 2 and 4 uploads at each γ, and an attack that has one only."""
-    store = RunStore(folder)
     cells: list[dict[str, Any]] = []
     for gamma in gammas:
         shared: dict[str, Any] = {"setting": "c", "gamma": gamma, "victim": "intact"}
@@ -229,12 +228,12 @@ def curve_run(folder: Path, gammas: Sequence[float] = (0.09, 0.27)) -> RunStore:
             known = {"attack": f"multi_round R={uploads}", "attack_name": "multi_round"}
             known |= {"uploads": uploads, "attack_options": f'{{"uploads": {uploads}}}'}
             cells.append(cell(f"{uploads} {gamma}", **known, **shared))
-    store.write_cells(cells)
+    lines = []
     for entry in cells:
         level = 60.0 * (entry["uploads"] - 1) + 12.0 / (1 + entry["gamma"])
-        psnr = [level + i for i in range(5)]
-        simple_line(store, entry, psnr, grey_psnr=11.0, ceiling_psnr=40.0)
-    return store
+        limits = {"grey_psnr": 11.0, "ceiling_psnr": 40.0}
+        lines.append((entry, [level + i for i in range(5)], limits))
+    return run_of(folder, *lines)
 
 
 def lines_of(folder: Path) -> list[Line]:
