@@ -13,8 +13,6 @@ import pytest
 from hypothesis import settings
 
 from mjp_privacy.core import machine
-from tests.helpers.runs import photographs
-from tests.helpers.trap import Trap, planted
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
 
@@ -61,19 +59,3 @@ def one_thread() -> Iterator[None]:
     """Rows of several processes equal those of one bit for bit where threads are equally many."""
     with machine.one_thread():
         yield
-
-
-@pytest.fixture(scope="module")
-def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
-    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
-
-
-@pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    """The attack `trap`, known to this process and to those that it starts."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as trap,
-    ):
-        yield trap

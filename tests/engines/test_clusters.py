@@ -26,13 +26,46 @@ from mjp_privacy.experiment.engines.coordinator import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers import runs
-from tests.helpers.runs import attack
+from tests.helpers.runs import attack, photographs
 from tests.helpers.scripts import script
-from tests.helpers.trap import CONFIG, Trap, children_of, is_running, until
+from tests.helpers.trap import CONFIG, Trap, children_of, is_running, planted, until
 
 SECONDS = 300  # that an attack may take
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
+
+
+@pytest.fixture(scope="module")
+def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
+    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
+
+
+@pytest.fixture(scope="module")
+def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
+    """The attack `trap`, known to this process and to those that it starts."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as trap,
+    ):
+        yield trap
+
+
+@pytest.fixture(scope="module")
+def here(
+    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The run of CONFIG in this process."""
+    out = tmp_path_factory.mktemp("here")
+    attack(nine_photographs, out, CONFIG)
+    return out
+
+
+@pytest.fixture
+def trap(planted_trap: Trap, here: Path) -> Iterator[Trap]:
+    planted_trap.reset()
+    yield planted_trap
+    planted_trap.reset()
 
 
 def same_rows(one: Path, other: Path) -> None:
@@ -74,7 +107,7 @@ def victims(
     def others() -> list[int]:
         if run is not None and run.done():
             run.result()
-        pids = {pid for pid, _ in trap.attacked()} - {*before}
+        pids = {*trap.attacked()} - {*before}
         return [pid for pid in pids if is_running(pid)]
 
     return until(lambda: pids if len(pids := others()) >= count else None, 300)
@@ -253,10 +286,6 @@ def squeue(*options: str) -> dict[str, str]:
     return dict(line.split() for line in listed.splitlines())
 
 
-def running_jobs() -> list[str]:
-    return sorted(job for job, state in squeue().items() if state == "RUNNING")
-
-
 @pytest.mark.engine
 def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, slurm_cluster: Any
@@ -267,7 +296,7 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         killed, warned = victims(trap, 2)
         os.kill(killed, signal.SIGKILL)
         [again] = victims(trap, 1, killed, warned)
-        jobs = running_jobs()
+        jobs = [job for job, state in squeue().items() if state == "RUNNING"]
         assert len(jobs) == 2
         subprocess.run(["scancel", "--signal=USR2", *jobs], check=True)
         requeued = victims(trap, 2, killed, warned, again)
@@ -294,7 +323,7 @@ def test_a_killed_worker_changes_nothing(
     out = tmp_path / "two"
     trap.hold()
     with by(TWO, nine_photographs, out) as run:
-        first = trap.victims(2)[0]
+        first = victims(trap, 2)[0]
         os.kill(first, signal.SIGKILL)
         trap.release()
         assert run.result(SECONDS).exit_code == 0

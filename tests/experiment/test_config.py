@@ -84,6 +84,8 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
     [
         (entry(setings=["a"]), ["grid.0.setings", "settings"]),
         (small(client={"bacth": 1}), ["client.bacth", "batch"]),
+        (small(client={"defenses": ["int9"]}), ["client.defenses", "int9", "int8"]),
+        *((small(name=name), ["name: ", name.strip()[:1]]) for name in (" ", "a\x1b[2J", "../x")),
         ({"attacks": [{"name": "april"}]}, ["name"]),
         ({"name": "x", "models": {"ViT": {}}}, ["grid"]),
         (entry(models=["plan"]), ["grid.0", "plan", "plain"]),

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -128,8 +129,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
     for name, text in SOURCES.items():
         (made.folder / f"{name}.py").write_text(text)
     with (
-        ATTACKS.registered("tone", Entry("workbench.tone:Tone")),
-        DEFENSES.registered("dimmed", Entry("workbench.dimmed:Dimmed")),
+        patch.dict(ATTACKS, {"tone": Entry("workbench.tone:Tone")}),
+        patch.dict(DEFENSES, {"dimmed": Entry("workbench.dimmed:Dimmed")}),
     ):
         yield made
     forget()
@@ -373,7 +374,7 @@ def test_defences_and_presets_count() -> None:
     found = []
     for words, uploads in (("", 2), ("other words", 3)):
         entry = Entry("attacks.masked_span:MaskedSpan", words, {"uploads": uploads})
-        with ATTACKS.registered("pair", entry):
+        with patch.dict(ATTACKS, {"pair": entry}):
             found.append(SourceReader().code_of("pair").files)
     two, three = found
     assert {file for file in two if two[file] != three[file]} == {"attacks/__init__.py (pair)"}

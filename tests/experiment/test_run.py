@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ from tests.helpers.runs import (
 def _registered() -> Iterator[None]:
     SEEN.clear()
     BATCHES.clear()
-    with ATTACKS.registered("rounds", ROUNDS):
+    with patch.dict(ATTACKS, {"rounds": ROUNDS}):
         yield
 
 

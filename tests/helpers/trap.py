@@ -3,8 +3,8 @@
 Workers are processes that import attacks by name. They find this one by `sitecustomize`, a module
 that Python imports at its start from PYTHONPATH, so nothing in the package is there for tests.
 
-    trap.hold()           attacks wait from now on
-    trap.victims(1)       processes that have begun to wait in an attack, at least so many
+    trap.hold()       attacks wait from now on
+    trap.attacked()   the processes that have begun an attack
     trap.release()
 """
 
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 
@@ -79,10 +80,9 @@ class Trap(Usual):
     def run(self, view, *, generator):
         labels = view.labels.tolist()
         with (FOLDER / "attacked").open("a") as file:
-            print(os.getpid(), *labels, file=file)
+            print(os.getpid(), file=file)
         print("attacks", labels, flush=True)  # as somebody's attack may
         while (FOLDER / "hold").exists():
-            (FOLDER / f"waits-{os.getpid()}").touch()
             time.sleep(0.02)
         size = view.pixels.size
         return Reconstruction(torch.full((len(labels), 3, size, size), 0.5))
@@ -117,20 +117,10 @@ class Trap:
         for name in ("hold", "attacked"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def attacked(self) -> list[tuple[int, list[int]]]:
-        """Process and labels of every block that was attacked, in order."""
+    def attacked(self) -> list[int]:
+        """The process of every block that was attacked, in order."""
         path = self.folder / "attacked"
-        lines = path.read_text().splitlines() if path.exists() else []
-        numbers = [tuple(map(int, line.split())) for line in lines]
-        return [(first, labels) for first, *labels in numbers]
-
-    def victims(self, count: int) -> list[int]:
-        """The processes that wait in the attack, once there are so many."""
-        return until(lambda: pids if len(pids := self._waiting()) >= count else None, 90)
-
-    def _waiting(self) -> list[int]:
-        pids = [int(path.name.split("-")[1]) for path in self.folder.glob("waits-*")]
-        return [pid for pid in pids if is_running(pid)]
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 @contextmanager
@@ -143,7 +133,7 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
     monkeypatch.setenv("PYTHONPATH", trap.environment["PYTHONPATH"])
     monkeypatch.syspath_prepend(folder)
     try:
-        with ATTACKS.registered("trap", Entry("trap_attack:Trap")):
+        with patch.dict(ATTACKS, {"trap": Entry("trap_attack:Trap")}):
             yield trap
     finally:
         sys.modules.pop("trap_attack", None)
@@ -170,13 +160,6 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The living processes that this one has started."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [child for child in pids if is_running(child) and _parent(child) == pid]
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    """The processes that this one has started."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]
