@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import parse
-from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
+from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, describe, run_id
 from mjp_privacy.experiment.config import (
     AttackConfig,
     ClassChoice,
@@ -294,8 +295,11 @@ def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> N
     if field == "dal_lambda":  # only where the loss has such a term
         changed = replace(changed, dal=True)
     words = {"withhold": "pos_embed", "defenses": "int8"}
-    shown = getattr(ClientFacts.of(changed, localizes=True), field)
-    assert shown == words.get(field, OTHER[field])
+    model = load_model(**{**TINY, "dal": "linear"})
+    source: Any = SimpleNamespace(data="x", place=None, labels="x")
+    source.records, source.columns = lambda model: [], lambda model: {}
+    facts = describe(replace(cell, client=changed), experiment, source, model)
+    assert getattr(facts.client, field) == words.get(field, OTHER[field])
 
 
 # what a command line changes ----------------------------------------------------------------------
