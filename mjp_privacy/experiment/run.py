@@ -225,12 +225,8 @@ class Run:
                 for run_id in self.store.stored_cells():  # very many blocks into few files
                     try:
                         self.store.compact(run_id)
-                    except (
-                        ValueError,
-                        OSError,
-                        TypeError,
-                        NotImplementedError,
-                    ) as error:  # pyarrow's
+                    # pyarrow's errors are of these classes
+                    except (ValueError, OSError, TypeError, NotImplementedError) as error:
                         left = "rows were left in the files of their blocks"
                         self.progress.say(f"{run_id}: {left}: {error}")
                 return self._summary(rows)
