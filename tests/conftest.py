@@ -6,14 +6,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # they start; read when NumPy and torch load
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
-from tests.helpers.runs import photographs
-from tests.helpers.trap import Trap, planted
+from mjp_privacy.core import machine
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
 
@@ -50,33 +49,13 @@ def _one_thread_for_tiny_steps(request: pytest.FixtureRequest) -> Iterator[None]
     """Training tests take thousands of tiny steps; a second thread only waits in them. Flower's
     weights are compared with those of one process after Adam's steps, which magnify the rounding
     of gradients near zero: another number of threads rounds otherwise."""
-    before = torch.get_num_threads()
-    if request.path.name.startswith(("test_training", "test_flower_app")):
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    tiny = request.path.name.startswith(("test_training", "test_flower_app"))
+    with machine.one_thread() if tiny else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Rows of several processes equal those of one bit for bit where threads are equally many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
-    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
-
-
-@pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    """The attack `trap`, known to this process and to those that it starts."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as trap,
-    ):
-        yield trap
+    with machine.one_thread():
+        yield

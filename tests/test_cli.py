@@ -10,18 +10,18 @@ import yaml
 
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy import __version__
-from mjp_privacy.cli import COMMANDS, main, overview
+from mjp_privacy.cli import COMMANDS, overview
 from mjp_privacy.federation.listing import NAMES
 from tests.helpers.runs import cell, one_cell, photographs
+from tests.inputs.called import called
 
 
 class Workplace:
     """A folder with a config and images; commands in it."""
 
-    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.root, self.capsys, self.run = root, capsys, root / "run"
+    def __init__(self, root: Path) -> None:
+        self.root, self.run, self.config = root, root / "run", root / "one.yaml"
         self.images = photographs(root / "images", 3)
-        self.config = root / "one.yaml"
         self.configured()
 
     def configured(self, **changes: Any) -> None:
@@ -31,27 +31,19 @@ class Workplace:
         """Exit code and what was printed; a keyword replaces an argument, None leaves it out."""
         given = {"config": self.config, "images": self.images, "out": self.run, "device": "cpu"}
         given |= replaced
-        argv = [given.pop("config")]
-        for name, value in given.items():
-            argv += [] if value is None else [f"--{name}", value]
-        return self.command("attack", *argv, *more)
+        options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        return self.command("attack", given["config"], *options[1:], *more)
 
     def command(self, *argv: object) -> tuple[int, str]:
         """`mjp` with these arguments: exit code and what was printed."""
-        self.capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in argv])
-        except SystemExit as stop:  # tyro's own: a wrong flag, or --help
-            code = int(stop.code or 0)
-        printed = self.capsys.readouterr()
-        text = printed.out + printed.err
-        assert "Traceback" not in text
-        return code, text
+        outcome = called([str(argument) for argument in argv], self.root)
+        assert "Traceback" not in outcome.said
+        return outcome.code, outcome.said
 
 
 @pytest.fixture
-def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, capsys)
+def place(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
 
 
 # done, failed, wrong ------------------------------------------------------------------------------
@@ -104,16 +96,11 @@ tests/inputs."""
     ],
 )
 def test_a_mistake_is_exit_code_2_and_named(
-    place: Workplace,
-    monkeypatch: pytest.MonkeyPatch,
-    argument: str,
-    value: str | int | None,
-    said: str,
+    place: Workplace, argument: str, value: str | int | None, said: str
 ) -> None:
-    monkeypatch.chdir(place.root)
     (place.root / "no-picture").mkdir()
     for name, content in FILES.items():
-        Path(name).write_bytes(content)
+        (place.root / name).write_bytes(content)
     code, printed = place.attack(**{argument: value})
     assert code == 2
     assert said in " ".join(printed.split())

@@ -11,8 +11,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mjp_privacy", "attacks")
 GATE = ("mjp_privacy/core/read.py", "mjp_privacy/models/tensor_files.py")
@@ -56,19 +54,8 @@ def runs_code(tree: ast.AST) -> Iterator[str]:
 def test_nothing_in_the_source_runs_what_a_file_holds() -> None:
     found = {(place, said) for place, tree in sources().items() for said in runs_code(tree)}
     assert found == {("mjp_privacy/core/registry.py", "import_module")}  # names in our own source
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("import pickle", "from joblib.externals import loky", "torch.load(path)"),
-        *("torch.load(path, weights_only=False)", "numpy.load(path, allow_pickle=True)"),
-        "importlib.import_module(name)",
-    ],
-)
-def test_what_must_not_be_is_found(line: str) -> None:
-    assert list(runs_code(ast.parse(line)))
-    assert not list(runs_code(ast.parse("model.eval()\ntorch.load(p, weights_only=True)")))
+    for line in ("from joblib.externals import loky", "torch.load(path)", "f(allow_pickle=True)"):
+        assert [*runs_code(ast.parse(line))] != []
 
 
 # files of strangers -------------------------------------------------------------------------------
@@ -118,9 +105,8 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/core/machine.py": ({"read_text"}, "what the system says of its memory"),
     "mjp_privacy/experiment/block_file.py": ({"ParquetFile", "loads"}, STORED_ROWS),
     "mjp_privacy/experiment/code.py": ({"read_bytes"}, SHIPPED),
-    "mjp_privacy/experiment/engines/coordinator.py": ({"read_text"}, LOGS),
     "mjp_privacy/experiment/engines/slurm.py": ({"read_text"}, "a line of our own command"),
-    "mjp_privacy/experiment/engines/worker.py": ({"read_text"}, "a line of our own command"),
+    "mjp_privacy/experiment/engines/worker.py": ({"read_text"}, "lines of our own processes"),
     "mjp_privacy/federation/flower/run.py": ({"read_bytes", "read_text", "loads"}, LOGS),
     "mjp_privacy/federation/flower/app.py": ({"loads"}, "what our own server sent"),
     "mjp_privacy/federation/listing.py": ({"read_text"}, SHIPPED),
@@ -184,26 +170,6 @@ def test_nobody_else_reads_files_and_what_is_allowed_is_done() -> None:
             assert not strangers, f"{place} reads without mjp_privacy/core/read.py: {strangers}"
             assert bool(names) == bool(allowed), f"{place} reads nothing any more"
     assert set(ALLOWED) <= set(sources())
-
-
-READING = [
-    *("open(path)", "open(path, 'rb')", "path.open()", "path.open('r+b')", "path.open(mode='rb')"),
-    *("path.read_text()", "json.loads(text)", "yaml.safe_load(text)", "safe_open(path, 'pt')"),
-    *("torch.load(path, weights_only=True)", "pq.ParquetFile(path)", "Image.open(path)"),
-    *("csv.DictReader(file)", "os.open(path, os.O_RDONLY)", "pd.read_pickle(path)"),
-    *("zipfile.ZipFile(path).extractall()", "joblib.load(path)"),
-]
-NOT_READING = [
-    "with KIND.reading(path), safe_open(path, 'pt') as file:\n    file.keys()",
-    "with self.kind.reading(path):\n    json.loads(text)",
-    *("path.open('w')", "open(path, 'ab')", "path.write_text(text)", "source.open(model)"),
-    *("source.read_bytes(record)", "os.open(os.devnull, os.O_WRONLY)"),
-]
-
-
-@pytest.mark.parametrize("code", [*READING, *NOT_READING])
-def test_it_sees_a_read_and_nothing_else(code: str) -> None:
-    assert bool(reads(ast.parse(code))) == (code in READING)
 
 
 # limits -------------------------------------------------------------------------------------------

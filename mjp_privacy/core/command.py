@@ -267,9 +267,9 @@ def report_failed(failed: Mapping[str, str], what: str) -> int:
 # answers for programs ---------------------------------------------------------------------------
 
 
-def print_json(kind: str, content: object, version: int = 1) -> None:
+def print_json(kind: str, content: object) -> None:
     """Print a mapping or a dataclass under its schema: print_json("list", {"attacks": {}})."""
-    fields = {"schema": f"mjp-privacy/{kind}/{version}", **plain_value(content)}
+    fields = {"schema": f"mjp-privacy/{kind}/1", **plain_value(content)}
     print(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
 
 

@@ -134,7 +134,7 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def reason(error: BaseException, limit: int = 200) -> str:
+def reason(error: BaseException) -> str:
     """What a library says in an error, as the end of a sentence: one short line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
@@ -142,7 +142,7 @@ def reason(error: BaseException, limit: int = 200) -> str:
         return "a file that needs more memory than there is"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]  # torch's
-    text = f": {shown((telling or lines)[0].rstrip('.'), limit)}" if lines else ""
+    text = f": {shown((telling or lines)[0].rstrip('.'), 200)}" if lines else ""
     return f"what cannot be read ({type(error).__name__}{text})"
 
 
@@ -249,11 +249,9 @@ MOST_LETTERS = 4096
 """Characters in one cell of a table."""
 
 
-def read_csv(
-    path: Path, kind: FileKind, needed: Collection[str] = (), known: Collection[str] = ()
-) -> list[dict[str, str]]:
+def read_csv(path: Path, kind: FileKind, needed: Collection[str] = ()) -> list[dict[str, str]]:
     """The rows of a CSV by column; the first line names the columns."""
-    return [row for _, row in csv_rows(kind.text(path), path, kind, needed, known)]
+    return [row for _, row in csv_rows(kind.text(path), path, kind, needed)]
 
 
 def csv_rows(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -57,15 +56,6 @@ class Registry(dict[str, T]):
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self[name] = entry
         return entry
-
-    @contextmanager
-    def registered(self, name: str, entry: T) -> Iterator[None]:
-        """Add an entry for the duration of a `with` block: for tests and notebooks."""
-        self.register(name, entry)
-        try:
-            yield
-        finally:
-            del self[name]
 
     def __missing__(self, name: str) -> T:
         raise unknown_name(self.kind, name, self)

@@ -25,10 +25,6 @@ if hasattr(signal, "SIGHUP"):  # the terminal or the connection was closed; Wind
     NAMES[signal.SIGHUP] = "SIGHUP"
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal asked this command to end."""
-
-
 @dataclass
 class State:
     """What this process knows of signals."""
@@ -95,7 +91,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
                 sys.stdout.flush()
             os._exit(report())
         frame = frame.f_back
-    raise Interrupted
+    raise KeyboardInterrupt
 
 
 def _watch(reader: int) -> None:

@@ -1,8 +1,7 @@
 """One file of a run's rows: parquet, a row for each image, its pictures as columns of bytes.
 
-    packed(ids, pictures)              the columns of pictures
-    write_file(path, schema, pieces)   a table in pieces, with checksums of its pages
-    BlockContent.of(path)              its images and columns, or a UserError in one line
+    write_file(path, schema, pieces)          a table in pieces, with checksums of its pages
+    BlockContent.of(path)                     its images and columns, or a UserError in one line
     unpacked(read_pictures(path, group), 3)   the tensors of the fourth image of a row group
 
 `images`, the reconstructions, are float32 in [0, 1]. A picture's field has metadata: shape and
@@ -13,9 +12,10 @@ they have few values.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,6 @@ ROWS = FileKind("a run's rows", "Run the attack again, which makes them again.",
 
 Pictures = Mapping[str, Mapping[str, "Tensor"]]
 """The tensors to store of images, by their ids and names."""
-T = TypeVar("T")
 
 
 def by_image(ids: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -53,14 +52,11 @@ class BlockContent(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> BlockContent:
         """Read it; a UserError where it is no file of a block, or of another cell."""
-
-        def read(file: Any) -> tuple[pa.Schema, pa.Table, tuple[int, ...]]:
-            schema, groups = file.schema_arrow, range(file.num_row_groups)
+        with opened(path) as file:
+            schema, numbers = file.schema_arrow, range(file.num_row_groups)
             names = [name for name in ("image_id", "has_picture") if name in schema.names]
-            sizes = tuple(file.metadata.row_group(group).num_rows for group in groups)
-            return schema, file.read(names, use_threads=False), sizes
-
-        schema, table, groups = _opened(path, read)
+            table = file.read(names, use_threads=False)
+            groups = tuple(file.metadata.row_group(number).num_rows for number in numbers)
         _check_columns(schema, path)
         ids = table["image_id"].to_pylist()
         if None in ids or len(set(ids)) < len(ids):
@@ -126,34 +122,34 @@ def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Non
         writer.write_table(pa.concat_tables(group, promote_options="permissive"))
 
 
-def _opened(path: Path, use: Callable[[Any], T]) -> T:
-    """What a library reads of a file: NoFile where it is gone by now, a UserError where it is not
-    one; every page has a checksum of its own."""
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file for pyarrow's calls: NoFile where it is gone by now, a UserError where it is not one;
+    every page has a checksum of its own."""
     from pyarrow.parquet import ParquetFile
 
     ROWS.check(path)
     with ROWS.reading(path), ParquetFile(path, page_checksum_verification=True) as file:
-        return use(file)
+        yield file
 
 
 def schema_of(path: Path) -> pa.Schema:
     """The columns of a file, pictures among them."""
-    return _opened(path, lambda file: file.schema_arrow)
+    with opened(path) as file:
+        return file.schema_arrow
 
 
 def read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """Columns of a file, all of which it has; None: all."""
-    return _opened(path, lambda file: file.read(columns, use_threads=False))
+    with opened(path) as file:
+        return file.read(columns, use_threads=False)
 
 
 def read_pictures(path: Path, group: int) -> pa.Table:
     """The pictures of a row group."""
-
-    def read(file: Any) -> pa.Table:
+    with opened(path) as file:
         names = [column.name for column in file.schema_arrow if is_picture(column)]
         return file.read_row_group(group, names, use_threads=False)
-
-    return _opened(path, read)
 
 
 def joined_schema(paths: Sequence[Path]) -> pa.Schema:
@@ -182,24 +178,24 @@ def picture_layout(schema: pa.Schema) -> tuple[Any, ...]:
     return tuple((c.name, *sorted(c.metadata.items())) for c in schema if is_picture(c))
 
 
-def packed(ids: Sequence[str], pictures: Pictures) -> dict[str, tuple[Any, dict[str, str] | None]]:
-    """The columns of pictures of these images, each with its field's metadata."""
+def with_pictures(table: pa.Table, ids: Sequence[str], pictures: Pictures) -> pa.Table:
+    """The table of these images with the columns of their pictures."""
     import pyarrow as pa
 
-    columns: dict[str, tuple[Any, dict[str, str] | None]] = {}
     if pictures:
-        columns["has_picture"] = pa.array([image_id in pictures for image_id in ids]), None
+        table = table.append_column("has_picture", [[image_id in pictures for image_id in ids]])
     bits: dict[str, list[bytes | None]] = {}
     for name in sorted({name for own in pictures.values() for name in own}):
         own = {key: of[name].cpu().numpy() for key, of in pictures.items() if name in of}
         first = next(iter(own.values()))
         bits[name] = [own[image_id].tobytes() if image_id in own else None for image_id in ids]
         metadata = {"shape": json.dumps(first.shape), "dtype": str(first.dtype)}
-        columns[name] = pa.array(bits[name], pa.binary(first.nbytes)), metadata
-    for other in ("plain", "input"):
-        if "target" in bits and bits.get(other) == bits["target"]:
-            columns["target"] = pa.nulls(len(ids)), {"shape": "[]", "same": other}
-    return columns
+        values = pa.array(bits[name], pa.binary(first.nbytes))
+        for other in ("plain", "input") if name == "target" else ():
+            if bits.get(other) == bits[name]:
+                values, metadata = pa.nulls(len(ids)), {"shape": "[]", "same": other}
+        table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
+    return table
 
 
 def unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:

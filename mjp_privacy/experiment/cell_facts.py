@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjp_privacy.client.config import ClientConfig, client_identity
+from mjp_privacy.client.config import client_identity
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 from mjp_privacy.interfaces import Control
@@ -57,28 +57,6 @@ class ModelFacts:
     resize: int | None = None
     interpolation: str | None = None
 
-    @classmethod
-    def of(cls, label: str, model: LoadedModel) -> ModelFacts:
-        """The facts of a loaded model."""
-        from mjp_privacy.data import Preprocessing
-
-        card = model.card
-        crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
-        return cls(
-            label=label,
-            checkpoint_sha=card.checkpoint.sha256,
-            architecture=card.architecture,
-            trained_gamma=card.trained_gamma,
-            position_embedding=model.position_embedding,
-            first_block=model.first_block,
-            checkpoint=card.checkpoint.source,
-            size=card.img_size,
-            mean=card.mean,
-            std=card.std,
-            resize=crop.short_side,
-            interpolation=card.interpolation,
-        )
-
 
 @dataclass(frozen=True)
 class AttackFacts:
@@ -92,24 +70,6 @@ class AttackFacts:
     engine: str | None = None
     options: str | None = _column("attack_options", None)  # JSON
     paper_row: Mapping[str, str] | None = None
-
-    @classmethod
-    def of(cls, cell: Cell, paper: str | None) -> AttackFacts:
-        """The facts of a cell's attack; paper: what the paper calls the model."""
-
-        config, attack = cell.attack, cell.attacker
-        published = not isinstance(attack, Control) and attack.published and paper is not None
-        row = {"model": str(paper), "setting": cell.paper_setting or cell.setting}
-        return cls(
-            title=config.title,
-            name=config.name,
-            role=attack.role if isinstance(attack, Control) else "attack",
-            uploads=cell.uploads,
-            victim=cell.victim,
-            engine=str(config.options.get("engine", "batched")),
-            options=json.dumps(config.options, sort_keys=True, default=str),
-            paper_row=row if published else None,
-        )
 
     @property
     def known_as(self) -> str:
@@ -145,20 +105,6 @@ class ClientFacts:
     train: str = "all"
     autocast: str = "none"
     pseudo_gradient: str = "exact"
-
-    @classmethod
-    def of(cls, client: ClientConfig, *, localizes: bool) -> ClientFacts:
-        """The facts of this client; localizes: the model has the regressor that `dal` needs."""
-        dal = client.dal and localizes
-        changed = {
-            "dal": dal,
-            "dal_lambda": client.dal_lambda if dal else None,
-            "withhold": ", ".join(client.withheld),
-            "defenses": " + ".join(client.defenses),
-            "pseudo_gradient": client.pseudo_gradient,
-        }
-        fields = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
-        return cls(**{**fields, **changed})
 
 
 @dataclass(frozen=True)
@@ -275,43 +221,68 @@ def describe(
     model   None if it is not loaded
     reason  why not
     """
+    from mjp_privacy.data import Preprocessing
     from mjp_privacy.metrics import lpips_backbone
 
-    records = source.records(cell.model)
+    records, client, attack = source.records(cell.model), cell.client, cell.attacker
+    config, options = experiment.models[cell.model], cell.attack.options
     true_labels = all(record.label is not None for record in records)
-    notes = [experiment.models[cell.model].note, cell.note]
+    published = not isinstance(attack, Control) and attack.published and config.paper is not None
+    paper_row = {"model": config.paper, "setting": cell.paper_setting or cell.setting}
+    localizes = client.dal and model is not None and model.dal_regressor is not None
+    notes = [config.note, cell.note]
+    columns: dict[str, Any] = {
+        **source.columns(cell.model),
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "dtype": cell.dtype,
+        "seed": experiment.seed,
+        "model": cell.model,
+        "trained_gamma": config.trained_gamma,
+        "attack": cell.attack.title,
+        "attack_name": cell.attack.name,
+        "role": attack.role if isinstance(attack, Control) else "attack",
+        "uploads": cell.uploads,
+        "victim": cell.victim,
+        "engine": str(options.get("engine", "batched")),
+        "attack_options": json.dumps(options, sort_keys=True, default=str),
+        "paper_row": paper_row if published else None,
+        **{f.name: getattr(client, f.name) for f in dataclasses.fields(client)},
+        "dal": localizes,
+        "dal_lambda": client.dal_lambda if localizes else None,
+        "withhold": ", ".join(client.withheld),
+        "defenses": " + ".join(client.defenses),
+        "pseudo_gradient": client.pseudo_gradient,
+        "run_id": run_id(cell, experiment, model, true_labels),
+        "cell_key": cell_key(cell, experiment),
+        "planned_images": len(records),
+        "status": "failed" if reason else "ok",
+        "reason": reason,
+        "data": source.data,
+        "data_place": source.place,
+        "data_is_papers": experiment.data_is_papers,
+        "labels": source.labels,
+        "true_labels": true_labels,
+        "lpips": lpips_backbone(),
+    }
     if model is not None:
-        notes = [*model.card.checkpoint.notes, *notes]
-    config = experiment.models[cell.model]
-    unread = ModelFacts(label=cell.model, trained_gamma=config.trained_gamma)
-    return CellFacts(
-        model=unread if model is None else ModelFacts.of(cell.model, model),
-        attack=AttackFacts.of(cell, config.paper),
-        setting=cell.setting,
-        gamma=cell.gamma,
-        dtype=cell.dtype,
-        seed=experiment.seed,
-        client=ClientFacts.of(
-            cell.client, localizes=model is not None and model.dal_regressor is not None
-        ),
-        outcome=OutcomeFacts(
-            run_id=run_id(cell, experiment, model, true_labels),
-            cell_key=cell_key(cell, experiment),
-            planned_images=len(records),
-            notes=tuple(note for note in notes if note),
-            status="failed" if reason else "ok",
-            reason=reason,
-        ),
-        command=CommandFacts(
-            data=source.data,
-            data_place=source.place,
-            data_is_papers=experiment.data_is_papers,
-            labels=source.labels,
-            true_labels=true_labels,
-            lpips=lpips_backbone(),
-        ),
-        other=source.columns(cell.model),
-    )
+        card = model.card
+        crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+        notes = [*card.checkpoint.notes, *notes]
+        columns |= {
+            "checkpoint_sha": card.checkpoint.sha256,
+            "architecture": card.architecture,
+            "trained_gamma": card.trained_gamma,
+            "position_embedding": model.position_embedding,
+            "first_block": model.first_block,
+            "checkpoint": card.checkpoint.source,
+            "size": card.img_size,
+            "mean": card.mean,
+            "std": card.std,
+            "resize": crop.short_side,
+            "interpolation": card.interpolation,
+        }
+    return CellFacts.read({**columns, "notes": [note for note in notes if note]})
 
 
 # identity -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch import Tensor
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lacking
@@ -29,7 +29,6 @@ from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
     Block,
     Block0,
-    EachRefused,
     ImageNote,
     ModelUploads,
     ModelVariants,
@@ -42,6 +41,8 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.folder import REFUSED, Group
 from mjp_privacy.uploads.record import UNKNOWN_LABEL, Upload, stacked
+
+NAMED = 3  # refused uploads that a message names
 
 
 def recorded_experiment(
@@ -110,8 +111,13 @@ class Recorded(UploadSource):
     def group(self, model: str) -> Group:
         """The uploads of a line; raises for the line of those that were refused."""
         if model == REFUSED:
-            raise EachRefused(self.refused)
+            named = first_of(list(self.refused), NAMED)
+            raise UserError(f"{len(self.refused)} refused: {named}. Their rows say why")
         return self.groups[model]
+
+    def reasons(self, model: str) -> Mapping[str, str]:
+        """Those of refused uploads."""
+        return self.refused if model == REFUSED else {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The images of this group's uploads; for a refused upload a record that stands for it."""

@@ -29,9 +29,8 @@ from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
-from mjp_privacy.experiment.engines.coordinator import Coordinator
-from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
-from mjp_privacy.experiment.engines.start import devices, settled, start_engine
+from mjp_privacy.experiment.engines.coordinator import Coordinator, start_engine
+from mjp_privacy.experiment.engines.options import EngineConfig, devices, engine_config, settled
 from mjp_privacy.experiment.engines.worker import Job, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
@@ -226,12 +225,8 @@ class Run:
                 for run_id in self.store.stored_cells():  # very many blocks into few files
                     try:
                         self.store.compact(run_id)
-                    except (
-                        ValueError,
-                        OSError,
-                        TypeError,
-                        NotImplementedError,
-                    ) as error:  # pyarrow's
+                    # pyarrow's errors are of these classes
+                    except (ValueError, OSError, TypeError, NotImplementedError) as error:
                         left = "rows were left in the files of their blocks"
                         self.progress.say(f"{run_id}: {left}: {error}")
                 return self._summary(rows)

@@ -106,8 +106,30 @@ class Simulated(UploadSource):
         raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
 
     def check(self, store: RunStore) -> list[str]:
-        """Raise if the run folder holds other images; ids of those that are no longer given."""
-        return check_same_images(store, self.images, self.chosen)
+        """Raise if a chosen image has other pixels or another label than the run folder's image of
+        the same id: its rows would be another image's."""
+        known = _known_images(store)
+        available = {record.image_id for record in self.images.records}
+        absent = [name for name in known if name not in available]
+        if absent and len(absent) == len(known):
+            _refuse(store, absent, "are not among these images", "the images it was made with")
+        relabelled, changed = [], []
+        for record in (record for record in self.chosen if record.image_id in known):
+            before = known[record.image_id]
+            # an image that had no label may get one: its rows are then of another run_id
+            same = (
+                record.label is None or pd.isna(before["label"]) or before["label"] == record.label
+            )
+            relabelled += [] if same else [record.image_id]
+            try:
+                same = file_sha256(self.images, record) == before["sha256"]
+                same = same or pixel_sha256(self.images.decode(record)) == before["pixel_sha256"]
+            except ImageError:
+                same = False
+            changed += [] if same else [record.image_id]
+        _refuse(store, relabelled, "had another label", "the labels it was made with")
+        _refuse(store, changed, "had other pixels", "the same pixels under the same name")
+        return absent
 
 
 class SimulatedUploads(ModelUploads):
@@ -282,36 +304,6 @@ def chosen_images(
         for record, reason in no_images.items()
     ]
     return chosen, notes
-
-
-def check_same_images(
-    store: RunStore, source: ImageSource, chosen: Sequence[ImageRecord]
-) -> list[str]:
-    """Raise if a chosen image has other pixels or another label than the run folder's image of the
-    same id: its rows would be another image's.
-
-    Returns the ids of images that the folder holds and `source` no longer does.
-    """
-    known = _known_images(store)
-    available = {record.image_id for record in source.records}
-    absent = [name for name in known if name not in available]
-    if absent and len(absent) == len(known):
-        _refuse(store, absent, "are not among these images", "the images it was made with")
-    relabelled, changed = [], []
-    for record in (record for record in chosen if record.image_id in known):
-        before = known[record.image_id]
-        # an image that had no label may get one: its rows are then of another run_id
-        same = record.label is None or pd.isna(before["label"]) or before["label"] == record.label
-        relabelled += [] if same else [record.image_id]
-        try:
-            same = file_sha256(source, record) == before["sha256"]
-            same = same or pixel_sha256(source.decode(record)) == before["pixel_sha256"]
-        except ImageError:
-            same = False
-        changed += [] if same else [record.image_id]
-    _refuse(store, relabelled, "had another label", "the labels it was made with")
-    _refuse(store, changed, "had other pixels", "the same pixels under the same name")
-    return absent
 
 
 def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:

@@ -21,9 +21,7 @@ from torch import Tensor
 
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.upload import with_sinusoidal_positions
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
-from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
@@ -41,7 +39,6 @@ from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
 
 META = torch.device("meta")
-NAMED = 3  # refused images that a message names
 IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
 RECENT = 2  # large values that a memo keeps
@@ -220,15 +217,6 @@ class ModelUploads(ABC):
         """The float32 model whose accuracy is reported beside the cell's scores."""
 
 
-class EachRefused(UserError):
-    """None of a model's images can be attacked, and each has a reason of its own."""
-
-    def __init__(self, reasons: Mapping[str, str]) -> None:
-        self.reasons = reasons  # by image_id
-        named = first_of(list(reasons), NAMED)
-        super().__init__(f"{len(reasons)} refused: {named}. Their rows say why")
-
-
 class UploadSource(ABC):
     """All uploads of a run, for each of its models."""
 
@@ -248,6 +236,11 @@ class UploadSource(ABC):
 
     def columns(self, model: str) -> Mapping[str, Any]:
         """Columns of a model's cells that only this kind of source has."""
+        return {}
+
+    def reasons(self, model: str) -> Mapping[str, str]:
+        """Why images of a model that cannot be opened are not attacked, where each has a reason of
+        its own, by image_id."""
         return {}
 
     @abstractmethod

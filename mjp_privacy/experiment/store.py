@@ -60,12 +60,12 @@ from mjp_privacy.experiment.block_file import (
     about_of,
     is_of_its_cell,
     joined_schema,
-    packed,
     picture_layout,
     read_pictures,
     read_table,
     schema_of,
     unpacked,
+    with_pictures,
     write_file,
 )
 
@@ -197,8 +197,7 @@ class RunStore:
         if rows["image_id"].duplicated().any():
             raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
-        for name, (values, metadata) in packed(list(rows["image_id"]), pictures).items():
-            table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
+        table = with_pictures(table, list(rows["image_id"]), pictures)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
         return write_pieces(self.folder(run_id), f"{block:05d}", table.schema, [table])
 
@@ -211,16 +210,17 @@ class RunStore:
         """
         rows, folder, total = self.cell(run_id), self.folder(run_id), 0
         sizes = [file.path.stat().st_size for file in rows.files]
-        replaced = [kept is not None for kept in rows.kept]
+        kept = [rows.kept(at) for at in range(len(sizes))]
+        replaced = [not counts.all() for counts in kept]
         chosen = [at for at, size in enumerate(sizes) if size < FULL / 2 or replaced[at]]
         if len(chosen) < fewest_files and not any(replaced):
             return 0
         groups: dict[tuple[Any, ...], list[int]] = {}
         for at in chosen:
-            file, kept = rows.files[at], rows.kept[at]
+            file = rows.files[at]
             if not file.is_whole:
                 raise ValueError(f"{shown(file.path)} changed after it was written")
-            if kept is None or kept.any():
+            if kept[at].any():
                 total += sizes[at]
                 key = *picture_layout(schema_of(file.path)), total // FULL
                 groups.setdefault(key, []).append(at)
@@ -383,40 +383,28 @@ class RunStore:
 
 @dataclass(frozen=True)
 class CellRows:
-    """The files of one cell, and which of their images count."""
+    """The files of one cell, later tries last; of an image in several files the last one counts."""
 
     files: list[StoredFile]
     contents: list[BlockContent]
-    kept: list[NDArray[np.bool_] | None]  # which images of each file count; None: all
 
     @classmethod
     def of(cls, files: list[StoredFile], before: CellRows | None = None) -> CellRows:
-        """Read the ids of every file; the last file that holds an image has it.
-
-        before: what was known of these files, which need not be opened again
-        """
+        """Read the ids of every file; before: what was known of these files, which need not be
+        opened again."""
         known = {} if before is None else dict(zip(before.files, before.contents, strict=True))
-        contents = [known.get(file) or BlockContent.of(file.path) for file in files]
-        kept: list[NDArray[np.bool_] | None] = [None] * len(files)
-        taken: set[str] = set()
-        for at in reversed(range(len(files))):
-            names = contents[at].ids
-            if not taken.isdisjoint(names):
-                kept[at] = np.array([name not in taken for name in names], dtype=bool)
-            if at:
-                taken.update(names)
-        return cls(files, contents, kept)
+        return cls(files, [known.get(file) or BlockContent.of(file.path) for file in files])
 
     @cached_property
     def place(self) -> dict[str, tuple[int, int]]:
         """The file and the row of each image."""
-        ids = enumerate(self.ids)
-        return {name: (at, row) for at, names in ids for row, name in enumerate(names)}
+        contents = enumerate(self.contents)
+        return {name: (at, row) for at, of in contents for row, name in enumerate(of.ids)}
 
-    @property
-    def ids(self) -> list[list[str]]:
-        """The images of each file, all of them."""
-        return [content.ids for content in self.contents]
+    def kept(self, at: int) -> NDArray[np.bool_]:
+        """Which images of a file count."""
+        names = self.contents[at].ids
+        return np.array([self.place[name][0] == at for name in names], dtype=bool)
 
     @property
     def columns(self) -> list[str]:
@@ -427,9 +415,8 @@ class CellRows:
         """The rows of a file that count, with pictures unless columns are named."""
         import pyarrow as pa
 
-        table = read_table(self.files[at].path, columns)
-        kept = self.kept[at]
-        return table if kept is None else table.filter(pa.array(kept))
+        table, kept = read_table(self.files[at].path, columns), self.kept(at)
+        return table if kept.all() else table.filter(pa.array(kept))
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of all files, by block: all columns but pictures, or those named that exist."""

@@ -34,7 +34,7 @@ from mjp_privacy.experiment.code import SourceCode, SourceReader
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.source import Block, EachRefused, ModelUploads, UploadSource
+from mjp_privacy.experiment.source import Block, ModelUploads, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
@@ -67,19 +67,16 @@ class OpenModel:
     facts: Mapping[Cell, CellFacts]
     reason: str = ""  # why it could not be loaded
     trace: str = ""  # the traceback, where it is no user's mistake
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Where images have reasons of their own: why each of them cannot be attacked, by image_id."""
 
     @classmethod
     def of(cls, plan: Plan, source: UploadSource, name: str) -> OpenModel:
         """Load a model; what goes wrong is told by its rows, for other models still run."""
         uploads: ModelUploads | None = None
-        reason, trace, reasons = "", "", dict[str, str]()
+        reason, trace = "", ""
         try:
             uploads = source.open(name)
         except UserError as error:
             reason = str(error)
-            reasons = dict(error.reasons) if isinstance(error, EachRefused) else {}
         except Exception as error:
             if interrupted():
                 raise
@@ -90,7 +87,7 @@ class OpenModel:
             cell: describe(cell, plan.experiment, source, loaded, reason)
             for cell in plan.cells_of(name)
         }
-        return cls(name, uploads, facts, reason, trace, reasons)
+        return cls(name, uploads, facts, reason, trace)
 
 
 @dataclass
@@ -189,7 +186,8 @@ class Worker:
                     seconds = 0.0
             else:
                 result = without_scores(block.records, "failed", opened.reason)
-                own = [opened.reasons.get(r.image_id, opened.reason) for r in block.records]
+                reasons = self.source.reasons(opened.name)
+                own = [reasons.get(record.image_id, opened.reason) for record in block.records]
                 result.rows["reason"] = own
             self._write(opened, cell, block, result, left[cell])
             where = f"{opened.name} {cell.setting} {cell.dtype}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -319,7 +320,7 @@ def test_what_is_wrong_with_it_is_one_sentence(
     module = f"own_{abs(hash((str(tmp_path), source)))}"
     (tmp_path / f"{module}.py").write_text("from dataclasses import dataclass\n" + source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with ATTACKS.registered("mine", Entry(f"{module}:Mine")):
+    with patch.dict(ATTACKS, {"mine": Entry(f"{module}:Mine")}):
         if said is None:
             attack: Any = find_attack("mine", options)
             assert {key: getattr(attack, key) for key in options} == options

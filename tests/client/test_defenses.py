@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ PRUNE = "mjp_privacy.client.defenses.compression:Prune"
 
 @pytest.mark.parametrize("where", [f"{__name__}:Idle", f"{__name__}:Draws", PRUNE])
 def test_a_defense_that_is_not_whole_or_has_another_name_is_refused(where: str) -> None:
-    with DEFENSES.registered("idle", Entry(where)), pytest.raises(UserError) as caught:
+    with patch.dict(DEFENSES, {"idle": Entry(where)}), pytest.raises(UserError) as caught:
         defense_of("idle")
     assert where in str(caught.value)
 
@@ -232,7 +233,7 @@ class Forgetful:
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    with DEFENSES.registered("forgetful", Entry(f"{__name__}:Forgetful")):
+    with patch.dict(DEFENSES, {"forgetful": Entry(f"{__name__}:Forgetful")}):
         yield
     defense_of.cache_clear()
 

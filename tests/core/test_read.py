@@ -247,7 +247,7 @@ def test_a_sound_table(tmp_path: Path) -> None:
 )
 def test_what_is_no_table(tmp_path: Path, content: str | bytes, named: str) -> None:
     def reader(path: Path) -> object:
-        return read_csv(path, KIND, needed=("file", "label"), known=("file", "label", "note"))
+        return [*csv_rows(KIND.text(path), path, KIND, ("file", "label"), ("file", "label"))]
 
     (tmp_path / "labels.csv").touch()
     assert named in refused(reader, tmp_path / "labels.csv", content)

@@ -18,7 +18,7 @@ import sys, types
 from mjp_privacy import __main__ as entry
 from mjp_privacy import cli
 from mjp_privacy.core import stop
-stop.GRACE = 1.0
+stop.GRACE = 5.0
 
 def command(argv, usage):
 {body}
@@ -86,7 +86,7 @@ try:
     print("ready", flush=True)
     time.sleep(60)
 finally:
-    time.sleep(0.7)
+    time.sleep(0.3)
     print("tidied", flush=True)
 """
 

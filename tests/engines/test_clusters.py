@@ -10,33 +10,92 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.engines.coordinator import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.start import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
-from tests.helpers.engines import (
-    CONFIG,
-    attack_command,
-    kill_node,
-    same_rows,
-    slurm_here,
-)
-from tests.helpers.runs import attack
-from tests.helpers.trap import Trap, children_of, is_running, until
+from tests.helpers import runs
+from tests.helpers.runs import attack, photographs
+from tests.helpers.scripts import script
+from tests.helpers.trap import CONFIG, Trap, children_of, is_running, planted, until
 
 SECONDS = 300  # that an attack may take
 BLOCKS = 6  # that the trap attacks in a run
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
+
+
+@pytest.fixture(scope="module")
+def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
+    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
+
+
+@pytest.fixture(scope="module")
+def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
+    """The attack `trap`, known to this process and to those that it starts."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as trap,
+    ):
+        yield trap
+
+
+@pytest.fixture(scope="module")
+def here(
+    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The run of CONFIG in this process."""
+    out = tmp_path_factory.mktemp("here")
+    attack(nine_photographs, out, CONFIG)
+    return out
+
+
+@pytest.fixture
+def trap(planted_trap: Trap, here: Path) -> Iterator[Trap]:
+    planted_trap.reset()
+    yield planted_trap
+    planted_trap.reset()
+
+
+def same_rows(one: Path, other: Path) -> None:
+    """Every row is equal to the last bit, and nothing is left of the workers."""
+    runs.same_rows(one, other)
+    assert not (other / "work").exists()
+
+
+@contextmanager
+def attack_command(
+    images: Path, out: Path, options: Sequence[str], trap: Trap
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`mjp attack` with these options as a process that is killed at the end; what it says on the
+    console goes into a file OUT.log. Ctrl-C counts for it, also in a shell's background."""
+    path = out.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(CONFIG))
+    places = ["--images", str(images), "--out", str(out), "--device", "cpu"]
+    with out.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mjp_privacy", "attack", str(path), *places, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=trap.environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def victims(
@@ -48,7 +107,7 @@ def victims(
     def others() -> list[int]:
         if run is not None and run.done():
             run.result()
-        pids = {pid for pid, _ in trap.attacked()} - {*before}
+        pids = {*trap.attacked()} - {*before}
         return [pid for pid in pids if is_running(pid)]
 
     return until(lambda: pids if len(pids := others()) >= count else None, 300)
@@ -90,14 +149,15 @@ def test_workers_end_with_their_command_and_the_next_goes_on(
     out = tmp_path / "run"
     trap.hold()
     options = ["--engine", engine, "--workers", "2"]
-    with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
+    with attack_command(nine_photographs, out, options, trap) as running:
         waiting = victims(trap, 2)
         started = [*waiting, *(children_of(running.pid) if engine == "ray" else [])]
         os.kill(running.pid, number)
         code = -9 if number == signal.SIGKILL else 128 + number
         assert running.wait(60) == code
-        assert "Traceback" not in running.errors()
-        assert running.errors().count("stopped by") == (code > 0)
+        said = out.with_suffix(".log").read_text()
+        assert "Traceback" not in said
+        assert said.count("stopped by") == (code > 0)
     if engine != "slurm" or code > 0:
         until(lambda: not any(map(is_running, started)), 30)
     if engine == "slurm" and code > 0:
@@ -153,13 +213,14 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
     trap.hold()
     options = ["--engine", "ray", "--address", ray_cluster.address]
     out = tmp_path / "run"
-    with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
+    with attack_command(nine_photographs, out, options, trap) as running:
         victims(trap, 2)
         for node in ray_cluster.list_all_nodes():
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=False)
         assert running.wait(60) == 2
-        assert ray_cluster.address in running.errors()
-        assert "Traceback" not in running.errors()
+        said = out.with_suffix(".log").read_text()
+        assert ray_cluster.address in said
+        assert "Traceback" not in said
     trap.release()
     assert attack(nine_photographs, out, CONFIG).exit_code == 0
     same_rows(here, out)
@@ -180,15 +241,35 @@ def test_an_address_where_no_ray_is(address: str | None, tmp_path: Path) -> None
 # Slurm --------------------------------------------------------------------------------------------
 
 
+def kill_node(cluster: Any, name: str) -> None:
+    """What a power cut does: the daemon, the processes that watch tasks, and the tasks."""
+    cluster.daemons[name].kill()
+    of_tasks = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (place / "environ").read_bytes().split(b"\0")
+            if f"SLURM_CONF={cluster.folder}/slurm.conf".encode() not in variables:
+                continue
+            if f"SLURMD_NODENAME={name}".encode() in variables:
+                of_tasks.append(int(place.name))
+            elif (place / "cmdline").read_bytes().startswith(b"slurmstepd"):
+                files = [str(file.readlink()) for file in (place / "fd").iterdir()]
+                if f"{cluster.folder}/{name}.log" in files:
+                    os.kill(int(place.name), signal.SIGKILL)
+    for pid in of_tasks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture(scope="module")
 def slurm_cluster(planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two nodes, each with one CPU; this process is its client."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    script = slurm_here()
-    if missing := [name for name in script.PROGRAMS if not script.find(name)]:
+    tool = script("slurm-here")
+    if missing := [name for name in tool.PROGRAMS if not tool.find(name)]:
         pytest.skip(f"`{missing[0]}` is not installed (Debian: slurmctld slurmd slurm-client)")
     with (
-        script.Cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as made,
+        tool.Cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as made,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("SLURM_CONF", made.environment["SLURM_CONF"])
@@ -205,10 +286,6 @@ def squeue(*options: str) -> dict[str, str]:
     return dict(line.split() for line in listed.splitlines())
 
 
-def running_jobs() -> list[str]:
-    return sorted(job for job, state in squeue().items() if state == "RUNNING")
-
-
 @pytest.mark.engine
 def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, slurm_cluster: Any
@@ -219,7 +296,7 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         killed, warned = victims(trap, 2)
         os.kill(killed, signal.SIGKILL)
         [again] = victims(trap, 1, killed, warned)
-        jobs = running_jobs()
+        jobs = [job for job, state in squeue().items() if state == "RUNNING"]
         assert len(jobs) == 2
         subprocess.run(["scancel", "--signal=USR2", *jobs], check=True)
         requeued = victims(trap, 2, killed, warned, again)
@@ -246,7 +323,7 @@ def test_a_killed_worker_changes_nothing(
     out = tmp_path / "two"
     trap.hold()
     with by(TWO, nine_photographs, out) as run:
-        first = trap.victims(2)[0]
+        first = victims(trap, 2)[0]
         os.kill(first, signal.SIGKILL)
         trap.release()
         assert run.result(SECONDS).exit_code == 0

@@ -14,9 +14,15 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.engines import options, start
-from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
-from mjp_privacy.experiment.engines.start import COPIES, OF_A_WORKER, devices, settled
+from mjp_privacy.experiment.engines import options
+from mjp_privacy.experiment.engines.options import (
+    COPIES,
+    OF_A_WORKER,
+    EngineConfig,
+    devices,
+    engine_config,
+    settled,
+)
 from mjp_privacy.experiment.plan import Forecast, make_plan
 from tests.helpers.runs import tiny
 
@@ -117,7 +123,7 @@ def test_how_many_work(
     given = FOUR | machine
     monkeypatch.setattr(options, "cores", lambda: given["cores"])
     monkeypatch.setattr(options, "visible_gpus", lambda: given["gpus"])
-    monkeypatch.setattr(start, "free_bytes", lambda device: given["free"])
+    monkeypatch.setattr(options, "free_bytes", lambda device: given["free"])
     records = [ImageRecord(f"{number}.png") for number in range(images)]
     source: Any = SimpleNamespace(recorded=False, records=lambda model: records)
     plan, device = make_plan(load_experiment(tiny()), source), "cuda" if given["gpus"] else "cpu"

@@ -8,7 +8,10 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +19,91 @@ pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines import slurm as slurm_module
-from mjp_privacy.experiment.engines.coordinator import last_words
-from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
-from mjp_privacy.experiment.engines.worker import task_file
-from tests.helpers.engines import FakeSlurm, arrays, engine_in
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.engines.slurm import STARTS, SlurmEngine, SlurmWorker
+from mjp_privacy.experiment.engines.worker import last_words, task_file
 from tests.helpers.trap import until
+
+SCRIPTS = {
+    "sbatch": """
+if [ -e "$HERE/refusal" ]; then cat "$HERE/refusal" >&2; exit 1; fi
+number=$(($(ls "$HERE" | grep -c '[.]sh$') + 1))
+cp "$1" "$HERE/$number.sh"
+env > "$HERE/$number.environment"
+echo "Submitted batch job $number"
+""",
+    "squeue": 'cat "$HERE/states"',
+    "scontrol": """
+case "$*" in "show config") echo "MaxArraySize            = $(cat "$HERE/longest")";; esac
+""",
+    "scancel": "",
+    "srun": "",
+}
+
+
+@dataclass(frozen=True)
+class FakeSlurm:
+    """`slurm = FakeSlurm.installed(tmp_path, monkeypatch); slurm.say({"1_0": "RUNNING"})`"""
+
+    folder: Path
+
+    @classmethod
+    def installed(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+        """The commands before all others in the PATH of this process."""
+        (folder / "bin").mkdir(parents=True)
+        for name, lines in SCRIPTS.items():
+            path = folder / "bin" / name
+            note = f'echo "{name} $*" >> "$HERE/calls"'
+            path.write_text(f"#!/bin/sh\nHERE='{folder}'\n{note}\n{lines}\n")
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        slurm = cls(folder)
+        slurm.answer("longest", "1001")
+        slurm.say({})
+        return slurm
+
+    def answer(self, name: str, text: str | None) -> None:
+        """What the commands answer: `longest` of scontrol, `states` of squeue, which fails without,
+        and `refusal` of sbatch, which takes everything without."""
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+
+    def say(self, states: Mapping[str, str]) -> None:
+        """What squeue answers: {"1_0": "PENDING|Resources"}."""
+        self.answer("states", "\n".join(f"{task}|{state}" for task, state in states.items()))
+
+    def calls(self, name: str) -> list[str]:
+        """The arguments with which a command was called."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.split(" ")[0] == name]
+
+    def scripts(self) -> list[str]:
+        """The batch scripts that were submitted."""
+        return [path.read_text() for path in sorted(self.folder.glob("*.sh"))]
+
+    def environment(self, number: int) -> str:
+        """The environment that sbatch had at its n-th call, and would give to the tasks."""
+        return (self.folder / f"{number}.environment").read_text()
+
+
+def engine_in(folder: Path, on_gpu: bool = False, **options: Any) -> SlurmEngine:
+    """An engine whose workers have tasks, each the block of its number."""
+    job = folder / "my run" / "work" / "job.json"
+    job.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(10):
+        task_file(job, number).write_text(f"0 {number} 0 1")
+    made = SlurmEngine.of(EngineConfig("slurm", **options), job, on_gpu)
+    made.interval = 0.0
+    return made
+
+
+def arrays(slurm: FakeSlurm) -> list[str]:
+    """The sizes of the arrays that were submitted."""
+    found = [re.search(r"--array=([^%]+)", script) for script in slurm.scripts()]
+    return ["single" if match is None else match[1] for match in found]
 
 
 @pytest.fixture
@@ -54,7 +137,7 @@ def test_every_end_is_named_and_jobs_that_wait_or_run_are_not_gone(
     engine.start([3])
     slurm.say({"1": state} if state else {})
     if state == "SILENT":
-        slurm.be_silent()
+        slurm.answer("states", None)
     gone = engine.gone()
     assert [*gone] == ([3] if name else [])
     assert all(name in words for words in gone.values())
@@ -98,23 +181,25 @@ def test_what_sbatch_does_not_take_now_waits_and_what_it_never_takes_is_said(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     engine = engine_in(tmp_path)
-    slurm.refuse("sbatch: error: no\nsbatch: error: Batch job submission failed: Invalid qos\n")
+    slurm.answer(
+        "refusal", "sbatch: error: no\nsbatch: error: Batch job submission failed: Invalid qos\n"
+    )
     with pytest.raises(UserError, match="Invalid qos"):
         engine.start([0])
-    slurm.refuse(None)
+    slurm.answer("refusal", None)
     engine = engine_in(tmp_path)
     engine.start([0, 1])
-    slurm.refuse("sbatch: error: Batch job submission failed: Job violates QOS policy")
+    slurm.answer("refusal", "sbatch: error: Batch job submission failed: Job violates QOS policy")
     engine.start([2])
     slurm.say({"1_0": "RUNNING", "1_1": "RUNNING"})
     assert not engine.gone()
-    slurm.refuse(None)
+    slurm.answer("refusal", None)
     engine.gone()
     assert arrays(slurm) == ["0-1", "single"]
 
 
 def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.take_arrays_of(3)
+    slurm.answer("longest", "3")
     engine = engine_in(
         tmp_path,
         on_gpu=True,

@@ -1,14 +1,12 @@
-"""What tests share: photographs, a run that nobody changes, a workbench, recorded uploads."""
+"""What tests share: photographs, a run that nobody changes, recorded uploads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import federations, uploads
-from tests.helpers.edited_code import TWO, Workbench, workbench
 from tests.helpers.runs import attack, photographs, tiny
 
 
@@ -31,20 +29,6 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     summary = attack(images, out, tiny(dtypes=["float32", "float64"]))
     assert (summary.exit_code, summary.cells, summary.images) == (0, 10, 6)
     return out
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """Attacks of a test's own, whose files it edits."""
-    with workbench(tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
-    """A finished run of `tone` and `grey`, two blocks of three images each."""
-    attack(images, tmp_path / "run", TWO)
-    return tmp_path / "run"
 
 
 @pytest.fixture(scope="session")

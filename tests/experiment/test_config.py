@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
@@ -21,7 +21,7 @@ from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import parse
-from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
+from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, describe, run_id
 from mjp_privacy.experiment.config import (
     AttackConfig,
     ClassChoice,
@@ -50,8 +50,7 @@ from mjp_privacy.federation.config import (
 from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.published import published_row
 from mjp_privacy.uploads.header import UploadHeader
-from tests.helpers.runs import TINY, cells, one_cell, photographs
-from tests.inputs.values import bad_contents
+from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -86,6 +85,8 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
     [
         (entry(setings=["a"]), ["grid.0.setings", "settings"]),
         (small(client={"bacth": 1}), ["client.bacth", "batch"]),
+        (small(client={"defenses": ["int9"]}), ["client.defenses", "int9", "int8"]),
+        *((small(name=name), ["name: ", name.strip()[:1]]) for name in (" ", "a\x1b[2J", "../x")),
         ({"attacks": [{"name": "april"}]}, ["name"]),
         ({"name": "x", "models": {"ViT": {}}}, ["grid"]),
         (entry(models=["plan"]), ["grid.0", "plan", "plain"]),
@@ -122,7 +123,6 @@ SCHEMAS: Mapping[type[Any], dict[str, Any]] = {
     **{kind: {} for kind in (Clients, Server, Probe, Recording)},
 }
 """Every schema of a config, and an upload's, with good values of fields that have no default."""
-LARGE = ("a list of 10^5", "10^4 names")  # they take their time; tests/inputs has them
 BOUNDS = {
     "number": {"maximum", "exclusiveMaximum"},
     "integer": {"maximum", "exclusiveMaximum"},
@@ -144,22 +144,30 @@ def unbounded(schema: Any) -> Iterator[Any]:
             yield from unbounded(inner)
 
 
+NESTED: list[Any] = []
+for _ in range(300):
+    NESTED = [NESTED]
+BAD = (object(), "x" * 5000, math.nan, math.inf, 10**400, NESTED, {1: object()})
+"""What no field takes."""
+NO_NUMBERS = (True, "5", [1])
+
+
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_field_has_bounds_and_refuses_bad_values_with_its_name(schema: type[Any]) -> None:
-    """One field at a time: of another type, out of range, too large, missing, or unknown."""
-    assert list(unbounded(TypeAdapter(schema).json_schema())) == []
-    wrong = []
-    for case in bad_contents(schema, SCHEMAS[schema]):
-        if case.bad.title in LARGE:
-            continue
-        try:
-            parse(schema, case.content, "the config")
-            named = not case.bad.certain
-        except UserError as error:
-            named = case.field in str(error) and len(str(error)) < 6000
-        if not named:
-            wrong.append(f"{case.place}: {case.bad.title}")
-    assert not wrong, wrong[:20]
+    """One field at a time; what is not there or not known is named as well."""
+    whole, good = TypeAdapter(schema).json_schema(), SCHEMAS[schema]
+    assert list(unbounded(whole)) == []
+    cases = [("surprise", good | {"surprise": 1})]
+    cases += [(name, {n: v for n, v in good.items() if n != name}) for name in good]
+    for name, field in whole["properties"].items():
+        types = {option.get("type") for option in field.get("anyOf", [field])}
+        is_number = types <= {"integer", "number", "null"}
+        cases += [(name, good | {name: bad}) for bad in BAD + NO_NUMBERS * is_number]
+    for name, content in cases:
+        with pytest.raises(UserError) as caught:
+            pytest.fail(f"{name}: {parse(schema, content, 'the config')}")
+        assert name in str(caught.value)
+        assert len(str(caught.value)) < 6000
 
 
 # what is shipped ----------------------------------------------------------------------------------
@@ -287,8 +295,11 @@ def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> N
     if field == "dal_lambda":  # only where the loss has such a term
         changed = replace(changed, dal=True)
     words = {"withhold": "pos_embed", "defenses": "int8"}
-    shown = getattr(ClientFacts.of(changed, localizes=True), field)
-    assert shown == words.get(field, OTHER[field])
+    model = load_model(**{**TINY, "dal": "linear"})
+    source: Any = SimpleNamespace(data="x", place=None, labels="x")
+    source.records, source.columns = lambda model: [], lambda model: {}
+    facts = describe(replace(cell, client=changed), experiment, source, model)
+    assert getattr(facts.client, field) == words.get(field, OTHER[field])
 
 
 # what a command line changes ----------------------------------------------------------------------
@@ -369,14 +380,7 @@ def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(
 # conditions of the grid, a model of one's own -----------------------------------------------------
 
 
-FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
-
-
-def weights(folder: Path, facts: Mapping[str, Any] = FACTS, **changes: Any) -> Path:
-    path = folder / "mine.safetensors"
-    metadata = {key: json.dumps(value) for key, value in facts.items()}
-    save_file(load_model(**{**TINY, **changes}).state_dict(), path, metadata)
-    return path
+MINE = "mine.safetensors"
 
 
 def own(path: Path) -> Experiment:
@@ -390,7 +394,7 @@ def test_a_model_that_can_mask_is_shuffled_as_it_was_trained(
     tmp_path: Path, trained: float | None, gamma: float | None, used: float
 ) -> None:
     facts = FACTS if trained is None else FACTS | {"trained_gamma": trained}
-    experiment = own(weights(tmp_path, facts, unknown_embedding=True))
+    experiment = own(weights(tmp_path / MINE, facts, unknown_embedding=True))
     if gamma is not None:
         experiment = with_gamma(experiment, gamma)
     experiment, remarks = decided(experiment)
@@ -401,7 +405,7 @@ def test_a_model_that_can_mask_is_shuffled_as_it_was_trained(
 
 
 def test_lines_under_mjp_are_left_out_of_models_that_cannot_mask(tmp_path: Path) -> None:
-    experiment, (remark,) = decided(own(weights(tmp_path)))
+    experiment, (remark,) = decided(own(weights(tmp_path / MINE)))
     assert {setting for _, setting, *_ in lines(experiment)} == {"a"}
     assert all(name in remark for name in ("own", "E_unk", "mask_locator", "multi_round (6)"))
     entry = {"models": ["ViT"], "settings": ["b"], "only_with": "unknown_embedding"}
@@ -426,11 +430,11 @@ def test_a_file_of_ones_own_and_what_it_lacks(
     photographs(tmp_path / "images", 1)
     places = ["--images", "images", "--device", "cpu"]
     for options, named in LACKING:
-        words = ["attack", "own", "--weights", str(weights(tmp_path, {})), *options, *places]
+        words = ["attack", "own", "--weights", str(weights(tmp_path / MINE, {})), *options, *places]
         assert main(words) == 2
         told = capsys.readouterr().err
         assert all(name in told for name in named), told
         assert not (tmp_path / "results").exists()
-    assert main(["attack", "own", "--weights", str(weights(tmp_path)), *places]) == 0
+    assert main(["attack", "own", "--weights", str(weights(tmp_path / MINE)), *places]) == 0
     (out,) = (tmp_path / "results/own").glob("mine-*")
     assert {entry["status"] for entry in cells(out)} == {"ok"}

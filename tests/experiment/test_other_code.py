@@ -7,10 +7,13 @@ import hashlib
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -18,15 +21,143 @@ import yaml
 
 from attacks import ATTACKS
 from mjp_privacy.cli import main
+from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.code import SourceReader, differences, normal_form
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from tests.helpers.edited_code import TWO, Workbench, refusal
 from tests.helpers.runs import attack, cell, one_cell, said, same_results, tensors, values, written
 from tests.helpers.uploads import edit, edit_all
+
+# attacks and defences whose files a test edits -------------------------------------------------
+
+PACKAGE = "workbench"
+
+TONE = '''"""Pictures of one tone."""
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from workbench.shade import shade
+from mjp_privacy.interfaces import Reconstruction, Usual
+
+
+@dataclass(frozen=True)
+class Tone(Usual):
+    name: ClassVar[str] = "tone"
+
+    def needs(self, model):
+        return ["patch_embed.proj.weight"]
+
+    def unsupported(self, view):
+        return None
+
+    def run(self, view, *, generator):
+        update = view.updates[0]
+        count = update.batch * len(update.grads["patch_embed.proj.weight"])
+        size = view.pixels.size
+        return Reconstruction(torch.full((count, 3, size, size), shade()))
+'''
+SHADE = '''"""Between the attack and what it needs."""
+from .levels import LEVEL
+
+
+def shade():
+    return LEVEL
+'''
+DIMMED = '''"""Sends half of the upload."""
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mjp_privacy.client.defenses.disturbance import Disturbed
+
+
+@dataclass(frozen=True)
+class Dimmed:
+    """Sends half."""
+
+    name: ClassVar[str] = "dimmed"
+    main: ClassVar[str | None] = None
+
+    def apply(self, sent, draws):
+        return Disturbed({name: g * 0.5 for name, g in sent.items()}, {}, {})
+'''
+
+
+SOURCES = {
+    "__init__": "",
+    "tone": TONE,
+    "shade": SHADE,
+    "levels": "LEVEL = 0.5\n",
+    "dimmed": DIMMED,
+}
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A package of source files; `edit` writes one and makes Python import it anew."""
+
+    folder: Path
+
+    def edit(self, module: str, old: str, new: str) -> None:
+        """Replace a text in a module, or make a new module of `new` where `old` is empty."""
+        path = self.folder / f"{module}.py"
+        text = path.read_text() if old else ""
+        assert old in text
+        path.write_text(text.replace(old, new) if old else new)
+        forget()
+
+
+def forget() -> None:
+    """Take the package for never imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    defense_of.cache_clear()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    """The package, with its attack `tone` and its defence `dimmed` registered."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two edits can share a second
+    made = Workbench(tmp_path / PACKAGE)
+    made.folder.mkdir()
+    for name, text in SOURCES.items():
+        (made.folder / f"{name}.py").write_text(text)
+    with (
+        patch.dict(ATTACKS, {"tone": Entry("workbench.tone:Tone")}),
+        patch.dict(DEFENSES, {"dimmed": Entry("workbench.dimmed:Dimmed")}),
+    ):
+        yield made
+    forget()
+
+
+TWO = one_cell(attacks=[{"name": "tone"}, {"name": "grey"}], block=3)
+
+
+@pytest.fixture
+def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
+    """A finished run of `tone` and `grey`, two blocks of three images each."""
+    attack(images, tmp_path / "run", TWO)
+    return tmp_path / "run"
+
+
+def refusal(images: Path, out: Path, config: Mapping[str, Any] = TWO, **arguments: Any) -> str:
+    """What the same command says of the results there; it must not have written a file."""
+    before = everything(out)
+    with pytest.raises(UserError) as raised:
+        attack(images, out, config, **arguments)
+    assert everything(out) == before
+    return str(raised.value)
+
+
+def everything(out: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
 
 DEFENDED = {**TWO, "client": {"defenses": ["dimmed"]}}
 
@@ -243,7 +374,7 @@ def test_defences_and_presets_count() -> None:
     found = []
     for words, uploads in (("", 2), ("other words", 3)):
         entry = Entry("attacks.masked_span:MaskedSpan", words, {"uploads": uploads})
-        with ATTACKS.registered("pair", entry):
+        with patch.dict(ATTACKS, {"pair": entry}):
             found.append(SourceReader().code_of("pair").files)
     two, three = found
     assert {file for file in two if two[file] != three[file]} == {"attacks/__init__.py (pair)"}

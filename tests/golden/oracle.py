@@ -24,8 +24,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +36,7 @@ import torch
 from PIL import Image
 
 from mjp_privacy import cli
+from mjp_privacy.core.machine import one_thread, one_thread_environment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import long_rows, read_frame
 
@@ -189,9 +189,8 @@ def run(name: str, place: Path, out: Path, workers: int = 0) -> Path:
 def started(name: str, place: Path, out: Path, workers: int = 0) -> subprocess.Popen[bytes]:
     """The same command as a process of its own, with one thread."""
     words = [sys.executable, "-m", "mjp_privacy", *command(name, place, out, workers)]
-    limit = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     paths = {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    environment = {**os.environ, **dict.fromkeys(limit, "1"), **paths}
+    environment = {**os.environ, **one_thread_environment(), **paths}
     quiet = subprocess.DEVNULL
     return subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet)
 
@@ -207,17 +206,6 @@ def call(words: Sequence[str], exit_code: int = 0, thread: bool = False) -> None
         code = cli.main([*words, *(("--device", "cpu", "--threads", "1") if thread else ())])
     if code != exit_code:
         raise AssertionError(f"mjp {' '.join(words)}: exit code {code}, expected {exit_code}")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # values -------------------------------------------------------------------------------------------

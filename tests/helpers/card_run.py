@@ -12,8 +12,7 @@ from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import cell, image_row, intact, write_rows
+from tests.helpers.report_rows import cell, image_row, intact, run_of, write_rows
 
 VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
 MJP = {**VIT, "model": "ViT-Ti+MJP", "setting": "c", "gamma": 0.27}

@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from mjp_privacy import load_model
 from mjp_privacy.experiment.run import RunSummary, run_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import long_rows, read_frame
@@ -74,6 +76,18 @@ def photographs(root: Path, count: int = 6, *, labelled: bool = True, first: int
     if labelled:
         (root / "labels.csv").write_text("\n".join(lines) + "\n")
     return root
+
+
+FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
+"""What weights do not show of a tiny model."""
+
+
+def weights(path: Path, facts: Mapping[str, Any] = FACTS, **changes: Any) -> Path:
+    """A file of weights of a tiny model, whose metadata have these facts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {key: json.dumps(value) for key, value in facts.items()}
+    save_file(load_model(**{**TINY, **changes}).state_dict(), path, metadata)
+    return path
 
 
 def attack(

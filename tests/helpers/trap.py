@@ -1,19 +1,15 @@
-"""An attack of a test's own that workers know, too, and that can be held, killed or made to fail.
+"""An attack of a test's own that workers know, too, and that can be held.
 
 Workers are processes that import attacks by name. They find this one by `sitecustomize`, a module
 that Python imports at its start from PYTHONPATH, so nothing in the package is there for tests.
 
-    trap.hold()           attacks wait from now on
-    trap.victims(1)       processes that have begun to wait in an attack, at least so many
+    trap.hold()       attacks wait from now on
+    trap.attacked()   the processes that have begun an attack
     trap.release()
-    trap.kill_at(4)       whoever attacks an image of this label dies by SIGKILL
-    trap.quit_at(4)       ... ends its process
-    trap.fail_at(4)       ... or raises an error that no attack may raise
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
@@ -22,11 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 
 from attacks import ATTACKS
 from mjp_privacy.core.registry import Entry
+from tests.helpers.runs import one_cell
 
 T = TypeVar("T")
 
@@ -55,10 +53,8 @@ class _After(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, _After())
 '''
-ATTACK = '''"""Grey pictures, after whatever the test has planted."""
+ATTACK = '''"""Grey pictures, once the test lets it go on."""
 import os
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,25 +80,17 @@ class Trap(Usual):
     def run(self, view, *, generator):
         labels = view.labels.tolist()
         with (FOLDER / "attacked").open("a") as file:
-            print(os.getpid(), *labels, file=file)
+            print(os.getpid(), file=file)
         print("attacks", labels, flush=True)  # as somebody's attack may
         while (FOLDER / "hold").exists():
-            (FOLDER / f"waits-{os.getpid()}").touch()
             time.sleep(0.02)
-        if set(labels) & self.planted("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if set(labels) & self.planted("quit"):
-            print("the last words of a worker", file=sys.stderr, flush=True)
-            os._exit(5)  # sys.exit would be an error like any other
-        if set(labels) & self.planted("fail"):
-            raise ZeroDivisionError("planted by a test")
         size = view.pixels.size
         return Reconstruction(torch.full((len(labels), 3, size, size), 0.5))
-
-    def planted(self, name):
-        path = FOLDER / name
-        return set(map(int, path.read_text().split())) if path.exists() else set()
 '''
+
+
+CONFIG = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}], dtypes=["float32", "float64"])
+"""Three blocks of three photographs; the trap attacks in two cells of two tasks."""
 
 
 @dataclass(frozen=True)
@@ -124,43 +112,15 @@ class Trap:
     def release(self) -> None:
         (self.folder / "hold").unlink()
 
-    def kill_at(self, *labels: int) -> None:
-        (self.folder / "kill").write_text(" ".join(map(str, labels)))
-
-    def quit_at(self, *labels: int) -> None:
-        (self.folder / "quit").write_text(" ".join(map(str, labels)))
-
-    def fail_at(self, *labels: int) -> None:
-        (self.folder / "fail").write_text(" ".join(map(str, labels)))
-
     def reset(self) -> None:
         """Let the attack be harmless, and forget what was attacked."""
-        for name in ("hold", "kill", "quit", "fail", "attacked"):
+        for name in ("hold", "attacked"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def edit(self, old: str, new: str) -> None:
-        """Replace a text in the attack's source, and import it anew when it is next used."""
-        path = self.folder / "trap_attack.py"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-        sys.modules.pop("trap_attack", None)
-        importlib.invalidate_caches()
-
-    def attacked(self) -> list[tuple[int, list[int]]]:
-        """Process and labels of every block that was attacked, in order."""
+    def attacked(self) -> list[int]:
+        """The process of every block that was attacked, in order."""
         path = self.folder / "attacked"
-        lines = path.read_text().splitlines() if path.exists() else []
-        numbers = [tuple(map(int, line.split())) for line in lines]
-        return [(first, labels) for first, *labels in numbers]
-
-    def victims(self, count: int) -> list[int]:
-        """The processes that wait in the attack, once there are so many."""
-        return until(lambda: pids if len(pids := self._waiting()) >= count else None, 90)
-
-    def _waiting(self) -> list[int]:
-        pids = [int(path.name.split("-")[1]) for path in self.folder.glob("waits-*")]
-        return [pid for pid in pids if is_running(pid)]
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 @contextmanager
@@ -173,7 +133,7 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
     monkeypatch.setenv("PYTHONPATH", trap.environment["PYTHONPATH"])
     monkeypatch.syspath_prepend(folder)
     try:
-        with ATTACKS.registered("trap", Entry("trap_attack:Trap")):
+        with patch.dict(ATTACKS, {"trap": Entry("trap_attack:Trap")}):
             yield trap
     finally:
         sys.modules.pop("trap_attack", None)
@@ -200,13 +160,6 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The living processes that this one has started."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [child for child in pids if is_running(child) and _parent(child) == pid]
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    """The processes that this one has started."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from tests.helpers.runs import photographs
 from tests.helpers.training import class_folders
-from tests.inputs.forked import forked
+from tests.inputs.called import called
 
 SIDE, PATCH = 32, 8
 UPLOAD = "b1s1_r00000_000_at00000"
@@ -138,7 +138,7 @@ def write_base(folder: Path) -> None:
     state = {name: tensor.detach().clone() for name, tensor in official.items()}
     save_file(state, folder / "official_mjp.safetensors", {"num_heads": json.dumps(2)})
     for argv in COMMANDS.values():
-        outcome = forked(argv, folder)
+        outcome = called(argv, folder)
         if outcome.code:
             raise RuntimeError(f"{' '.join(argv)} ended with {outcome.code}: {outcome.said}")
     shutil.copytree(folder / "federation" / "uploads", folder / "uploads")

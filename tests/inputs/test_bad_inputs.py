@@ -21,10 +21,13 @@ import yaml
 
 from mjp_privacy.cli import COMMANDS
 from tests.inputs.base import UPLOAD
-from tests.inputs.forked import Outcome, forked
+from tests.inputs.called import Outcome, called
 from tests.inputs.tensors import tensor_changes, with_header, with_state, with_tensors
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux"),
+    pytest.mark.timeout(60),
+]
 
 Words = tuple[str, ...]
 Spoil = Callable[[Path], object]
@@ -80,7 +83,7 @@ class Case(NamedTuple):
         shutil.copytree(base, folder)
         if self.file:
             self.spoil(next(iter(sorted(folder.glob(self.file))), folder / self.file))
-        return forked(self.argv, folder)
+        return called(self.argv, folder)
 
 
 ATTACK = ("attack", *GOOD["attack"])
@@ -308,7 +311,7 @@ def test_every_command_is_tried_and_what_is_no_answer_is_a_fault() -> None:
     assert {*COMMANDS} - {"demo"} <= {case.argv[0] for case in CASES if case.argv}
     assert Outcome(2, "error: file.json, lr: expected a number").faults((2,), ("file.json",)) == []
     for outcome in (
-        Outcome(-9, "", hung=True),
+        Outcome(2, "file.json", 99.0),
         Outcome(2, "Traceback (most recent call last)\nfile.json"),
         Outcome(70, "file.json"),
         Outcome(2, "file.json lr\n" * 100),

@@ -38,8 +38,8 @@ from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import read_header
 from tests.inputs import base as good
-from tests.inputs.forked import CONTROL
-from tests.inputs.tensors import file_of, tensor_changes, with_tensors
+from tests.inputs.called import CONTROL
+from tests.inputs.tensors import tensor_changes, with_tensors
 
 KIND = FileKind("a file", "Make it again.", 1 << 20)
 
@@ -67,19 +67,6 @@ yaml_text = st.lists(
 ).map("".join)
 cells = st.text(alphabet=st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
     ["0.png", "1", "-1", "file", "label", '"', "9" * 50, "n01440764", " ", "nan"]
-)
-numbers = st.integers(-2, 1 << 70) | st.sampled_from([0, 1, 4, 8]) | leaves
-entries = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.sampled_from(["F32", "F64", "U8", "F8_E5M2", "x"]) | leaves,
-        "shape": st.lists(numbers, max_size=4) | leaves,
-        "data_offsets": st.lists(numbers, max_size=3) | leaves,
-        "more": leaves,
-    },
-)
-headers = st.dictionaries(
-    st.text(max_size=8) | st.just("__metadata__"), entries | values, max_size=4
 )
 
 
@@ -123,13 +110,6 @@ def test_any_table(path: Path, rows: list[list[str]], end: str) -> None:
     answered(read_csv, path, KIND)
     answered(parse_label_file, "labels", text.encode())
     answered(parse_label_file, "labels", ("file,label\n" + text).encode())
-
-
-@given(header=headers, data=st.binary(max_size=40))
-@drawn
-def test_any_header_of_tensors(path: Path, header: dict[str, Any], data: bytes) -> None:
-    path.write_bytes(file_of(header, data))
-    answered(lambda: TensorFile(path, KIND).tensors(finite=True))
 
 
 CONFIGS = {

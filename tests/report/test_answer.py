@@ -26,7 +26,6 @@ from tests.helpers.card_run import (
     card_run,
     keys,
 )
-from tests.helpers.ladder_rows import run_of, unscored_run
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
@@ -35,6 +34,8 @@ from tests.helpers.report_rows import (
     image_id,
     image_row,
     intact,
+    run_of,
+    unscored_run,
 )
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}

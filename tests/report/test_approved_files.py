@@ -15,14 +15,7 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import PHOTOGRAPHS, PSNR, card_of, card_run
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import (
-    add_pictures,
-    approved,
-    cell,
-    image_id,
-    photograph,
-)
+from tests.helpers.report_rows import add_pictures, approved, cell, image_id, photograph, run_of
 from tests.helpers.runs import attack, names, photographs, rows, tiny
 
 FORMATS = ("table.md", "table.tex", "table.csv", "table5.md", "table5.tex", "table5.csv")

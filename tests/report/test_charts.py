@@ -35,8 +35,17 @@ from mjp_privacy.report.charts.tradeoff import (
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
 from tests.helpers.card_run import card_run
-from tests.helpers.ladder_rows import derived_of, lines_of, run_of
-from tests.helpers.report_rows import HOSTILE, cell, image_id, image_row, intact, write_rows
+from tests.helpers.report_rows import (
+    HOSTILE,
+    cell,
+    derived_of,
+    image_id,
+    image_row,
+    intact,
+    lines_of,
+    run_of,
+    write_rows,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 WILD = HOSTILE + "</svg><script>alert(1)</script>]]>-->$\\frac{1}$ \x00\x1b\u202e\ud800\ufffe"

@@ -14,8 +14,7 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import Client
 from mjp_privacy.report.contents import read_contents
 from tests.helpers.card_run import card_of_lines, keys
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import add_pictures, cell, image_id, intact
+from tests.helpers.report_rows import add_pictures, cell, image_id, intact, run_of
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 

@@ -25,8 +25,7 @@ from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.pictures import COLUMNS
 from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import HOSTILE, cell, small_run
+from tests.helpers.report_rows import HOSTILE, cell, run_of, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 
 

@@ -32,15 +32,16 @@ from mjp_privacy.report.page.gallery import (
 )
 from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from tests.helpers import runs
-from tests.helpers.ladder_rows import lines_of, run_of
 from tests.helpers.report_rows import (
     add_pictures,
     cell,
     image_id,
     image_row,
     intact,
+    lines_of,
     only_line,
     photograph,
+    run_of,
     small_run,
     write_rows,
 )

@@ -20,12 +20,14 @@ from mjp_privacy.report.published import TABLE5
 from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
-from tests.helpers.ladder_rows import curve_run, lines_of, run_of
 from tests.helpers.report_rows import (
     cell,
+    curve_run,
     image_id,
     image_row,
     intact,
+    lines_of,
+    run_of,
     small_run,
     write_rows,
 )

@@ -19,12 +19,15 @@ from mjp_privacy.report.figures import VARIANTS, build_tables
 from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
 from tests.helpers.card_run import card_run
 from tests.helpers.federations import MJP, run
-from tests.helpers.ladder_rows import derived_of, lines_of, run_of, unscored_run
 from tests.helpers.report_rows import (
     cell,
+    derived_of,
     image_id,
     image_row,
     intact,
+    lines_of,
+    run_of,
+    unscored_run,
     write_rows,
 )
 from tests.helpers.uploads import load_uploads

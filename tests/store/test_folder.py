@@ -21,7 +21,6 @@ import torch
 
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import block_file
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
@@ -90,19 +89,6 @@ def test_values_columns_and_order(store: RunStore) -> None:
     assert read["own10.x"].isna().tolist() == [True, True, False]
     assert store.read("c1", ["image_id", "no such"]).columns.tolist() == ["image_id"]
     assert read["label"].tolist() == [3, 3, 3]
-
-
-def test_of_many_files_only_new_ones_are_opened(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, of = list[Path](), block_file.BlockContent.of
-    monkeypatch.setattr(block_file.BlockContent, "of", lambda p: opened.append(p) or of(p))
-    for block in range(30):
-        write(store, {f"{block}": block}, block=block)
-    assert len(scores(store)) == 30
-    opened.clear()
-    last = write(store, {"0": 7})
-    assert (last.attempt, scores(store)["0"], opened) == (31, 7.0, [last.path])
 
 
 def test_files_of_other_columns_are_compacted_together_and_full_ones_stay(

@@ -93,7 +93,8 @@ class Folder(RuleBasedStateMachine):
             assert damaged, "a whole cell could not be compacted"
             return
         if not damaged and not any(key[0] == cell for key in self.open):
-            inside = [name for names in RunStore(self.root).cell(cell).ids for name in names]
+            contents = RunStore(self.root).cell(cell).contents
+            inside = [name for content in contents for name in content.ids]
             assert len(inside) == len({*inside}), "an image stands in two files"
 
     @rule()

@@ -18,8 +18,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.clients import clients_of, derived_lines
 from mjp_privacy.report.figures import exact_share, success_share, summary
 from mjp_privacy.report.runs import load_runs
-from tests.helpers.ladder_rows import run_of
-from tests.helpers.report_rows import cell, image_id, synthetic_run
+from tests.helpers.report_rows import cell, image_id, run_of, synthetic_run
 from tools import publish, published_rows
 from tools.published_rows import Line, read
 
@@ -74,25 +73,6 @@ def test_published_lines_equal_those_of_the_report(tmp_path: Path) -> None:
             assert getattr(ours, name) == expected
     frame = pd.read_parquet(path)  # as any program reads it
     assert {"model", "setting", "gamma", "attack", "role", "batch", "psnr"} <= {*frame.columns}
-
-
-def test_the_worst_case_is_chosen_by_the_report_s_rule(tmp_path: Path) -> None:
-    scores = {"masked_span": [20.0, 21.0, 22.0], "pixel_lattice": [math.inf, 12.0, 30.0]}
-    scores["april"] = [99.0] * 3  # on an altered client: never chosen
-    victims = {"april": "april_block"}
-    lines = [
-        (
-            cell("", **{**SHUFFLED, "victim": victims.get(attack, "intact")}, attack=attack),
-            values,
-            {"zero_rows": 3.0},
-        )
-        for attack, values in scores.items()
-    ]
-    planted_run(tmp_path / "run", *lines)
-    published_rows.write([tmp_path / "run"], tmp_path / "rows.parquet", commit="abc", source="x")
-    published = read(tmp_path / "rows.parquet").lines
-    (worst,) = (line for line in published if line.facts["role"] == "worst_case")
-    assert worst.scored("psnr").tolist() == [math.inf, 21.0, 30.0]
 
 
 def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
@@ -238,17 +218,6 @@ def test_what_a_table_names_has_to_be_there(
     (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
     with pytest.raises(UserError, match=named):
         publish.check(root)
-
-
-def test_a_changed_row_is_noticed(root: Path) -> None:
-    path = root / "results" / "rows.parquet"
-    rows = read(path)
-    first = (rows.rows["image_id"] == image_id(7)) & (rows.rows["attack"] == "pixel_lattice")
-    published_rows._store(
-        rows.rows.assign(psnr=rows.rows["psnr"].mask(first, 19.9)), rows.runs, path
-    )
-    publish.published_at.cache_clear()
-    assert "table lines of page.md" in publish.check(root)[0]
 
 
 def test_a_selection_has_to_name_one_line(root: Path) -> None:

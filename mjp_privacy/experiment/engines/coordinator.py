@@ -1,17 +1,16 @@
 """Gives a run's tasks to workers, one at a time each, and watches what they tell.
 
-    Engine.start([3])           somebody starts worker 3, anywhere
-    RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
-    RUN/work/M-B-G.K.json       that the task is over, and how (`work.News`)
-    Engine.gone()               workers that are no more: their tasks are given again
-
-Nothing else goes between the two, so an engine needs to start processes and to know which have
-ended. What is done of a task shows in the run folder: a task given again finds what is there.
+Nothing but the files of `worker` goes between the two, so an engine needs to start processes and to
+know which have ended. What is done of a task shows in the run folder: a task given again finds what
+is there. The usual engine, of processes of this machine, stands here too.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,18 @@ from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
+from mjp_privacy.core.machine import BESIDE, one_thread_environment
 from mjp_privacy.core.read import read_json
-from mjp_privacy.experiment.engines.worker import END, NEWS, Job, Task, task_file, write_typed
+from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
+from mjp_privacy.experiment.engines.worker import (
+    END,
+    NEWS,
+    Job,
+    Task,
+    last_words,
+    task_file,
+    write_typed,
+)
 from mjp_privacy.experiment.work import News
 
 ATTEMPTS = 3  # times that a task is given to a worker
@@ -160,12 +169,82 @@ class Coordinator:
         return f"{self.models[task.model]}, block {task.block}"
 
 
-def last_words(log: Path) -> str:
-    """The last line that a worker wrote to its log, as ": KeyError: 'x'"; "" if there is none."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-    except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip()]
-    own = [line for line in said if not line.startswith(("srun:", "slurmstepd", "submitit "))]
-    return f": {(own or said)[-1]}" if said else ""
+# workers of this machine ------------------------------------------------------------------------
+
+
+@dataclass
+class LocalEngine:
+    """LocalEngine(job.path, most=2).start([0, 1])
+
+    gpus: the CUDA devices that workers share, one after the other; none: they use the CPU
+    """
+
+    job_file: Path
+    most: int
+    gpus: Sequence[str] = ()
+    interval: float = 0.05
+    _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
+    _unstarted: dict[int, str] = field(default_factory=dict, init=False)
+
+    def start(self, workers: Sequence[int]) -> None:
+        """Start a process for each worker; where there is no memory for one, it is gone."""
+        for number in workers:
+            try:
+                self._processes[number] = self._started(number)
+            except OSError as error:
+                self._unstarted[number] = f"worker {number} could not be started: {error}"
+
+    def gone(self) -> Mapping[int, str]:
+        """Workers whose process ended, and what those printed last that ended by themselves."""
+        gone, self._unstarted = self._unstarted, {}
+        for number, process in list(self._processes.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self._processes[number]
+            if code >= 0:
+                how = f"ended with code {code}{last_words(self._log(number))}"
+            else:
+                hint = ", as a system does that is out of memory" if code == -9 else ""
+                how = f"was killed by signal {-code}{hint}"
+            gone[number] = f"worker {number} {how}"
+        return gone
+
+    def close(self) -> None:
+        """Kill the workers and wait for them."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def _log(self, number: int) -> Path:
+        return self.job_file.parent / f"worker-{number}.log"
+
+    def _started(self, number: int) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
+        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process"]
+        with self._log(number).open("a") as log:
+            return subprocess.Popen(
+                [*program, str(self.job_file), str(number)],
+                stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
+                stdout=log,  # an attack may print what it likes
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
+            )
+
+
+def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
+    """The engine that does the tasks of this job; on_gpu: whether gradients are computed there.
+    Packages of another engine are imported where it is asked for."""
+    if config.kind == "ray":
+        from mjp_privacy.experiment.engines.ray import RayEngine
+
+        return RayEngine.of(config, job_file, on_gpu)
+    if config.kind == "slurm":
+        from mjp_privacy.experiment.engines.slurm import SlurmEngine
+
+        return SlurmEngine.of(config, job_file, on_gpu)
+    gpus = visible_gpus() if on_gpu else ()
+    return LocalEngine(job_file, workers_here(config, on_gpu), gpus)

@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from pydantic import Field
 
 from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import free_bytes, pick_device
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import (
     Count,
@@ -41,6 +42,11 @@ from mjp_privacy.core.schema import (
 )
 from mjp_privacy.core.text import shown
 
+if TYPE_CHECKING:
+    import torch
+
+    from mjp_privacy.experiment.plan import Forecast, Plan
+
 SUMMARIES: Mapping[str, str] = {
     "auto": "a process for each core or GPU here, or this one for small runs; the default",
     "here": "this process alone, as for a debugger",
@@ -50,6 +56,11 @@ SUMMARIES: Mapping[str, str] = {
 }
 Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+SMALL = 40
+"""Units (an image in a cell) below which starting another process takes longer than the work."""
+OF_A_WORKER = 700 << 20  # bytes that torch, timm and the metrics take in each process
+COPIES = 12  # of a model's float32 weights: variants, float64, gradients of a block
+
 SHORTEST = 5  # minutes that a Slurm task may have: it is warned 90 s before its end, and starts
 
 
@@ -174,3 +185,48 @@ def visible_gpus() -> tuple[str, ...]:
     if named:
         return tuple(part.strip() for part in named.split(","))
     return tuple(str(number) for number in range(torch.cuda.device_count()))
+
+
+def devices(name: str, engine: EngineConfig) -> tuple[torch.device, torch.device]:
+    """The device of this process and that of the workers, for --device auto, cpu or cuda.
+
+    Jobs are often submitted from a machine without a GPU. With Slurm the options alone decide
+    where tasks compute: auto takes GPUs if gpus_per_task asks for them. This process, which only
+    looks at weights, takes its CPU.
+    """
+    import torch
+
+    if engine.kind == "slurm" and name == "auto":
+        name = "cuda" if engine.gpus_per_task else "cpu"
+    if engine.kind == "slurm" and name == "cuda":
+        return pick_device("cpu"), torch.device("cuda")
+    device = pick_device(name)
+    return device, device
+
+
+def settled(
+    config: EngineConfig, plan: Plan, foreseen: Forecast, device: str
+) -> tuple[EngineConfig, str]:
+    """The engine that `auto` stands for, and what is said of it: a worker for each core or GPU, as
+    far as there is work and memory for them; this process where that is one."""
+    import torch
+
+    if config.kind not in ("auto", "local"):
+        return config, ""
+    on_gpu = torch.device(device).type == "cuda"
+    wanted = workers_here(config, on_gpu)
+    tasks = sum(len(blocks) * len(plan.groups(name)) for name, blocks in plan.blocks.items())
+    number, remark = min(wanted, max(1, tasks)), ""
+    free = free_bytes(torch.device("cpu"))
+    if config.workers is None and free is not None and not on_gpu:
+        each = OF_A_WORKER + COPIES * foreseen.largest_model
+        if (fit := max(1, free // each)) < number:
+            remark = (
+                f"memory holds {fit} of {number} workers ({free / 2**30:.1f} GiB free, about "
+                f"{each / 2**30:.1f} GiB each): {fit} start; --workers asks for another number"
+            )
+            number = fit
+    small = config.workers is None and plan.units < SMALL
+    if config.kind == "auto" and (number == 1 or small):
+        return EngineConfig("here"), remark
+    return dataclasses.replace(config, kind="local", workers=number), remark

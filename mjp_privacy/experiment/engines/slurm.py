@@ -37,9 +37,8 @@ from submitit.helpers import DelayedSubmission, clean_env
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import one_thread_environment
-from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.worker import serve, task_file
+from mjp_privacy.experiment.engines.worker import last_words, serve, task_file
 
 MINUTES = 60  # time limit of a job, where none is given
 STARTS = 5  # starts in a row with the same task, by preemption or time limit, before it is lost
@@ -135,9 +134,12 @@ class SlurmEngine:
         if not self._jobs or time.monotonic() - self._looked < LOOK:
             return {}
         self._looked = time.monotonic()
-        states = states_of(self.name)
-        if states is None:
+        options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+        listed = output("squeue", *options, *_mine(self.name))
+        if listed is None:  # Slurm does not answer
             return {}
+        rows = [line.strip().split("|") for line in listed.splitlines() if line.strip()]
+        states = {job: (state, " ".join(reason).strip("()")) for job, state, *reason in rows}
         words = {number: self._fate(job, states) for number, job in self._jobs.items()}
         gone = {number: fate for number, fate in words.items() if fate}
         for number in gone:
@@ -216,17 +218,6 @@ class SlurmEngine:
             "wckey": None,
             "additional_parameters": {"requeue": True, **config.slurm_options},
         }
-
-
-def states_of(name: str) -> Mapping[str, tuple[str, str]] | None:
-    """State and reason of each job of this name: {"12_3": ("PENDING", "Resources")}; None if Slurm
-    does not answer."""
-    options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
-    listed = output("squeue", *options, *_mine(name))
-    if listed is None:
-        return None
-    rows = [line.strip().split("|") for line in listed.splitlines() if line.strip()]
-    return {job: (state, " ".join(reason).strip("()")) for job, state, *reason in rows}
 
 
 def cancel(name: str) -> None:

@@ -199,3 +199,14 @@ def _worker(job_file: str, written_at: int) -> Worker:
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
     store, again = RunStore(Path(job.root)), job.stale == "fresh"
     return Worker.of(job.experiment, job.source(), store, job.made_with, again)
+
+
+def last_words(log: Path) -> str:
+    """The last line that a worker wrote to its log, as ": KeyError: 'x'"; "" if there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    own = [line for line in said if not line.startswith(("srun:", "slurmstepd", "submitit "))]
+    return f": {(own or said)[-1]}" if said else ""

@@ -1,26 +1,44 @@
-"""tools/test-environments: rows of two runs are compared by what they are about."""
+"""The crash test sees what is wrong, environments are compared by rows, models have their cards."""
 
 from __future__ import annotations
 
+import random
+import shutil
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import attack, one_cell, photographs
+from tests.helpers.scripts import script
+from tools.model_cards import CARD, ROOT, ZOO, card
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "test-environments"
+
+@pytest.mark.nightly
+def test_what_differs_is_seen(tmp_path: Path) -> None:
+    """Rows as a forger writes them: whole, with a digest, and wrong."""
+    tool = script("crash-test")
+    bench = tool.Bench(tmp_path, random.Random(1))
+    bench.prepare()
+    out = bench.folder()
+    shutil.copytree(bench.root / "undisturbed", out)
+    store = RunStore(out)
+    run_id = store.stored_cells()[0]
+    rows = store.read(run_id)
+    store.write(run_id, 0, rows[rows["block"] == 0].assign(**{"psnr.standard": 1.0}))
+    line = tool.Line("forged")
+    bench.finish(out, line)
+    assert len(line.wrong) == 1
+    assert run_id in line.wrong[0]
 
 
 def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
     """Distances are relative above one, and infinite where a value is lost."""
-    loader = SourceFileLoader("test_environments_tool", str(SCRIPT))
-    tool = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(tool)
+    tool = script("test-environments")
     config = one_cell(attacks=[{"name": "grey"}], dtypes=["float32", "float64"])
     attack(photographs(tmp_path / "images", 3), tmp_path / "run", config)
     standard, rows = tmp_path / f"{tool.STOCK[0].replace('=', '_torch')}.parquet", tmp_path / "rows"
@@ -44,3 +62,18 @@ def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
     assert lines["near"].split(" | ")[1:4] == ["12", "0", "66.7 %"]
     assert lines["other"].split(" | ")[1:4] == ["12", "4", "100.0 %"]
     assert lines["short"].startswith("| short | 11 | has other rows |")
+
+
+def test_the_card_is_what_metadata_and_results_say() -> None:
+    names = [file.stem for file in ZOO.glob("*.safetensors")]
+    assert names
+    assert all(f"| `{name}` |" in card() for name in names)
+    assert CARD.read_text(encoding="utf-8") == card(), "python -m tools.model_cards"
+
+
+def test_weights_of_other_sources_are_named_in_the_card_of_their_folder() -> None:
+    weights = [*ROOT.glob("mjp_privacy/**/*.safetensors"), *ROOT.glob("attacks/**/*.safetensors")]
+    others = [file for file in weights if file.parent != ZOO]
+    assert len(others) == 3
+    for file in others:
+        assert file.name in (file.parent / "README.md").read_text(encoding="utf-8")
