@@ -27,7 +27,7 @@ from mjp_privacy.report.figures import Table, build_tables
 from mjp_privacy.report.flags import Flag, figure_flags
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
-from mjp_privacy.report.page.gallery import Gallery, Strip, card_strip, fill_gallery
+from mjp_privacy.report.pictures import Gallery, Strip, card_strip, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
 from mjp_privacy.report.tables.details import (

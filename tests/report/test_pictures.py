@@ -22,15 +22,18 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page import gallery
-from mjp_privacy.report.page.gallery import (
+from mjp_privacy.report.pictures import (
+    COLUMNS,
     LARGEST_SIDE,
+    LONGEST,
     SMALL_SIDE,
+    UniqueNames,
     data_uri,
     fill_gallery,
     images_in_order,
+    pixels,
+    write_pictures,
 )
-from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from tests.helpers import runs
 from tests.helpers.ladder_rows import lines_of, run_of
 from tests.helpers.report_rows import (
@@ -312,7 +315,7 @@ def test_a_full_page_takes_no_more(
     ladder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, images: int
 ) -> None:
     lines = lines_of(ladder)
-    monkeypatch.setattr(gallery, bound, value)
+    monkeypatch.setattr(picture_files, bound, value)
     assert len(fill_gallery(lines, lines[0]).shown) == images
 
 
