@@ -30,9 +30,8 @@ import pandas as pd
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.report.card import card_notes, card_table
+from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.charts.chart import standalone
-from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
 from mjp_privacy.report.notes import Section, grouped, unfinished
