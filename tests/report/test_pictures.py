@@ -187,6 +187,8 @@ def test_stale_pictures_go_and_all_else_stays(tmp_path: Path) -> None:
     lines = pictured(tmp_path / "run", [cell("x"), cell("y", attack="span")], {"a": 9.0, "b": 9.5})
     out = tmp_path / "out"
     write_pictures(lines, ["a", "b"], out, client_names=named(lines, "old"))
+    listed = [row["file"] for row in index(out)]  # private pictures of both lines once
+    assert sorted(listed) == sorted(files(out) - {"index.csv"})
     (out / "old" / "april" / "mine.png").write_bytes(b"mine")
     (out / "notes.png").write_bytes(b"mine")
     write_pictures(lines[:1], ["b"], out, client_names=named(lines, "new"))
