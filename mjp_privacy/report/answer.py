@@ -289,8 +289,8 @@ WITHOUT = {
 
 ASSUMED = (
     "model, batch, precision, labels, mean, std and order of channels are those that the client "
-    "declares. An attack's word that a picture is certain, and a picture that is exact, hold under "
-    "this condition: no single picture shows whether red and blue were swapped."
+    "declares. Pictures are exact or certain under this condition: no single one shows whether red "
+    "and blue were swapped."
 )
 
 

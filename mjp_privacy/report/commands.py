@@ -109,7 +109,7 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
-    from mjp_privacy.report.console import console_card
+    from mjp_privacy.report.card import console_card
     from mjp_privacy.report.contents import read_contents
 
     return console_card(read_contents([run]).card)

@@ -27,7 +27,7 @@ from mjp_privacy.report.figures import Table, build_tables
 from mjp_privacy.report.flags import Flag, figure_flags
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
-from mjp_privacy.report.page.gallery import Gallery, Strip, card_strip, fill_gallery
+from mjp_privacy.report.pictures import Gallery, Strip, card_strip, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
 from mjp_privacy.report.tables.details import (
@@ -40,14 +40,14 @@ from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
-    "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, capped at 100 in means. "
-    "Exact: equal in every 8-bit value. Grey: PSNR of a uniform grey. Rank ceiling: the limit of "
-    "attacks that invert the patch embedding by minimum norm, beside these attacks only. Acc. "
-    "altered: accuracy of the model with the block 0 that the attack needs."
+    "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
+    "Grey: PSNR of a uniform grey. Rank ceiling: the limit of attacks that invert the patch "
+    "embedding by minimum norm, beside these alone. Acc. altered: accuracy of the model with the "
+    "block 0 that the attack needs."
 )
 CAPTION_PAPER = (
-    "The same lines with the metrics as the paper's scripts define them: images rounded to 8 bits, "
-    "its FFT2D, zero-padded SSIM."
+    "The same lines as the paper's scripts score them: images rounded to 8 bits, its FFT2D, "
+    "zero-padded SSIM."
 )
 
 IDENTIFIED = 4  # lines whose pictures are looked up among all images

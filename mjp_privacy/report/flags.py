@@ -170,8 +170,8 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "below_floor",
         "below the floor",
-        "A picture made without any gradient scores as well: the attack failed, which is no "
-        "measure of how well the client is protected.",
+        "A picture made without any gradient scores as well: the attack failed, which measures no "
+        "protection.",
         _below,
     ),
     Flag(
@@ -183,8 +183,8 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "noise_ignored",
         "noise not modelled",
-        "The client adds known errors to its upload, which {attacks} left out of account: an "
-        "attack that weighs them may get more.",
+        "The client adds known errors, which {attacks} left out of account: an attack that weighs "
+        "them may get more.",
         lambda client, line: tuple(
             x.attack for x in shown_attacks(line) if client.noisy and "noise" not in traits(x)
         ),
@@ -192,8 +192,7 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "not_converged",
         "not converged",
-        "The attack optimises in steps and ended far from the uploaded gradient: more steps or "
-        "other starts may give more.",
+        "The attack ended far from the uploaded gradient: more steps or starts may give more.",
         lambda client, line: any(
             "steps" in traits(x) and _median_above(x, "gradient_residual", RESIDUAL_CONVERGED)
             for x in shown_attacks(line)
@@ -202,8 +201,8 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "ill_conditioned",
         "ill-conditioned",
-        "Rounding decides this score, so that another machine may give another: on most images "
-        "cond(A) exceeds what the precision of the gradients resolves.",
+        "Rounding decides this score, so another machine may give another: on most images cond(A) "
+        "exceeds what the gradients' precision resolves.",
         _ill_conditioned,
     ),
     Flag(
@@ -215,29 +214,25 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "partly_inapplicable",
         "not applicable to all",
-        "On some pictures every attack was refused or failed; they count as not recovered, and are "
-        "missing from the mean.",
+        "On some pictures every attack was refused or failed: not recovered, and in no mean.",
         lambda client, line: _lacks(line, unscored=False),
     ),
     Flag(
         "partly_unscored",
         "not all scored",
-        "Some pictures could not be scored, though an attack made them; they are in no count and "
-        "in no mean.",
+        "Some pictures that an attack made could not be scored: they are in no count or mean.",
         lambda client, line: _lacks(line, unscored=True),
     ),
     Flag(
         "cut_short",
         "an attack failed",
-        "An attack failed, or its time ran out, on some of these pictures: with more memory or "
-        "time it may get more.",
+        "An attack failed or ran out of time on some of these pictures: it may get more.",
         _cut_short,
     ),
     Flag(
         "unfinished",
         "unfinished",
-        "Rows are missing, because attacks were not run on all pictures yet or their rows are "
-        "damaged; weaker attacks fill the gap, and more may leak.",
+        "Rows are missing, not run yet or damaged; weaker attacks fill the gap: more may leak.",
         _unfinished,
     ),
 )
@@ -252,22 +247,22 @@ OF_CLIENTS: tuple[Flag, ...] = (
     Flag(
         "fewer_attacks",
         "fewer attacks",
-        "An attack that scored on another client of this model was not run on this one, so that "
-        "the two cannot be compared: with it, more may leak.",
+        "An attack that scored on a like client was not run on this one, so that the two cannot be "
+        "compared: with it, more may leak.",
         lambda client, line: bool(client.matching and missed_attacks(client, client.others)),
     ),
     Flag(
         "undeclared_error",
         "error not declared",
-        "A defence changes the upload and does not say by how much, or cannot know it, so that the "
-        "attacks take the upload for better than it is: the client looks safer than it is.",
+        "A defence changes the upload without saying by how much, so that attacks trust it too far "
+        "and the client looks safer than it is.",
         lambda client, line: any(x.some_above_zero("undeclared_error") for x in client.lines),
     ),
     Flag(
         "some_unshuffled",
         "some uploads unshuffled",
-        "In some uploads nothing was shuffled, by the client's recipe or because its mask was "
-        "empty, and the attacker can see in which.",
+        "In some uploads nothing was shuffled, by the recipe or because the mask was empty; the "
+        "attacker sees in which.",
         _unshuffled,
     ),
 )

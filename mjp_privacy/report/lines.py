@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from attacks import traits_of
 from attacks.budget import OVER, SECONDS, over_budget
@@ -109,41 +108,34 @@ def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd
     An image that was attacked has every score, and the diagnostics that apply to it; one that was
     not attacked or not scored has its status and reason in place of every score.
     """
+    keys = keys_of(frame)
+    values = frame.reindex(columns=[f"{metric}.{variant}" for metric, variant in keys])
+    scores = values.to_numpy(np.float64)  # an image down, a metric across
     of_images = frame.reindex(columns=IMAGE[1:]).astype(object).reset_index()
+    status, reason = (
+        np.repeat(of_images[[name]].to_numpy(), len(keys), axis=1) for name in ("status", "reason")
+    )
+    shown, known = np.full(scores.shape, True), ~np.isnan(scores)
     none = np.full(len(frame), np.nan)
     over, had = (frame.get(f"{name}.{DIAGNOSTIC}", none) for name in (OVER, SECONDS))
     late = [over_budget(s) if o == 1 else "" for o, s in zip(over, had, strict=True)]
-    parts: dict[str, list[Any]] = {name: [] for name in ("at", "value", "status", "reason")}
-    for metric, variant in (keys := keys_of(frame)):
-        values = np.asarray(frame.get(f"{metric}.{variant}", none))
-        status: NDArray[Any] = of_images["status"].to_numpy(copy=True)
-        reason: NDArray[Any] = of_images["reason"].to_numpy(copy=True)
-        shown, known = np.full(len(frame), True), ~np.isnan(values)
+    for at, (metric, variant) in enumerate(keys):
         if variant == DIAGNOSTIC:
-            status[:], reason[:], shown = "ok", late, known
-        elif metric == "top1" and (unknown := ~known & (status == "ok")).any():
+            status[:, at], reason[:, at], shown[:, at] = "ok", late, known[:, at]
+        elif metric == "top1" and (unknown := ~known[:, at] & (status[:, at] == "ok")).any():
             intact = None if variant == "intact" else frame.get("top1.intact")
             other_model = intact is not None and intact[unknown].notna().any()
-            status[unknown], reason[unknown] = "unscored", NO_LABELS
-            shown = ~unknown if other_model or f"top1.{variant}" not in frame else shown
-        at = np.flatnonzero(shown)
-        for name, part in zip(parts, (at, values[at], status[at], reason[at]), strict=True):
-            parts[name].append(part)
-    if not keys:
-        return pd.DataFrame(columns=["image_id", "metric", "variant", *list(parts)[1:], *IMAGE[3:]])
-    key = np.repeat(np.arange(len(keys)), [len(at) for at in parts["at"]])
-    place, *columns = (np.concatenate(part) for part in parts.values())
-    order = np.lexsort((key, place))
-    rows = {"image_id": of_images["image_id"].to_numpy()[place]}
-    rows |= {
-        n: np.array(part, dtype=object)[key]
-        for n, part in zip(("metric", "variant"), zip(*keys, strict=True), strict=True)
-    }
-    rows |= dict(zip(list(parts)[1:], columns, strict=True))
-    rows |= {name: of_images[name].to_numpy()[place] for name in IMAGE[3:]}
-    shared = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
-    more = {name: [value] * len(order) for name, value in shared.items() if name not in rows}
-    return pd.DataFrame({name: values[order] for name, values in rows.items()}).assign(**more)
+            status[unknown, at], reason[unknown, at] = "unscored", NO_LABELS
+            if other_model or f"top1.{variant}" not in frame:
+                shown[:, at] = ~unknown
+    image, key = np.nonzero(shown)  # by image, then by metric
+    names = np.array(keys, dtype=object).reshape(-1, 2)[key]
+    rows: dict[str, Any] = {"image_id": of_images["image_id"].to_numpy()[image]}
+    rows |= {"metric": names[:, 0], "variant": names[:, 1], "value": scores[shown]}
+    rows |= {"status": status[shown], "reason": reason[shown]}
+    rows |= {name: of_images[name].to_numpy()[image] for name in IMAGE[3:]}
+    more = {n: v for n, v in (facts or {}).items() if not isinstance(v, (list, tuple, dict))}
+    return pd.DataFrame(more | rows, columns=[*rows, *(name for name in more if name not in rows)])
 
 
 # facts --------------------------------------------------------------------------------------------

@@ -51,15 +51,14 @@ def all_notes(
     controls = [line for line in lines if line.role in ("floor", "ceiling")]
     if controls:
         choices.append(
-            f"Controls ({which(controls, lines)}) are not attacks: a floor shows what a score is "
-            "worth, a ceiling what an attack can reach. They may use the private images, so they "
-            "are not compared with published figures, and no derived line chooses them."
+            f"Controls ({which(controls, lines)}) are no attacks: a floor shows what a score is "
+            "worth, a ceiling what an attack can reach. They may use the private images, and no "
+            "derived line chooses them."
         )
     bounds = [sentence for note in BOUNDS for sentence in grouped(lines, note)]
     if len({tuple(line.images) for line in lines if len(line.images)}) > 1:
         bounds.append(
-            "The lines do not cover the same images (see n), so their means are not paired. To "
-            "complete an unfinished run, give its command again."
+            "The lines do not cover the same images (see n), so their means are not paired."
         )
     differences = [sentence for note in DIFFERENCES for sentence in grouped(lines, note)]
     sections: dict[str, Sequence[str]] = {
@@ -144,14 +143,13 @@ def _images(line: Line) -> Iterable[str]:
     command = line.cell.command
     if not command.data_is_papers:
         yield (
-            f"Images: {command.data or 'images of unknown origin'}; they were not declared to be "
-            "ImageNet-1K validation images like the paper's (--data-is-papers), so the paper's "
-            "figures do not stand beside them."
+            f"Images: {command.data or 'images of unknown origin'}; not declared to be the paper's "
+            "(--data-is-papers), so its figures do not stand beside them."
         )
     if line.groups is not None:
         yield (
-            f"The images are crops of {line.groups.nunique()} photographs; for the intervals of "
-            "means whole photographs are resampled, and shares count crops as if they agreed."
+            f"The images are crops of {line.groups.nunique()} photographs, which intervals of "
+            "means resample whole; shares count crops as if they agreed."
         )
     if command.labels:
         yield command.labels
@@ -172,9 +170,9 @@ def _model(line: Line) -> Iterable[str]:
             for numbers in (model.mean, model.std)
         )
         yield (
-            f"{model.label}: images are resized to a short side of {model.resize} "
-            f"({model.interpolation}) and cropped to the central {model.size} pixels, "
-            f"unless they already have that size; mean {mean}, std {std}."
+            f"{model.label}: images are resized to {model.resize} ({model.interpolation}) and "
+            f"cropped to the central {model.size} pixels, unless they have that size; mean {mean}, "
+            f"std {std}."
         )
     if model.size and model.size != PAPER_SIZE:
         yield f"Input size {model.size}; the paper's is {PAPER_SIZE}."
@@ -185,32 +183,30 @@ def _victim(line: Line) -> Iterable[str]:
         return
     if line.cell.model.first_block == "closed_form":
         yield (
-            f"{line.cell.model.label} was trained with the block that {line.attack} needs "
-            "(no norm1, no residuals in block 0): the attacked model is the one that a client "
-            "trains, and Acc. altered equals Acc."
+            f"{line.cell.model.label} was trained with the block that {line.attack} needs (no "
+            "norm1, no residuals in block 0), so that Acc. altered equals Acc."
         )
     else:
         yield (
-            f"{line.attack} needs a client whose block 0 has neither norm1 nor residuals: "
-            "the gradients are those of a model altered in this way, which has weights trained for "
-            "the intact one. Acc. is the accuracy of the intact model on the line's input, Acc. "
-            "altered that of the attacked model, both in float32. The paper prints that of the "
-            "intact model."
+            f"{line.attack} needs a client whose block 0 has neither norm1 nor residuals: the "
+            "model is altered in this way, with weights trained for the intact one. Acc. is that "
+            "of the intact model on the line's input, as the paper prints it, Acc. altered that of "
+            "the attacked one, both in float32."
         )
 
 
 def _client(line: Line) -> Iterable[str]:
     cell, client = line.cell, line.cell.client
     yield (
-        f"Client gradients in {cell.dtype}; the paper does not state the precision, and "
-        "the code it used defaults to float32."
+        f"Client gradients in {cell.dtype}; the paper does not state the precision, its code "
+        "defaults to float32."
     )
     facts = {"mode": client.mode, "loss": client.loss, "batch": client.batch}
     parts = [f"{name} {value}" for name, value in facts.items() if value is not None]
     if client.dal is not None:
         parts.append("DAL in the loss" if client.dal else "no DAL in the loss")
     if parts:
-        yield f"Client: {', '.join(parts)}. The paper does not state these for its client."
+        yield f"Client: {', '.join(parts)}. The paper does not state these."
     if cell.command.lpips:
         yield f"LPIPS (AlexNet): {cell.command.lpips}."
     if cell.model.position_embedding:
@@ -273,15 +269,14 @@ def _linear_system(line: Line) -> Iterable[str]:
         yield (
             f"{line.attack}, {line.cell.dtype}: A has zero rows"
             f"{', those of shuffled patches,' if masks_alone else ''} on {singular} of "
-            f"{len(condition)} images: the upload holds no gradient at these positions, so no "
-            "precision can restore them. How much rounding adds can be seen from the line with "
-            "the other precision."
+            f"{len(condition)} images: the upload holds no gradient there, which no precision can "
+            "restore."
         )
     elif gap > WORTH_SAYING and not altered and (client.batch or 1) == 1:
         yield (
             f"{line.attack}, {line.cell.dtype}: on average {gap:.2f} dB below the ceiling, "
-            "although no row of A is zero: with exact gradients this system would reach the "
-            "ceiling, so the gap is due to rounding and not to a defence (cond(A) exceeds "
+            "although no row of A is zero: exact gradients would reach it, so the gap is due to "
+            "rounding and not to a defence (cond(A) exceeds "
             f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
         )
 
@@ -302,28 +297,21 @@ def method(lines: Sequence[Line]) -> list[str]:
     if max(units, default=0) > MOST_DRAWN:
         resampled += f", or beyond {MOST_DRAWN} of them from their mean, spread and skewness"
     return [
-        "Arrows give the direction that is better for the model owner's privacy, as in the paper. "
-        "Acc. is in percent, PSNR in dB.",
-        f"Figures are mean [low, high], where low and high bound a {LEVEL:.0%} percentile "
-        f"bootstrap interval of the mean over {unit}, {resampled}. "
-        "For a single one no interval can be computed, and – is printed. Shares (Acc., counts) "
-        f"have Wilson's interval{of_crops}. An interval says nothing "
-        "about other checkpoints, shuffles or client seeds.",
-        f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
-        "(≥ 100 is printed for it); exact images are those equal to the compared one in every "
-        "8-bit value.",
+        "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
+        f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "
+        f"over {unit}, {resampled}; – for a single one. Shares (Acc., counts) have Wilson's "
+        f"interval{of_crops}. None says anything about other checkpoints, shuffles or seeds.",
+        f"Means and medians of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; exact images are "
+        "equal to the compared one in every 8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
-        "number of images computed together, as where memory does not hold a block, and with the "
-        "machine; means change by a few tenths, which the intervals do not include. With float64 "
-        "gradients it does not change.",
-        "n is the number of images in a mean. Images that failed, that the attack does not support "
-        "or that could not be scored are counted beside it, with their reasons above.",
-        "The paper variant scores both images rounded to 8 bits, as the paper's scripts do, with "
-        "their FFT2D and zero-padded SSIM; images that are equal after rounding count as exact. "
-        "Tables show the standard variant, and this one only beside the paper's figures and where "
-        "exact pictures are counted. The standard variant scores the "
-        "images as they are; its FFT2D conjugates one spectrum, which makes it the cosine distance "
-        "of the pixels.",
+        "machine and the number of images computed together; means change by a few tenths, which "
+        "the intervals do not include. With float64 it does not change.",
+        "n is the number of images in a mean; those that failed, were unsupported or could not be "
+        "scored are counted beside it, with their reasons above.",
+        "The paper variant scores images rounded to 8 bits, with the paper's FFT2D and zero-padded "
+        "SSIM; it stands only beside the paper's figures and where exact pictures are counted. The "
+        "standard one scores them as they are; its FFT2D conjugates one spectrum, which makes it "
+        "the cosine distance of the pixels.",
     ]
 
 

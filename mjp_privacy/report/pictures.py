@@ -1,4 +1,6 @@
-"""A report's pictures as files: PNG, 8 bit, lossless, for eyes and for any other scorer.
+"""A report's pictures: as files, and the small ones inside the page.
+
+The files are PNG, 8 bit, lossless, for eyes and for any other scorer:
 
     pictures/<client>/original/<image>.png    the private images, where they are known
     pictures/<client>/fed/<image>.png         the same as the client fed them, shuffled or not
@@ -13,20 +15,26 @@ Values are rounded as for the paper's variant of the metrics, which is what a sc
 gives the run's scores in that variant; add `--allow-missing` where the attack failed on some. In
 setting (b) the reference is `fed`; the index names it for every file.
 Pictures of an earlier report are removed if the index of that report lists them, nothing else is.
+
+The page has as many images as fit, the same ones for every line: at evenly spread quantiles of one
+line's PSNR, those of the card's strip first, so that nobody picks them.
 """
 
 from __future__ import annotations
 
+import base64
 import csv
 import hashlib
 import io
+import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +45,11 @@ from mjp_privacy.core.files import check_folder
 from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
+from mjp_privacy.report.card import HEADINGS, Card
+from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line, target_of
-from mjp_privacy.report.worst_case import picture_ids
+from mjp_privacy.report.tables.text import capped
+from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
@@ -49,6 +60,8 @@ LIST = FileKind("the list of a report's pictures", "Write the report again.", 1 
 
 TRUTH = {"plain": "original", "input": "fed"}
 """The stored tensors of private images, and the folders they come into."""
+
+PSNR_COLUMNS = {"psnr": "standard", "psnr_paper": "paper"}
 
 SMALL_SIDE = 96
 """Pixels of a side up to which the page shows pictures without loss."""
@@ -79,77 +92,65 @@ def write_pictures(
     if not wanted:
         return []
     folder.mkdir(parents=True, exist_ok=True)
-    index = folder / INDEX
-    with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = _Writer(folder, file, client_names)
-        for image_id in sorted(wanted):
-            writer.image_name(image_id)  # equal for all lines
+    index, written = folder / INDEX, dict[str, Path]()
+    images, clients = UniqueNames(), UniqueNames(taken=(INDEX,))
+    attacks: dict[str, UniqueNames] = {}  # by the client's folder
+    files = {image: f"{images.of(_stem(image), key=image)}.png" for image in sorted(wanted)}
+    with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as listed:
+        table = csv.DictWriter(listed, COLUMNS, lineterminator="\n", restval="")
+        table.writeheader()
         for line in lines:
-            writer.write(line, [image for image in stored[line.number] if image in wanted])
-    return [*writer.files, index]
-
-
-class _Writer:
-    """Writes line by line, and every private image of a client once."""
-
-    def __init__(self, folder: Path, index: IO[str], client_names: Mapping[int, str]) -> None:
-        self.folder, self.index, self.client_names = folder, index, client_names
-        self.rows = csv.DictWriter(index, COLUMNS, lineterminator="\n", restval="")
-        self.rows.writeheader()
-        self.files: list[Path] = []
-        self._clients, self._images = UniqueNames(taken=(INDEX,)), UniqueNames()
-        self._attacks: dict[str, UniqueNames] = {}  # by the client's folder
-        self._written: set[str] = set()
-
-    def write(self, line: Line, image_ids: Sequence[str]) -> None:
-        """The pictures of one line, and of its client's images where they are not there yet."""
-        if not image_ids:
-            return
-        mark, name = f"line{line.number:03d}", self.client_names[line.number]
-        client = self._clients.of(name, key=(line.run, target_of(line.cell)), mark=mark)
-        names = self._attacks.setdefault(client, UniqueNames(taken=TRUTH.values()))
-        attack = names.of(line.attack, key=line.number, mark=mark)
-        standard, paper = line.scored("psnr", "standard"), line.scored("psnr", "paper")
-        for image_id in image_ids:
-            tensors = line.reconstruction(image_id)
-            if tensors is None or "images" not in tensors:
+            shown = [image for image in stored[line.number] if image in wanted]
+            if not shown:
                 continue
-            row: dict[str, Any] = {"client": name, "image_id": image_id}
-            reference = ""
-            for kind, truth in TRUTH.items():
-                file = f"{client}/{truth}/{self.image_name(image_id)}"
-                if kind in tensors:
-                    self._save(tensors[kind], file, row | {"attack": truth})
-                    same = "target" in tensors and tensors[kind].equal(tensors["target"])
-                    reference = reference or (file if same else "")
-            row |= {"attack": line.attack, "line": line.number, "reference": reference}
-            row |= {"psnr": standard.get(image_id, ""), "psnr_paper": paper.get(image_id, "")}
-            self._save(tensors["images"], f"{client}/{attack}/{self.image_name(image_id)}", row)
+            mark, client = f"line{line.number:03d}", client_names[line.number]
+            place = clients.of(client, key=(line.run, target_of(line.cell)), mark=mark)
+            names = attacks.setdefault(place, UniqueNames(taken=TRUTH.values()))
+            attack = names.of(line.attack, key=line.number, mark=mark)
+            scores = {n: line.scored("psnr", v).to_dict() for n, v in PSNR_COLUMNS.items()}
+            of_image = {image: f"{place}/{{}}/{files[image]}" for image in shown}
+            for row, picture in _pictures(line, of_image, attack, scores):
+                if row["file"] in written:
+                    continue
+                row |= {"client": client}
+                # on disk before the picture, so that a killed report leaves none unlisted
+                table.writerow(
+                    {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
+                )
+                listed.flush()
+                written[row["file"]] = path = folder / row["file"]
+                check_folder(path)
+                with writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(png(pixels(picture)))
+    return [*written.values(), index]
 
-    def image_name(self, image_id: str) -> str:
-        """The file of an image: `class/photo.JPEG` becomes `class_photo.png`."""
-        suffix = PurePosixPath(image_id).suffix
-        known = suffix.lower() in IMAGE_SUFFIXES
-        stem = image_id.removesuffix(suffix) if known else image_id
-        return f"{self._images.of(stem, key=image_id)}.png"
 
-    def _save(self, image: Tensor, file: str, row: Mapping[str, Any]) -> None:
-        """A picture unless it is there. Its row is on disk before it, so that no picture of a
-        report that was killed stays behind unlisted."""
-        if file in self._written:
-            return
-        self._written.add(file)
-        row = {**row, "file": file}
-        self.rows.writerow(
-            {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
-        )
-        self.index.flush()
-        path = self.folder / file
-        check_folder(path)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png(pixels(image)))
-        self.files.append(path)
+def _pictures(
+    line: Line, files: Mapping[str, str], attack: str, scores: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """What is stored of each image, with its row of the index: the private pictures, then what the
+    attack made of it. In the names of the files `{}` stands for the folder."""
+    for image, file in files.items():
+        tensors = line.reconstruction(image) or {}
+        if "images" not in tensors:
+            continue
+        target, reference = tensors.get("target"), ""
+        for kind, truth in TRUTH.items():
+            if kind in tensors:
+                row = {"attack": truth, "image_id": image, "file": file.format(truth)}
+                yield row, tensors[kind]
+                if not reference and target is not None and tensors[kind].equal(target):
+                    reference = file.format(truth)
+        known = {name: of_image.get(image, "") for name, of_image in scores.items()}
+        row = {"attack": line.attack, "image_id": image, "file": file.format(attack)}
+        yield row | known | {"line": line.number, "reference": reference}, tensors["images"]
+
+
+def _stem(image_id: str) -> str:
+    """`class/photo` of `class/photo.JPEG`."""
+    suffix = PurePosixPath(image_id).suffix
+    return image_id.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else image_id
 
 
 def pixels(image: Tensor) -> Pixels:
@@ -251,3 +252,194 @@ class UniqueNames:
             self._given[key] = next(name for name in tries if name.casefold() not in self._used)
             self._used.add(self._given[key].casefold())
         return self._given[key]
+
+
+# on the page --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The columns of a strip: the lines behind the card's main figures, under their headings."""
+
+    columns: tuple[tuple[str, Line], ...]
+    client: Client
+
+    @property
+    def chooser(self) -> Line | None:
+        """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
+        by_heading = dict(self.columns)
+        return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
+
+
+def card_strip(clients: Sequence[Client], card: Card) -> Strip | None:
+    """The strip of a card's main client; None where the card has no client."""
+    shown, _ = card_clients(clients)
+    if not shown:
+        return None
+    row, client = card.rows[card.main], shown[card.main]
+    if row.one_upload is None and row.any_uploads is None:
+        with_pictures = (line for line in client.attacks if picture_ids(line))
+        return Strip(tuple((line.attack, line) for line in with_pictures), client)
+    lines = (client.published, client.one_upload, client.any_uploads)
+    columns = zip(HEADINGS.values(), lines, strict=False)
+    return Strip(tuple((title, line) for title, line in columns if line is not None), client)
+
+
+def picture_score(line: Line, image_id: str) -> str:
+    """What a picture is worth, as tables write it: `24.1 dB`, `exact`; empty without a score."""
+    if line.scored("psnr", "paper").get(image_id) == math.inf:
+        return "exact"
+    value = line.scored("psnr", "standard").get(image_id)
+    return "" if value is None else f"{capped(float(value), 1)} dB"
+
+
+STRIP_QUANTILES = (0.1, 0.5, 0.9)
+MOST_IMAGES = 48
+MOST_PICTURES = 1500
+MOST_BYTES = 8_000_000  # of data URIs; the whole page stays below 15 MB
+LARGEST_SIDE = 192
+
+
+OF_LINES = ("lines", "fed", "masks", "originals")
+"""What is kept of each line of an image."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One private image with what every line made of it, as keys of `Gallery.pictures`."""
+
+    image_id: str
+    strip: bool  # one of the pictures at fixed quantiles that stand in the card's strip
+    originals: dict[int, str] = field(default_factory=dict)
+    """By line: two runs may have other pictures of the same name."""
+    lines: dict[int, str] = field(default_factory=dict)
+    """By line: its reconstruction."""
+    fed: dict[int, str] = field(default_factory=dict)
+    """By line: what its client fed, where that is not the original."""
+    masks: dict[int, str] = field(default_factory=dict)
+    """By line: "0110…", one digit for each patch, row by row; 1: masked."""
+
+    def original(self, line: Line | None = None) -> str | None:
+        """The private image that the line attacked, or else the first of this name; None without
+        truth."""
+        first = next(iter(self.originals.values()), None)
+        return first if line is None else self.originals.get(line.number, first)
+
+    def keys(self, strip: Strip | None) -> list[str]:
+        """The pictures of its row in the card's strip."""
+        if strip is None:
+            return []
+        fed = self.fed.get(strip.chooser.number) if strip.chooser else None
+        made = (self.lines.get(line.number) for _, line in strip.columns)
+        return [key for key in (self.original(strip.chooser), fed, *made) if key is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page's script reads; keys of JSON are texts, and lines are numbers."""
+        pairs = {kind: list(getattr(self, kind).items()) for kind in OF_LINES}
+        return {"image_id": self.image_id, **pairs}
+
+    def of(self, line: Line) -> dict[str, Tensor]:
+        """The pictures of a line of this image by their keys, which it notes."""
+        stored = line.reconstruction(self.image_id) or {}
+        if "images" not in stored:
+            return {}
+        plain, fed = stored.get("plain"), stored.get("input")
+        kinds = {"lines": (f"{line.number}", stored["images"])}
+        if plain is not None:
+            kinds["originals"] = (f"original {_digest(plain)}", plain)
+        if fed is not None and (plain is None or not fed.equal(plain)):
+            kinds["fed"] = (f"fed {_digest(fed)}", fed)
+        mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
+        if mask is not None:
+            self.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
+        found = {}
+        for kind, (what, image) in kinds.items():
+            key = f"{what}/{self.image_id}"
+            getattr(self, kind)[line.number] = key
+            found[key] = image
+        return found
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures as data URIs by key, and the images they belong to, until the page is full."""
+
+    pictures: dict[str, str] = field(default_factory=dict)
+    shown: list[Shown] = field(default_factory=list)
+
+
+def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
+    """The pictures of a page, as many as it has room for; `main` is the line by whose PSNR images
+    are chosen."""
+    derived = [line for line in lines if isinstance(line, DerivedLine)]
+    stored = [line for line in lines if line not in derived and picture_ids(line)]
+    pictured = {image for line in stored for image in picture_ids(line)}
+    most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
+    chosen = [Shown(*of) for of in islice(images_in_order(pictured, main), most)]
+    made: dict[str, dict[str, str]] = {shown.image_id: {} for shown in chosen}
+    for line in stored:  # line by line, for its pictures lie together
+        for shown in chosen:
+            pictures = made[shown.image_id]
+            for key, image in shown.of(line).items():
+                pictures[key] = pictures.get(key) or data_uri(image)
+    gallery = Gallery()
+    for shown in chosen:
+        size = sum(map(len, gallery.pictures.values()))
+        if size >= MOST_BYTES or len(gallery.pictures) >= MOST_PICTURES:
+            break
+        if not shown.lines:
+            continue
+        gallery.pictures.update(made[shown.image_id])
+        gallery.shown.append(shown)
+        for line in derived:
+            source = line.source(shown.image_id)
+            for values in (getattr(shown, kind) for kind in OF_LINES):
+                if source is not None and source.number in values:
+                    values[line.number] = values[source.number]
+    return gallery
+
+
+def _digest(image: Tensor) -> str:
+    return hashlib.sha256(image.numpy().tobytes()).hexdigest()[:12]
+
+
+def images_in_order(pictured: Set[str], main: Line | None) -> Iterator[tuple[str, bool]]:
+    """The images, those of the strip first, then ever finer quantiles of the main line's PSNR.
+
+    Images that the main line did not score come last; without truth all images do.
+    """
+    known = {} if main is None else main.scored("psnr", "standard").to_dict()
+    scores = {image: score for image, score in known.items() if image in pictured}
+    ranked = sorted(scores, key=lambda image: (scores[image], image))
+    places = [round(q * (len(ranked) - 1)) for q in STRIP_QUANTILES] if ranked else []
+    strip = list(dict.fromkeys(ranked[place] for place in places))
+    others = [ranked[place] for place in spread_order(len(ranked))]
+    unscored = sorted(pictured - {*ranked})
+    for image in dict.fromkeys((*strip, *others, *unscored)):
+        yield image, image in strip or (not strip and image in unscored[: len(STRIP_QUANTILES)])
+
+
+def spread_order(count: int) -> list[int]:
+    """0 … count - 1, the ends first, then the middle, then the quarters and so on."""
+    order: dict[int, None] = {}
+    step = 1
+    while len(order) < count:
+        order |= dict.fromkeys(round(i / step * (count - 1)) for i in range(step + 1))
+        step *= 2
+    return list(order)
+
+
+def data_uri(image: Tensor) -> str:
+    """A picture (C, H, W) in [0, 1] as a data URI: PNG where it is small, else WebP."""
+    from PIL import Image
+
+    made = pixels(image)
+    if max(made.shape) <= SMALL_SIDE:
+        kind, data = "png", png(made)
+    else:
+        drawn, file = Image.fromarray(made), io.BytesIO()
+        drawn.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BOX)
+        kind = "webp"
+        drawn.save(file, kind, quality=82, method=2)
+        data = file.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

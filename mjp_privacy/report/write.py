@@ -18,13 +18,11 @@ with several numbers of uploads, batches.csv only if clients were that differ in
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,10 +30,8 @@ import pandas as pd
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.text import formula_free
-from mjp_privacy.report.card import card_notes, card_table
+from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.charts.chart import standalone
-from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
 from mjp_privacy.report.notes import Section, grouped, unfinished
@@ -172,11 +168,11 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         texts |= {name: csv_text(table)} if len(table) else {}
     charts = [chart for section in contents.charts.values() for chart in section]
     texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
-    written = [_write_text(out / name, text) for name, text in texts.items()]
-    written += _write_samples(lines, out, many_runs=many)
+    if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
+        texts["samples.csv"] = _samples(lines, many_runs=many)
     if contents.derived:
-        written.append(_write_choices(contents.derived, out / "choices.csv"))
-    return written
+        texts["choices.csv"] = _choices(contents.derived)
+    return [_write_text(out / name, text) for name, text in texts.items()]
 
 
 def _write_text(path: Path, content: str) -> Path:
@@ -218,72 +214,31 @@ SAMPLE_COLUMNS = (
 """The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
 
 
-def _write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> list[Path]:
-    """Write samples.csv unless the rows are very many; at most: not every image has every
-    diagnostic."""
-    if sum(len(line.images) * len(line.keys) for line in lines) > MOST_ROWS:
-        return []
+def _samples(lines: Sequence[Line], *, many_runs: bool) -> str:
+    """Every row; of each line those of images that could not be read last."""
     columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-
-    def write(file: IO[str]) -> None:
-        written = csv.writer(file, lineterminator="\n")
-        written.writerow(columns)
-        for line in lines:
-            written.writerows(_samples(line, columns))
-
-    return [_write_rows(out / "samples.csv", write)]
-
-
-def _write_rows(path: Path, write: Callable[[IO[str]], object]) -> Path:
-    """Write a file piece by piece."""
-
-    def written(place: Path) -> None:
-        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            write(file)
-
-    write_atomically(path, written)
-    return path
+    parts: list[str] = []
+    for line in lines:
+        every = {**line.cell.columns, "run": line.run}
+        facts = {name: every.get(name) for name in columns}
+        rows = long_rows(line.stored, facts)
+        if line.stored.empty:
+            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
+            rows = pd.DataFrame([facts])
+        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
+    return "".join(parts)
 
 
-def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The line's rows, those of images that could not be read last; what all of them have in common
-    is not put into a table first, which would take longer than all else."""
-    facts = {**line.cell.columns, "run": line.run}
-    if line.stored.empty:
-        facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
-    rows = long_rows(line.stored)
-    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-    facts = {name: fact for name, fact in facts.items() if not isinstance(fact, (list, dict))}
-    return zip(
-        *(
-            map(_csv_cell, rows[name].tolist())
-            if name in rows
-            else repeat(_csv_cell(facts.get(name)), len(rows))
-            for name in columns
-        ),
-        strict=True,
-    )
-
-
-def _csv_cell(value: Any) -> Any:
-    """A value as CSV has it: nothing where it is missing, and no formula."""
-    if isinstance(value, str):
-        return formula_free(value)
-    return "" if value is None or value != value else value
-
-
-def _write_choices(derived: Iterable[DerivedLine], path: Path) -> Path:
+def _choices(derived: Iterable[DerivedLine]) -> str:
     """A row for each image for which an attack was chosen, by line and image."""
     names = ["chosen_line", "chosen_run_id", "chosen_attack"]
-
-    def write(file: IO[str]) -> None:
-        for at, line in enumerate(derived):
-            facts = [(member.number, member.run_id, member.attack) for member in line.members]
-            chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
-            of_line: dict[str, Any] = {"line": line.number, "run": line.run}
-            of_line["reduction"] = line.attack
-            table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
-            file.write(csv_text(table[[*of_line, "image_id", *names]], header=at == 0))
-
-    return _write_rows(path, write)
+    parts: list[str] = []
+    for line in derived:
+        facts = [(member.number, member.run_id, member.attack) for member in line.members]
+        chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
+        of_line: dict[str, Any] = {"line": line.number, "run": line.run}
+        of_line["reduction"] = line.attack
+        table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
+        parts.append(csv_text(table[[*of_line, "image_id", *names]], header=not parts))
+    return "".join(parts)

@@ -15,9 +15,16 @@ import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import WORDS
-from mjp_privacy.report.card import Card, CardFigure, card_table
+from mjp_privacy.report.card import (
+    LINES,
+    WIDTH,
+    Card,
+    CardFigure,
+    card_table,
+    console_card,
+    console_text,
+)
 from mjp_privacy.report.clients import CARD_ROWS
-from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (

@@ -19,7 +19,6 @@ from mjp_privacy.metrics.identification import distances, matched_distances, poi
 from mjp_privacy.metrics.lpips import alexnet_layers
 from mjp_privacy.metrics.statistics import DASH
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.tables.details import agreement_table, identification_table
 from tests.helpers.report_rows import (
     add_pictures,
@@ -135,9 +134,3 @@ def test_metrics_agree_as_scipy_says(run: Path) -> None:
     tau = sum(one[0] * one[1] for one in signs) / math.sqrt(untied)
     assert float(table.rows[1][1]) == pytest.approx(tau, abs=0.005)
     assert (table.rows[0][4], table.rows[3][1], table.rows[0][5]) == ("1", "1", DASH)
-
-
-def test_both_stand_among_the_details(run: Path) -> None:
-    titles = [table.title for table in read_contents([run]).details]
-    assert any(title.startswith("Does a reconstruction point") for title in titles)
-    assert any(title.startswith("Do the metrics agree?") for title in titles)

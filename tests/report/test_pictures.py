@@ -22,15 +22,18 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page import gallery
-from mjp_privacy.report.page.gallery import (
+from mjp_privacy.report.pictures import (
+    COLUMNS,
     LARGEST_SIDE,
+    LONGEST,
     SMALL_SIDE,
+    UniqueNames,
     data_uri,
     fill_gallery,
     images_in_order,
+    pixels,
+    write_pictures,
 )
-from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, write_pictures
 from tests.helpers import runs
 from tests.helpers.report_rows import (
     add_pictures,
@@ -185,6 +188,8 @@ def test_stale_pictures_go_and_all_else_stays(tmp_path: Path) -> None:
     lines = pictured(tmp_path / "run", [cell("x"), cell("y", attack="span")], {"a": 9.0, "b": 9.5})
     out = tmp_path / "out"
     write_pictures(lines, ["a", "b"], out, client_names=named(lines, "old"))
+    listed = [row["file"] for row in index(out)]  # private pictures of both lines once
+    assert sorted(listed) == sorted(files(out) - {"index.csv"})
     (out / "old" / "april" / "mine.png").write_bytes(b"mine")
     (out / "notes.png").write_bytes(b"mine")
     write_pictures(lines[:1], ["b"], out, client_names=named(lines, "new"))
@@ -313,7 +318,7 @@ def test_a_full_page_takes_no_more(
     ladder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, images: int
 ) -> None:
     lines = lines_of(ladder)
-    monkeypatch.setattr(gallery, bound, value)
+    monkeypatch.setattr(picture_files, bound, value)
     assert len(fill_gallery(lines, lines[0]).shown) == images
 
 

@@ -120,6 +120,30 @@ def test_lines_without_figures_say_why(tmp_path: Path) -> None:
     assert all(said in markdown for said in ("| 9.50 [–] |", "needs N + 1 &lt;= D |", "so it is"))
 
 
+@pytest.mark.parametrize(
+    ("top1", "said"),
+    [
+        ({}, []),
+        ({"intact": math.nan}, ["intact"]),
+        ({"intact": 1.0, "altered": math.nan}, []),
+    ],
+)
+def test_rows_say_that_labels_are_missing_where_they_were_asked_for(
+    tmp_path: Path, top1: dict[str, float], said: list[str]
+) -> None:
+    """Of the model as trained; not of one altered for an attack where the trained one is known."""
+    store, entry = RunStore(tmp_path), intact("x")
+    store.write_cells([entry])
+    lost = image_row(image_id(1), "failed")
+    write_rows(store, entry, [image_row(image_id(0), 20.0, top1=top1), lost])
+    (line,) = lines_of(tmp_path)
+    rows = line.rows.query("status == 'unscored'")
+    assert rows["variant"].tolist() == said
+    assert set(line.rows.query("status == 'failed' and metric == 'top1'")["variant"]) == {
+        *("intact", "altered")
+    }
+
+
 def test_runs_are_concatenated_and_those_of_one_name_told_apart(tmp_path: Path) -> None:
     first, second = small_run(tmp_path / "one/x"), small_run(tmp_path / "two/x", dtype="float64")
     write_report([second, first], tmp_path / "out")

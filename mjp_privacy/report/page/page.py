@@ -21,7 +21,7 @@ from markupsafe import Markup
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.lines import exact_images
-from mjp_privacy.report.page.gallery import picture_score
+from mjp_privacy.report.pictures import picture_score
 from mjp_privacy.report.published import CITATION, TITLES
 from mjp_privacy.report.runs import commands, provenance
 from mjp_privacy.report.tables.text import (

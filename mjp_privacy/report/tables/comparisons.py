@@ -42,16 +42,14 @@ from mjp_privacy.report.worst_case import (
 )
 
 CLIENTS_CAPTION = (
-    "PSNR (standard) in dB, capped at 100 in means: mean [95 % interval], with n where it is not "
-    "the first column's. Best: for each picture the best attack that meets the model as trained, "
-    "chosen by comparing with the private picture: an upper bound for any selector; of a client "
-    "that masks patches only if an attack that knows MJP made pictures or any made an exact one. "
-    "Attacker's choice: for each picture the attack with the smallest gradient residual, without "
-    "the private picture; gradient matching is favoured, for it minimises such a distance. Exact: "
-    "equal to the original in every 8-bit value. Shares are of all pictures the attacker was "
-    "given: those without a reconstruction count as not recovered, those that could not be scored "
-    "are left out. Intervals of shares are Wilson's, crops of one photograph counted as if all or "
-    "none leaked. Floor: the best picture made without the gradient."
+    "PSNR (standard) in dB, at most 100 in means: mean [95 % interval], with n where it is not the "
+    "first column's. Best, exact and floor as in the answer; best is of attacks on the model as "
+    "trained, for a client that masks patches only if one that knows MJP made pictures or any an "
+    "exact one. Attacker's choice: for each picture the attack with the smallest gradient "
+    "residual, without the private picture, which favours gradient matching. Shares are of all "
+    "pictures the attacker was given: without a reconstruction counts as not recovered, without a "
+    "score is left out. Their intervals are Wilson's, crops of one photograph counted as if all or "
+    "none leaked."
 )
 
 
@@ -120,11 +118,10 @@ def _shares(best: str, mark: str, limits: Sequence[int]) -> Iterator[Column]:
 # uploads without their private images -------------------------------------------------------------
 
 RESIDUALS_CAPTION = (
-    "No score is possible here. Gradient residual: ‖gradient of the picture − upload‖ / ‖upload‖ "
-    "over the patch embedding, median [quartiles] over the pictures; 0 explains the upload wholly, "
-    "a picture without any gradient gets 1. Chosen: for how many pictures the attacker, who sees "
-    "the residual and not the truth, would take this attack. A small residual is no proof of a "
-    "good picture."
+    "Gradient residual: ‖gradient of the picture − upload‖ / ‖upload‖ over the patch embedding, "
+    "median [quartiles]; 0 explains the upload wholly, a picture without any gradient gets 1. "
+    "Chosen: for how many pictures an attacker, who sees the residual and not the truth, would "
+    "take this attack. A small residual is no proof of a good picture."
 )
 
 
@@ -164,22 +161,20 @@ MOST_ATTACKS = 10  # of them, kept free for attacks if there are so many
 
 TESTS_CAPTION = (
     "min(PSNR, 100) (standard) in dB against the target of each line's setting, which in (b) is "
-    "the shuffled picture; the first named − the second, over the images that both lines scored. "
-    "Left out: images of either that only one or none scored, such as those that an attack failed "
-    "on. Clients are compared where all but the defence and the model is equal. n: images, or "
-    "photographs where images are crops of one; differences are then averaged first. [95 %]: "
-    "percentile bootstrap of the mean over these n. Effect: matched-pairs rank-biserial "
-    "correlation, 1 where the first is higher on every image. p Wilcoxon: signed-rank test, "
-    "two-sided; equal pairs are ranked and count for neither side (Pratt), ties share mean ranks; "
-    f"exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: the same p adjusted for all "
-    "tests of this table. p sign flips: permutation test of the mean, two-sided, not adjusted: "
-    f"every choice of signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, beyond "
-    f"{MOST_FLIPPED:,} pairs their sum taken as normal; (min) marks the smallest p that it can "
-    f"give, 2 / 2^m for m differing pairs and 1 / {FLIPS + 1:,} with random signs. Few pairs prove "
-    "little however large the difference. Worst case: the best attack on each image, chosen with "
-    "the private image at hand; a client on which more attacks were tried had more chances, which "
-    "no test corrects for. Beside April as published stands the other attack of the highest mean "
-    "PSNR on the same images; it was chosen after the fact, so its p is somewhat too small."
+    "the shuffled picture: the first named − the second, over the images that both lines scored; "
+    "left out: those that only one or none scored. Worst case: each image's best attack, chosen "
+    "with the private image. Clients are compared where all but the defence and the model is "
+    "equal. n: images, or photographs whose crops are averaged first; [95 %]: percentile bootstrap "
+    "of the mean over them. Effect: matched-pairs rank-biserial correlation, 1 where the first is "
+    "always higher. p Wilcoxon: signed-rank test, two-sided, equal pairs by Pratt, ties by mean "
+    f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
+    "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
+    "every choice of "
+    f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
+    f"{MOST_FLIPPED:,} pairs; (min) marks the smallest it can be, 2 / 2^m for m differing pairs or "
+    f"1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
+    "more attacks were tried had more chances in the worst case, and the attack beside April was "
+    "chosen after the fact by its mean: no test corrects for either."
 )
 
 

@@ -42,19 +42,18 @@ from mjp_privacy.report.worst_case import picture_ids
 
 MEASURED_CAPTION = (
     "Ceiling: PSNR of the true patch embeddings inverted by minimum norm, against the image that "
-    "the client fed: the limit that the rank of the embedding sets to attacks without a prior. "
-    "Oracle in place: the same with the patches left in the order they were fed, in (c) below the "
-    "ceiling. Below grey: percent of the images for which a uniform grey scores better; there the "
-    "attack failed, which measures no protection. Medians: cond(A), the numerical rank of A at the "
-    "gradient's precision, its nonzero rows, shuffled patches. Empty masks: images in which no "
-    "patch was shuffled. Mask precision: the share of the patches taken for shuffled that are; "
-    "mask recall: the share of the shuffled patches that are found. PSNR, unmasked and masked: "
-    "over the pixels of patches that were not shuffled and that were; the mean image on the former "
-    "is their floor. Oracle permutation: the attack's patches put back with the true permutation, "
-    "which is no attack's result. Jigsaw, direct and neighbour: the share of shuffled patches put "
-    "back into their place, and of neighbouring pairs restored. Gradient residual: the relative "
-    "distance of the reconstruction's gradient from the uploaded one, without the private image. "
-    "Means, PSNR capped at 100 dB, or medians where said; n where it differs from the line's."
+    "the client fed: the limit that the embedding's rank sets to attacks without a prior. Oracle "
+    "in place: the same with the patches in the order they were fed. Below grey: percent of the "
+    "images for which a uniform grey scores better, so that the attack failed. Medians: cond(A), "
+    "the numerical rank of A at the gradient's precision, its nonzero rows, shuffled patches. "
+    "Empty masks: images in which nothing was shuffled. Mask precision: the share of the patches "
+    "taken for shuffled that are; recall: the share of the shuffled that are found. PSNR, unmasked "
+    "and masked: over patches that were not shuffled and that were; the mean image is the floor of "
+    "the former. Oracle permutation: the attack's patches put back with the true permutation, "
+    "which no attacker has. Jigsaw, direct and neighbour: the share of shuffled patches put back "
+    "into their place, and of neighbouring pairs restored. Gradient residual: the relative "
+    "distance of the reconstruction's gradient from the uploaded one. Means, PSNR at most 100 dB, "
+    "or medians where said; n where it differs from the line's."
 )
 
 BOUNDS: tuple[tuple[str, str, int | None, str | None], ...] = (
@@ -105,18 +104,17 @@ MOST_MATCHED = 30  # of them, after patches were matched: each pair is an assign
 MOST_PATCHES = 1024  # patches of an image up to which they are matched
 
 IDENTIFICATION_CAPTION = (
-    f"Each reconstruction is compared with the originals of all images of its row: at most {MOST} "
-    "of the line's with a reconstruction, evenly spaced in the order of their ids. First: its own "
-    "is the nearest, as count, share and Wilson 95 % interval; then the mean of 1 / rank. Equally "
-    "near ones rank before it; other crops of its photograph are others. Chance: the same for an "
-    "order drawn by lot, so rows of other numbers of images do not compare. Original: the plain "
-    f"picture, in (b) too. Pictures are shrunk by area to at most {SIDE} pixels a side. Pixels: "
-    "mean squared error. LPIPS: with AlexNet. Features: cosine of AlexNet's last convolutions, "
-    "averaged over space; it was trained on ImageNet's labels and is not the attacked network. "
-    "Patches matched, where the client shuffles: squared error after patches were assigned one to "
-    f"one (Hungarian method), each shrunk by itself, on at most {MOST_MATCHED} of the images, if "
-    f"they have at most {MOST_PATCHES} patches. PSNR matched: their median at full size; the order "
-    "is found with the original at hand, so it is an upper bound."
+    f"Each reconstruction is compared with the originals (plain, in (b) too) of at most {MOST} of "
+    "the line's images that have one, evenly spaced by id. First: its own is the nearest, as "
+    "count, share and Wilson 95 % interval; then the mean of 1 / rank. Equally near ones rank "
+    "before it; other crops of its photograph are others. Chance: the same for an order drawn by "
+    "lot, so rows of other numbers of images do not compare. Pictures are shrunk by area to at "
+    f"most {SIDE} pixels a side. Pixels: mean squared error. LPIPS: with AlexNet. Features: cosine "
+    "of AlexNet's last convolutions, averaged over space; it was trained on ImageNet's labels and "
+    "is not the attacked network. Patches matched, where the client shuffles: squared error after "
+    "patches, each shrunk by itself, were assigned one to one (Hungarian method), on at most "
+    f"{MOST_MATCHED} of the images, if they have at most {MOST_PATCHES} patches. PSNR matched: "
+    "their median at full size, in the order found with the original: an upper bound."
 )
 
 
@@ -213,10 +211,9 @@ FEWEST = 3  # images; two are always in perfect order
 
 AGREEMENT_CAPTION = (
     "Rank correlations between metrics (standard) over {n} images of line {line} that have all of "
-    "them: Spearman's ρ above the diagonal, Kendall's τ-b below. Every metric is turned so that "
-    "higher is a better reconstruction: 1 means that two metrics order the images alike, −1 in "
-    "reverse; MSE and PSNR do so by definition. Images count equally, also where several are crops "
-    "of one photograph. A dash: one of the metrics is the same for every image."
+    "them, crops counted singly: Spearman's ρ above the diagonal, Kendall's τ-b below. Metrics are "
+    "turned so that higher is a better reconstruction: 1 orders the images alike, −1 in reverse; "
+    "MSE and PSNR do so by definition. A dash: one metric is the same for every image."
 )
 
 
