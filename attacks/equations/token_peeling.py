@@ -422,12 +422,12 @@ class _Equations:
     def polished(self, u: Tensor) -> Tensor:
         """Tokens u (m, D) made exact in float64 by Newton's steps, each repeated with the same
         derivatives as long as that helps; those that solve the equations."""
+        if not len(u):
+            return u
         y = self.nearest(u)
         f, r = self._residual(y)
         value = r.square().sum(1)
         for _ in range(POLISH):
-            if not len(y):
-                return u
             before, (gram, slopes) = value, self._derivatives(y)
             solver = torch.linalg.lu_factor_ex(self._damped(gram, DAMPING_FINE))[:2]
             for _ in range(REPEATED):

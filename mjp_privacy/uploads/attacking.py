@@ -137,12 +137,10 @@ def attack_gradients(
                 continue
             scored = made.scored(private, size)
             results[name] = replace(scored, seconds=time.perf_counter() - began)
-    cut = [
-        name
-        for name, made in results.items()
-        if OVER in made.diagnostics and made.diagnostics[OVER].any()
-    ]
-    slow = f"{', '.join(cut)} ended after seconds={seconds:g}: more may find more" if cut else ""
+    notes = [*batch_notes(size, several, results), *uploads.notes]
+    none = torch.zeros(1)
+    if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
+        notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
@@ -154,7 +152,7 @@ def attack_gradients(
         uploads.label_source,
         private,
         floor,
-        (*batch_notes(size, several, results), *uploads.notes, *filter(None, [slow])),
+        tuple(notes),
         size,
         declared_residual(view),
         skipped,

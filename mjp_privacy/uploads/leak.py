@@ -108,7 +108,8 @@ class Reconstructed:
 
     @property
     def exact(self) -> int:
-        """How many pictures equal the private ones in every 8-bit value, where these were given."""
+        """How many pictures equal the private ones in every 8-bit value, where these were given,
+        or are as near as `TIE`."""
         return 0 if self.scores is None else int(self.scores["exact"].sum())
 
     @property
@@ -244,7 +245,7 @@ class Leak:
             scored = [made for made in self.ranked if made.scores is not None]
             nearest = max(scored, key=lambda made: made.psnr)
             if nearest.psnr > best.psnr + NEARER:
-                said += f"Nearest to the originals, which choose nothing: {self._score(nearest)}. "
+                said += f"Another attack came nearer to the originals: {self._score(nearest)}. "
         if self.batch > 1 or SHARING in best.diagnostics:
             said += of_batch(best)
         elif self.moved:

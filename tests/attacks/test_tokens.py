@@ -93,7 +93,14 @@ def test_masked_patches_are_exact_and_the_mask_is_found(gamma: float) -> None:
     assert found.diagnostics["certain"].tolist() == [0.0, 0.0]  # borders told the order
 
 
-@pytest.mark.parametrize("more", [{}, {"mlp_layer": timm.layers.GluMlp}], ids=["mlp", "gated"])
+MLPS: dict[str, Any] = {
+    "mlp": {},
+    "gated": {"mlp_layer": timm.layers.GluMlp},
+    "normed": {"scale_mlp_norm": True},
+}
+
+
+@pytest.mark.parametrize("more", MLPS.values(), ids=MLPS)
 def test_whatever_stands_between_the_two_layers(more: dict[str, Any]) -> None:
     images = planted_images(1, side=SIDE)
     found = run(seen(other_vit(**more), images))
