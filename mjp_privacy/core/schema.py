@@ -120,7 +120,13 @@ def parse(kind: type[T], content: Mapping[str, Any], where: str) -> T:
 
 def listed_mistakes(error: ValidationError, kind: Any) -> str:
     """What pydantic found, as the end of a sentence and a line for each mistake."""
-    lines = [_explain(problem, kind) for problem in error.errors(include_url=False)]
+    problems = error.errors(include_url=False)
+    inside = {problem["loc"][:-1] for problem in problems if problem["loc"]}
+    lines = [  # not that a list is too short when what it holds was refused
+        _explain(problem, kind)
+        for problem in problems
+        if problem["type"] != "too_short" or problem["loc"] not in inside
+    ]
     count = len(lines)
     if count > MISTAKES_SHOWN:
         lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
@@ -143,7 +149,8 @@ def _explain(problem: Any, kind: Any) -> str:
         message = "Input should be named fields"
     if problem["type"] == "literal_error":
         hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
-    return f"{place}: {shown(message)}; got {shown(repr(problem['input']), 100)}.{hint}"
+    said = shown(message).removesuffix(".")
+    return f"{place}: {said}; got {shown(repr(problem['input']), 100)}.{hint}"
 
 
 def _with_fields(annotation: Any) -> Any:

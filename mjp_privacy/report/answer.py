@@ -100,6 +100,8 @@ def of_several(card: Card, runs: Sequence[Path]) -> Card:
 def verdict(client: Client, row: CardRow) -> str:
     """Whether the client's pictures are protected, as far as the attacks that were run show it:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
+    if all(len(failed_images(line)) == max(len(line.images), 1) for line in client.attacks):
+        return f"Not shown: every attack on the {client.name} client failed, for the reasons below."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "

@@ -344,6 +344,13 @@ def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int]:
 
 def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
-    there is any; of these one with MJP, else one with another defence, else the undefended."""
-    ranks = [(not x.matching, not x.masks, not x.defended) for x in clients]
-    return ranks.index(min(ranks))
+    there is any. Where one of `mjp list defenses` is compared with none it is a client with this
+    one, best without MJP; else one with MJP, with another defence, or the undefended."""
+    used = {client.cell.client.defenses for client in clients} - {""}
+
+    def rank(client: Client) -> tuple[bool, ...]:
+        if len(used) == 1:
+            return not client.matching, not client.cell.client.defenses, client.masks
+        return not client.matching, not client.masks, not client.defended
+
+    return min(range(len(clients)), key=lambda place: rank(clients[place]))

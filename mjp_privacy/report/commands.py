@@ -66,8 +66,9 @@ def report(argv: list[str], usage: Usage) -> int:
             f"DAMAGED: {summary.damaged} file(s) of rows are in no figure: run the attack again",
             file=sys.stderr,
         )
-        return SOME_FAILED
-    return DONE
+    if summary.made_nothing:
+        print("NOTHING MADE: no attack gave a picture; the page has the reasons", file=sys.stderr)
+    return SOME_FAILED if summary.damaged or summary.made_nothing else DONE
 
 
 @dataclass(frozen=True)

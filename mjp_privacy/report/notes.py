@@ -30,6 +30,8 @@ NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 PAPER_SIZE = 224
+FEW = 10
+"""Images below which a percentile bootstrap covers the mean clearly less often than 95 %."""
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -281,7 +283,18 @@ def _linear_system(line: Line) -> Iterable[str]:
         )
 
 
-BOUNDS: tuple[Note, ...] = (unfinished, _mixed_code, _unshuffled, _linear_system)
+def _few(line: Line) -> Iterable[str]:
+    """That intervals of means are too narrow, where they are of few images or photographs."""
+    of = len(line.images) if line.groups is None else line.groups.nunique()
+    if 1 < of < FEW:
+        unit = "image" if line.groups is None else "photograph"
+        yield (
+            f"Few: intervals of means resample {counted(of, unit)}; below {FEW} they are too narrow"
+            f"{', and of two they are the two values' if of == 2 else ''}."
+        )
+
+
+BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled, _linear_system)
 
 
 # how scores become figures; printed with every report, so that it can stand alone ----------------

@@ -33,7 +33,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows
+from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows, reconstructs
 from mjp_privacy.report.notes import Section, grouped, unfinished
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
@@ -59,6 +59,12 @@ class ReportSummary:
     def not_run(self) -> int:
         """Images that a killed run still owes, over all lines."""
         return sum(line.not_run for line in self.contents.lines)
+
+    @property
+    def made_nothing(self) -> bool:
+        """Whether the runs are done, and no attack gave a picture."""
+        attacks = [line for line in self.contents.lines if line.role == "attack"]
+        return not self.not_run and not any(map(reconstructs, attacks))
 
     @property
     def damaged(self) -> int:

@@ -397,9 +397,10 @@ def of_batch(best: Reconstructed) -> str:
     assert best.images is not None
     of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
     if best.verified:
+        others = len(best.images) - best.verified
         return (
             f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
-            f"marks them, {AS_DECLARED}; all others are guesses."
+            f"marks them, {AS_DECLARED}{'; all others are guesses' if others else ''}."
         )
     return (
         f"Nothing in the upload tells whether {best.attack}'s {of} are the client's. That is no "

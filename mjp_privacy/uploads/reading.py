@@ -122,7 +122,8 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         got = f"zeros alone{f' in {PATCH}' if PATCH in named else ', or None'}"
         do = (
             "Call loss.backward() first. A classifier whose weights are all zeros, as in "
-            "torchvision's fresh ViT, passes nothing back: take a second step."
+            "torchvision's fresh ViT, passes nothing back: take a second step. Pixels equal to "
+            "the mean leave nothing either."
         )
         raise refusal("gradients", "something of a picture", got, do)
     return named

@@ -84,6 +84,7 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
     ("content", "named"),
     [
         (entry(setings=["a"]), ["grid.0.setings", "settings"]),
+        (entry(settings=["z"]), ["1 mistake", "grid.0.settings.0", "'z'"]),
         (small(client={"bacth": 1}), ["client.bacth", "batch"]),
         (small(client={"defenses": ["int9"]}), ["client.defenses", "int9", "int8"]),
         *((small(name=name), ["name: ", name.strip()[:1]]) for name in (" ", "a\x1b[2J", "../x")),

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import WORDS
 from mjp_privacy.report.card import (
@@ -59,6 +60,8 @@ WITHHELD = (intact("token_span", withhold="pos_embed"), [25.0, 8.0], GREY)
 APRIL_ALONE = (cell("april", **MASKED), [9.0], ZERO)
 SPAN = intact("masked_span", **MASKED)
 TWO = (SPAN, [21.0, 22.0], ZERO)
+FAILED = (intact("masked_span"), ["failed", "failed"])
+HALF_FAILED = (intact("masked_span"), ["failed", "unsupported"])
 EXACT = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO)
 
 
@@ -90,6 +93,15 @@ def rounds(*six: float | str) -> list[Any]:
     return [PLAIN_LINE, (of_two, [50.0, 50.0]), (of_six, [*six])]
 
 
+def defended(defence: str) -> list[Any]:
+    """One defence, on a plain client and under MJP."""
+    lines = {name: {"attack": "masked_span", "defenses": defence} for name in ("own", "both")}
+    return [
+        (intact(f"{defence} {name}", **facts, **(MASKED if name == "both" else {})), [15.0], ZERO)
+        for name, facts in lines.items()
+    ]
+
+
 def april(*status: str) -> list[Any]:
     lines = [(intact("april", victim="april_block"), [word]) for word in status]
     return [*lines, (intact("patch_gradient"), [30.0])]
@@ -109,6 +121,11 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     ([PLAIN_LINE, WITHHELD], {"main": "plain, withhold pos embed", "beside": "0 of 2 exactly"}),
     ([WITHHELD, PLAIN_LINE, *span(11.0)], {"main": "MJP γ .27"}),
     ([APRIL_ALONE, PLAIN_LINE], {"main": "plain"}),
+    # one other defence beside none is what the run asks about; with several it is MJP
+    ([PLAIN_LINE, *span(11.0), *defended("prune 0.1")], {"main": "plain, prune 0.1"}),
+    ([PLAIN_LINE, *defended("prune 0.1"), *defended("int8"), TWO], {"main": "MJP γ .27"}),
+    ([FAILED], {"verdict": "Not shown|every attack|failed"}),
+    ([HALF_FAILED], {"verdict": "!every attack"}),
     ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
     ([*span(20.0, 30.0), (intact("x", batch=1), [9.0])], {"beside": "!batch"}),
     # the verdict
@@ -173,6 +190,14 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     for part, words in expected.items():
         for word in words.split("|"):
             assert (word.removeprefix("!") in said[part]) != word.startswith("!"), said[part]
+
+
+@pytest.mark.parametrize(("psnr", "code"), [(["failed"], 3), (["failed", 9.0], 0)])
+def test_a_report_without_any_picture_ends_as_one_that_failed(
+    tmp_path: Path, psnr: list[Any], code: int
+) -> None:
+    run = run_of(tmp_path / "run", (intact("masked_span"), psnr))
+    assert main(["report", str(run)]) == code
 
 
 def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:

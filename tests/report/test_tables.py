@@ -367,6 +367,19 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
 
 
+@pytest.mark.parametrize(
+    ("images", "photographs", "said"),
+    [(9, None, "9 images"), (10, None, ""), (12, 2, "2 photographs")],
+)
+def test_an_interval_of_few_says_so(
+    tmp_path: Path, images: int, photographs: int | None, said: str
+) -> None:
+    psnr = [20.0 + place for place in range(images)]
+    notes = notes_of(run_of(tmp_path / "run", (cell("x"), psnr), photographs=photographs))
+    assert ("too narrow" in notes) == bool(said)
+    assert said in notes
+
+
 def test_unshuffled_pictures_are_counted(tmp_path: Path) -> None:
     line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
     notes = notes_of(run_of(tmp_path, line))
