@@ -183,17 +183,18 @@ class TwoLayers:
     def moved(self, before: Tensor, along: Tensor) -> Tensor:
         """How f (m, k, width) moves as each of the first layer's outputs (m, hidden) moves along
         each of some directions (k, hidden)."""
-
-        def pushed(direction: Tensor) -> Tensor:
-            moved: Tensor = jvp(self.between, (before,), (direction.expand_as(before),))[1]
-            return moved
-
         if not self.parts:
+
+            def pushed(direction: Tensor) -> Tensor:
+                moved: Tensor = jvp(self.between, (before,), (direction.expand_as(before),))[1]
+                return moved
+
             return vmap(pushed)(along).transpose(0, 1)
-        split = along.unflatten(1, (self.parts, -1)).unbind(1)
-        ones = torch.eye(self.parts).to(before).repeat_interleave(split[0].shape[1], 1)
-        slopes = (pushed(one).unsqueeze(1) * part for one, part in zip(ones, split, strict=True))
-        return sum(slopes, start=before.new_zeros(()))
+        with torch.enable_grad():  # of the sum: each of f depends on its own parts alone
+            inputs = before.detach().requires_grad_()
+            (slopes,) = torch.autograd.grad(self.between(inputs).sum(), inputs)
+        products = slopes.unsqueeze(1) * along
+        return products.unflatten(2, (self.parts, -1)).sum(2) if self.parts > 1 else products
 
     def back(self, u: Tensor, upstream: Tensor) -> Tensor:
         """d (m, hidden) at the first layer's output for inputs u (m, D) and gradients g (m, D) of
