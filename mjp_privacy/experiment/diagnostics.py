@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
+from attacks.equations import HEAD, TABLE
 from attacks.equations import PATCH as RESIDUAL_OVER
-from attacks.equations import TABLE
+from attacks.equations.layers import inputs_of
 from attacks.equations.patch_system import (
     gradient,
     lacks_gradients,
@@ -197,28 +199,33 @@ def gradient_fit(
     mask: Tensor | None,
     models: Sequence[LoadedModel],
     mode: Literal["eval", "train"] = "eval",
+    labels: Tensor | None = None,
 ) -> GradientFit | None:
     """The fit of each image's step, averaged over the uploads.
 
-    None if the labels or the gradient are not known, and for batches: the order of a batch's
-    pictures means nothing, so that nobody knows which label is whose.
+    None if the labels or the gradient are not known. The pictures of a batch come in no order, so
+    that nobody knows which label is whose: they need `labels`, such as `batch_labels` gives.
     images  (m, C, H, W) in [0, 1], the reconstruction
     mask    (m, N), the attack's estimate for the first upload, or None: what each upload shows
     models  those that the client trained, one for each upload
+    labels  (m,) of these images; None: those that the attacker knows
     """
-    if view.labels is None or not view.updates:
+    batches = any(update.batch > 1 for update in view.updates)
+    labels = view.labels if labels is None and not batches else labels
+    if labels is None or not view.updates:
         return None
-    if any(RESIDUAL_OVER not in u.grads or u.batch > 1 for u in view.updates):
+    if any(RESIDUAL_OVER not in update.grads for update in view.updates):
         return None
     images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
     fits = []
     for model, update in zip(models, view.updates, strict=True):
         hidden = mask if update is view.updates[0] else None
-        if hidden is None and TABLE in update.grads:
+        if hidden is None and TABLE in update.grads and update.batch == 1:
             hidden = located(view, update)
-        client = FedSGDClient(model, ClientConfig(mode=mode, autocast=update.autocast))
-        inputs = ClientInput(images, view.labels, ids, hidden)
+        config = ClientConfig(mode=mode, autocast=update.autocast, batch=update.batch)
+        inputs = ClientInput(images, labels, ids, hidden)
+        client = FedSGDClient(model, config)
         computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
@@ -226,8 +233,32 @@ def gradient_fit(
         size = sent.norm(dim=1)
         factor = (own * sent).sum(1) / own.square().sum(1)
         scaled = (factor.unsqueeze(1) * own - sent).norm(dim=1)
-        fits.append((difference / size, factor, scaled / size))
-    return GradientFit(*(torch.stack(each).mean(0).cpu() for each in zip(*fits, strict=True)))
+        fits.append([difference / size, factor, scaled / size])
+    each = (torch.stack(values).mean(0).cpu() for values in zip(*fits, strict=True))
+    return GradientFit(*(values.repeat_interleave(len(images) // len(values)) for values in each))
+
+
+def batch_labels(view: AttackerView, images: Tensor, model: LoadedModel) -> Tensor | None:
+    """The class of each picture (B, C, H, W) of one step, from the classifier's gradient.
+
+    With features h of the pictures that is dL/dW = sum_i e_i h_i^T, and e_i, the softmax less the
+    label over B, is negative for the picture's own class alone. None where the client masks, of
+    several steps or uploads, and where the gradient is missing.
+    """
+    update, layer = view.updates[0], HEAD.removesuffix(".weight")
+    single = len(view.updates) == 1 and update.steps_in_all == 1
+    if not single or view.model.unk_embed is not None or HEAD not in update.grads:
+        return None
+    with torch.no_grad(), inputs_of(model, [layer]) as seen:
+        model(model.normalize(images.nan_to_num(0.5).to(model.like)))
+    features, sent = seen[layer].double(), gradient(view, update, HEAD)[0].double()
+    if features.shape != (len(images), sent.shape[1]):
+        return None
+    errors = torch.linalg.lstsq(features.mT, sent.mT).solution  # (B, classes)
+    if view.labels is None:
+        return errors.argmin(1)
+    known = view.labels.to(errors.device)
+    return known[linear_sum_assignment(errors[:, known].cpu().numpy())[1]]
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------

@@ -29,7 +29,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.experiment.diagnostics import gradient_fit
+from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.pictures import psnr
@@ -86,7 +86,8 @@ def attack_gradients(
                `.grad`, or None for the .grad of `model`; a list of these for several uploads, of
                the same images if batch is 1. With kind="weight_difference": weights after minus
                before
-    labels     classes of the images; None: read off the classifier's gradient if batch is 1
+    labels     classes of the images, of a batch in any order; None: read off the classifier's
+               gradient
     mean, std  with which the client normalised its images: one number or three; never guessed
     img_size   side of the client's images, where the network stretches its table of positions to
                them (transformers' Dinov2, timm's dynamic_img_size)
@@ -350,7 +351,13 @@ def _run(
         return told
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
-    fit = gradient_fit(seen, images, made.mask, uploads.models[: len(seen.updates)])
+    models = uploads.models[: len(seen.updates)]
+    labels = None
+    if seen.updates[0].batch == 1:
+        fit = gradient_fit(seen, images, made.mask, models)
+    else:
+        labels = batch_labels(seen, images, models[0])
+        fit = None if labels is None else gradient_fit(seen, images, None, models, labels=labels)
     residuals, factors, scaled = fit or (None, None, None)
     for values in fit or ():
         values[list(reasons)] = torch.nan
@@ -361,6 +368,7 @@ def _run(
         residuals=None if residuals is None else residuals.double(),
         factors=factors,
         scaled=scaled,
+        labels=labels,
         misfits=checked.misfits,
         certain=checked.certain,
         doubts=checked.doubts,

@@ -51,11 +51,13 @@ class Reconstructed:
     attack: str
     images: Tensor | None  # (m, 3, S, S) in [0, 1]; None: the attack names masked positions only
     residuals: Tensor | None = None
-    """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: the labels are not
-    known, or not which picture of a batch has which."""
+    """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
+    its pictures together; None: the labels are not known."""
     factors: Tensor | None = None
     """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
     scaled: Tensor | None = None  # (m,) the residuals of f g(image)
+    labels: Tensor | None = None
+    """(m,) of a batch: the class of each picture, as the classifier's gradient tells it."""
     misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
@@ -198,9 +200,9 @@ class Leak:
     @property
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
-        then those that are certain whatever the loss, then by residual, then by misfit; of a batch,
-        which has neither, one that is made for batches. Where the client shuffled patches and
-        masked none, the one that put them back. The private images are not looked at."""
+        then those that are certain whatever the loss, then by residual, then by misfit, then those
+        made for batches if there is one. Where the client shuffled patches and masked none, the one
+        that put them back. The private images are not looked at."""
         if not self.ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise UserError(f"No attack made a picture. {reasons}.")
@@ -393,15 +395,23 @@ def _times(factor: float) -> str:
 
 
 def of_batch(best: Reconstructed) -> str:
-    """What is certain of pictures of batches, or of the places for those that uploads share."""
+    """What is certain of pictures of batches, or of the places for those that uploads share, and
+    whether they explain the gradient together."""
     assert best.images is not None
     of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
+    explained = _explained(best, 0.0)
+    whole = f"As a whole {best.attack}'s batch {explained}" if explained else ""
+    if whole and best.labels is not None:
+        whole += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
     if best.verified:
         others = len(best.images) - best.verified
         return (
             f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
             f"marks them, {AS_DECLARED}{'; all others are guesses' if others else ''}."
+            f"{' ' * bool(whole)}{whole}"
         )
+    if whole:
+        return f"{whole} That is no proof of good pictures: look at them (.show())."
     return (
         f"Nothing in the upload tells whether {best.attack}'s {of} are the client's. That is no "
         "evidence of safety: look at them (.show())."

@@ -228,18 +228,28 @@ def step(model: LoadedModel, *numbers: int) -> Gradients:
     return gradient_of(model, planted_images(6)[list(numbers)], torch.tensor(numbers))
 
 
-def test_pictures_of_a_batch_are_certain_and_labels_are_no_doubt() -> None:
-    """`layer_span` finds both; the labels are given in another order than that of the pictures."""
-    model = planted_model(img_size=8, depth=3)
-    sent = gradient_of(model, planted_images(2, 8), torch.tensor([3, 5]))
+@pytest.mark.parametrize("labels", [[5, 3], None])
+@pytest.mark.parametrize("clipped", [1.0, 50.0])
+def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
+    labels: list[int] | None, clipped: float
+) -> None:
+    """`layer_span` finds both; labels are given in another order than that of the pictures."""
+    model, private = planted_model(img_size=8, depth=3), planted_images(2, 8)
+    sent = gradient_of(model, private, torch.tensor([3, 5]))
+    sent = {name: gradient / clipped for name, gradient in sent.items()}
     chosen = {"patch_gradient": {}, "layer_span": STATIONARY}
-    leak = attack_gradients(model, sent, labels=[5, 3], attacks=chosen)
+    leak = attack_gradients(model, sent, labels=labels, batch=2, attacks=chosen)
     assert leak.best.attack == "layer_span"
-    assert leak.best.residuals is None  # which picture of a batch has which label is not known
+    assert leak.best.images is not None
+    assert leak.best.labels is not None
+    distance = (leak.best.images[:, None] - private).abs().flatten(2).amax(2)
+    assert leak.best.labels[distance.argmin(0)].tolist() == [3, 5]
+    assert leak.best.scaled_residual < 1e-5 < leak["patch_gradient"].scaled_residual
+    assert leak.best.factor == pytest.approx(1 / clipped)
     assert leak.best.is_certain
     assert "2 of 2" in leak.verdict
     assert "nan" not in str(leak)
-    (note,) = leak.notes
+    note = next(note for note in leak.notes if "batch 2" in note)
     assert "layer_span" in note
     assert "batch_span" not in note  # only what ran is explained
 
