@@ -109,7 +109,10 @@ def choice_sentence(line: DerivedLine) -> str:
     """What a derived line is made of."""
     how = "smallest gradient residual, without the private images"
     if line.rule is WORST_CASE:
-        how = "highest PSNR (standard), an upper bound for any selector"
+        how = (
+            f"highest PSNR (standard; from {PSNR_CAP:.0f} dB on one that does not assume 8-bit "
+            "pixels), an upper bound for any selector"
+        )
     counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
     said = (
         f"Line {line.number}, {line.attack}: for each image the attack with the {how}. "
