@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import Attention
 from mjp_privacy.training.config import recipe_in
 from mjp_privacy.training.learner import build_network
@@ -87,24 +87,21 @@ DIMENSIONS = (3, 4, 5, 6, 7)
 MOST_ENERGY = 0.9
 
 
-def explained_variance(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the variance that k dimensions of PCA hold, up to 1 (Table 6).
+def cumulative_shares(rows: Matrix) -> Matrix:
+    """Entry k-1 is the share of Σσ² that the k largest singular values of a matrix hold, up to 1.
 
-    The formula of the paper's Definition 1 is lost in the text at hand; it speaks of singular
-    values σ and of PCA. As in every library's PCA, rows are centred and a direction counts by σ²:
-    shares of σ would be far lower (35 for 46 % at three).
+    Of a table's rows it is their energy (Fig. 4); of the centred ones the variance that k
+    dimensions of PCA keep (Table 6). The formula of the paper's Definition 1 is lost in the text at
+    hand; it speaks of singular values σ and of PCA. As in every library's PCA, rows are centred and
+    a direction counts by σ²: shares of σ would be far lower (35 for 46 % at three).
     """
-    return _cumulative(table.centred())
-
-
-def energy(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the energy Σσ² in the k largest singular values (Fig. 4), of the
-    table itself: rows are not centred."""
-    return _cumulative(table.rows)
+    squares = np.linalg.svd(rows, compute_uv=False) ** 2
+    shares: Matrix = np.cumsum(squares) / np.sum(squares)
+    return shares
 
 
 def at(curve: Matrix, dimensions: int) -> float:
-    """The share that a curve reaches at so many dimensions: at(explained_variance(table), 3)."""
+    """The share that a curve reaches at so many dimensions: at(curve, 3)."""
     return float(curve[min(dimensions, len(curve)) - 1])
 
 
@@ -124,13 +121,6 @@ def projection(table: PositionTable, dimensions: int = 3) -> Matrix:
     signs = np.sign(coordinates[largest, np.arange(coordinates.shape[1])])
     signed: Matrix = coordinates * np.where(signs == 0, 1, signs)
     return signed
-
-
-def _cumulative(rows: Matrix) -> Matrix:
-    """The shares of Σσ² that the largest singular values of a matrix hold."""
-    squares = np.linalg.svd(rows, compute_uv=False) ** 2
-    shares: Matrix = np.cumsum(squares) / np.sum(squares)
-    return shares
 
 
 # how alike the embeddings of two places are: the maps of the paper's poster -----------------------
@@ -197,18 +187,12 @@ def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
     errors = []
     for left_out in np.array_split(order, FOLDS):
         known = np.setdiff1d(order, left_out)
-        predicted = _predicted(table.rows[known], places[known], table.rows[left_out])
+        middle, target = table.rows[known].mean(axis=0), places[known].mean(axis=0)
+        weights = np.linalg.lstsq(table.rows[known] - middle, places[known] - target, rcond=None)[0]
+        predicted = (table.rows[left_out] - middle) @ weights + target
         errors.append(np.abs(predicted - places[left_out]).mean(axis=0))
     mean: Matrix = np.mean(errors, axis=0)
     return mean
-
-
-def _predicted(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
-    """Least squares with an intercept, of least norm, applied to other rows."""
-    middle, target = rows.mean(axis=0), targets.mean(axis=0)
-    weights = np.linalg.lstsq(rows - middle, targets - target, rcond=None)[0]
-    predicted: Matrix = (others - middle) @ weights + target
-    return predicted
 
 
 # how much of a trained table is still the noise it started from -----------------------------------
@@ -341,7 +325,7 @@ SEEDS = 10
 class Figures:
     """What a table holds.
 
-    variance  cumulative shares by PCA (Table 6); energy: the same of its SVD (Fig. 4)
+    variance  `cumulative_shares` of its centred rows (Table 6); energy: of the rows (Fig. 4)
     numbers   by their column of analysis.csv: the table's size, shares in percent, errors in
               patches (Table 8), and the cosine similarity of patches that share a side, and of all
               other pairs
@@ -378,62 +362,30 @@ class Analysed:
         return self.rest if self.start is not None and self.start.share > MOSTLY else None
 
 
-Noise = Sequence[Figures]
-"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
-
-
-def ends(noise: Noise, number: str) -> tuple[float, float]:
-    """The smallest and the largest of a number over tables of noise."""
-    values = [figures.numbers[number] for figures in noise]
-    return min(values), max(values)
-
-
 def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
     """All figures of one table; seed, repeats: of the draws of the regression's folds."""
-    variance, of_energy = explained_variance(table), energy(table)
+    variance, energy = cumulative_shares(table.centred()), cumulative_shares(table.rows)
     neighbours, others = neighbours_and_others(table)
     numbers = {
         **{"grid": table.grid, "width": table.width},
         **{f"variance_{k}": 100 * at(variance, k) for k in DIMENSIONS},
-        **{f"energy_{k}": 100 * at(of_energy, k) for k in DIMENSIONS},
-        "dimensions_for_90": dimensions_for(of_energy, MOST_ENERGY),
+        **{f"energy_{k}": 100 * at(energy, k) for k in DIMENSIONS},
+        "dimensions_for_90": dimensions_for(energy, MOST_ENERGY),
         **place_error(table, seed=seed, repeats=repeats),
         "neighbour_similarity": neighbours,
         "other_similarity": others,
     }
-    return Figures(table, variance, of_energy, numbers)
+    return Figures(table, variance, energy, numbers)
 
 
-def analysed(
-    label: str,
-    model: LoadedModel,
-    metadata: Mapping[str, str],
-    pixels: Tensor,
-    *,
-    seed: int = 0,
-) -> Analysed:
-    """Analyse a loaded model; metadata: its file's, pixels (B, 3, S, S) in [0, 1]."""
-    table = position_table(model, label)
-    start = None if table is None else start_in(model, table, metadata)
-    with torch.no_grad():
-        attention = last_attention(model, model.normalize(pixels))
-    return Analysed(
-        label,
-        model.card.architecture,
-        model.card.trained_gamma,
-        None if table is None else figures_of(table, seed=seed),
-        start,
-        None if start is None else figures_of(start.rest, seed=seed),
-        attention,
-        len(pixels),
-        model.card.checkpoint.notes,
-    )
+Noise = Sequence[Figures]
+"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
 
 
-def noise(grid: int, width: int, seeds: int = SEEDS) -> Noise:
+def noise(grid: int, width: int) -> Noise:
     """Figures of tables that were drawn and never trained, one for each seed.
 
     Each has one draw of the folds: what differs between tables is more than that.
     """
-    drawn = enumerate(noise_table(grid, width, seed) for seed in range(seeds))
+    drawn = enumerate(noise_table(grid, width, seed) for seed in range(SEEDS))
     return [figures_of(table, seed=seed, repeats=1) for seed, table in drawn]

@@ -10,15 +10,15 @@ import pytest
 
 from mjp_privacy.cli import main
 from mjp_privacy.data import open_images
-from mjp_privacy.paper import cifar10
-from mjp_privacy.paper.cifar10 import CLASSES, FILES
+from mjp_privacy.paper import image_sets
+from mjp_privacy.paper.image_sets import CLASSES, FILES
 
 IN_A_FILE = 30
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "IN_A_FILE", IN_A_FILE)
+    monkeypatch.setattr(image_sets, "IN_A_FILE", IN_A_FILE)
 
 
 def batches() -> dict[str, bytes]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mjp_privacy.cli import main
+from mjp_privacy.paper.image_sets import GROUND, HIGH_DISC, LOW_DISC, SHAPES, SKY, drawn
 from mjp_privacy.paper.segmentation_data import splits_of
-from mjp_privacy.paper.shapes import CLASSES, GROUND, HIGH_DISC, LOW_DISC, SKY, drawn
 
 
 def command(*words: object) -> int:
@@ -32,7 +32,7 @@ def test_every_class_occurs_and_discs_differ_only_by_where_they_are() -> None:
         assert (one[0] != GROUND).all()
         assert (one[-1] != SKY).all()
     shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for _, one in sets], 0)
-    assert len(shares) == len(CLASSES) + 1
+    assert len(shares) == len(SHAPES) + 1
     assert 0.02 < shares[0] < 0.2
     assert shares[1:].min() > 0.01
     high, low = (
