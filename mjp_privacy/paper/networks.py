@@ -80,12 +80,17 @@ class JigsawSwin(OtherNetwork):
         hidden = mask.to(self.table.device).reshape(-1, self.tokens, 1)
         return torch.where(hidden, self.unk_embed, self.table)
 
-    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over all places after the last norm, (B, 1, D)."""
-        z = self.patch_embed(x)  # (B, rows, columns, D)
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z (B, rows, columns, D), the input of the first stage."""
+        z: Tensor = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             z = z + self.positions(mask).unflatten(1, (self.grid, self.grid))
-        pooled: Tensor = self.head(self.norm(self.layers(z)), pre_logits=True)
+        return z
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over all places after the last norm, (B, 1, D)."""
+        z = self.layers(self.embed(x, mask))
+        pooled: Tensor = self.head(self.norm(z), pre_logits=True)
         return pooled.unsqueeze(1)
 
     def forward_head(self, features: Tensor) -> Tensor:
