@@ -170,29 +170,24 @@ def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) 
     folds, 4.5 % in 1D and 1.6 % in 2D for a ViT-Ti, as in Table 8's rows; over the folds it would
     be 11 %.
     """
-    errors = np.stack([_left_out_errors(table, seed, draw) for draw in range(repeats)])
     places = table.places()
+    errors = np.zeros((repeats, FOLDS, 3))  # of number, row and column
+    for draw in range(repeats):
+        order = np.random.default_rng(derive_seed("folds", seed, draw)).permutation(len(places))
+        for fold, left_out in enumerate(np.array_split(order, FOLDS)):
+            known = np.setdiff1d(order, left_out)
+            rows, targets = table.rows[known], places[known]
+            middle, target = rows.mean(axis=0), targets.mean(axis=0)
+            weights = np.linalg.lstsq(rows - middle, targets - target, rcond=None)[0]
+            predicted = (table.rows[left_out] - middle) @ weights + target
+            errors[draw, fold] = np.abs(predicted - places[left_out]).mean(axis=0)
+    of_draws = errors.mean(axis=1)
     middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
     found: dict[str, float] = {}
-    for name, of_draws in (("mae_1d", errors[:, 0]), ("mae_2d", errors[:, 1:].mean(axis=1))):
-        found[name] = float(of_draws.mean())
-        found[f"{name}_std"] = float(of_draws.std()) if repeats > 1 else math.nan
+    for name, each in (("mae_1d", of_draws[:, 0]), ("mae_2d", of_draws[:, 1:].mean(axis=1))):
+        found[name] = float(each.mean())
+        found[f"{name}_std"] = float(each.std()) if repeats > 1 else math.nan
     return found | {"constant_1d": float(middle[0]), "constant_2d": float(middle[1:].mean())}
-
-
-def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
-    """(3,) mean absolute errors of number, row and column, the mean over the folds."""
-    places = table.places()
-    order = np.random.default_rng(derive_seed("folds", seed, draw)).permutation(len(places))
-    errors = []
-    for left_out in np.array_split(order, FOLDS):
-        known = np.setdiff1d(order, left_out)
-        middle, target = table.rows[known].mean(axis=0), places[known].mean(axis=0)
-        weights = np.linalg.lstsq(table.rows[known] - middle, places[known] - target, rcond=None)[0]
-        predicted = (table.rows[left_out] - middle) @ weights + target
-        errors.append(np.abs(predicted - places[left_out]).mean(axis=0))
-    mean: Matrix = np.mean(errors, axis=0)
-    return mean
 
 
 # how much of a trained table is still the noise it started from -----------------------------------
@@ -242,7 +237,6 @@ def beside_start(table: PositionTable, start: PositionTable) -> Start:
 
 # where the class token of the last block looks: Fig. 8 --------------------------------------------
 
-Maps = NDArray[np.float64]
 BATCH = 32
 
 
@@ -257,7 +251,7 @@ class LastAttention:
     The paper calls MJP's heads “more diverse and content-aware” and prints no number.
     """
 
-    maps: Maps
+    maps: Matrix
     head_diversity: float
     image_diversity: float
     spread: float
@@ -278,7 +272,7 @@ def last_attention(model: MJPVisionTransformer, x: Tensor) -> LastAttention:
 
 
 @torch.no_grad()
-def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
+def class_attention(model: MJPVisionTransformer, x: Tensor) -> Matrix:
     """(B, heads, N): the last block's softmax weights of the class token on the patches."""
     attention = model.blocks[-1].attn
     assert isinstance(attention, Attention)
@@ -292,11 +286,11 @@ def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
     split = attention.qkv(tokens).reshape(*tokens.shape[:2], 3, attention.num_heads, -1)
     query, key = split[:, 0, 0], split[:, :, 1]  # (B, heads, d) of [CLS]; (B, tokens, heads, d)
     scores = torch.einsum("bhd,bnhd->bhn", query * attention.scale, key)
-    weights: Maps = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
+    weights: Matrix = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
     return weights
 
 
-def divergence(maps: Maps) -> float:
+def divergence(maps: Matrix) -> float:
     """The generalised Jensen-Shannon divergence of the maps along the first axis of (n, ..., N):
     the entropy of their mean minus the mean of their entropies, over log n, its mean. 0 where all
     are equal, 1 where no two look at the same patch."""
@@ -306,10 +300,10 @@ def divergence(maps: Maps) -> float:
     return float(gained.mean()) / math.log(len(maps))
 
 
-def _entropy(maps: Maps) -> Maps:
+def _entropy(maps: Matrix) -> Matrix:
     """In nats, along the last axis; a share of 0 adds nothing."""
     logs = np.log(np.where(maps > 0, maps, 1))
-    entropy: Maps = -(maps * logs).sum(axis=-1)
+    entropy: Matrix = -(maps * logs).sum(axis=-1)
     return entropy
 
 

@@ -226,7 +226,12 @@ def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
         if kind != "noise":
             for line in same.to_dict("records"):
                 name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
-                yield [name, *(_number(line, column) for column in COLUMNS)]
+                cells = []
+                for column, (_, decimals) in COLUMNS.items():
+                    number = shown_number(line.get(column), f".{decimals}f")
+                    around = line.get(f"{column}_std")
+                    cells.append(number if pd.isna(around) else f"{number}±{around:.{decimals}f}")
+                yield [name, *cells]
             continue
         first, cells = same.iloc[0], []
         for column, (_, decimals) in COLUMNS.items():
@@ -234,13 +239,6 @@ def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
             low, high = (values.min(), values.max()) if column in RANGED else (math.nan, math.nan)
             cells.append(with_interval(values.mean(), low, high, f".{decimals}f"))
         yield [f"noise {first.grid}×{first.grid}×{first.width}, {len(same)} seeds", *cells]
-
-
-def _number(line: Mapping[Any, Any], column: str) -> str:
-    form = f".{COLUMNS[column][1]}f"
-    around = line.get(f"{column}_std")
-    number = shown_number(line.get(column), form)
-    return number if pd.isna(around) else f"{number}±{around:{form}}"
 
 
 def _escaped(text: object) -> str:

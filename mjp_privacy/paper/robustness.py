@@ -77,10 +77,6 @@ class Sets:
     unreadable: dict[str, str] = field(default_factory=dict)
     """The reasons of images that could not be read, by their paths."""
 
-    def chosen(self, records: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
-        """As many as the command line asks for."""
-        return spread_subset(records, self.arguments.limit, self.arguments.seed)
-
     def photographs(
         self,
         model: Model,
@@ -92,7 +88,7 @@ class Sets:
         them and no image can be read. They are cut out as ImageNet-C's were, not with the
         checkpoint's own crop."""
         prepare = Preprocessing.robustness_sets(model.network.card.img_size)
-        chosen = self.chosen(records)
+        chosen = spread_subset(records, self.arguments.limit, self.arguments.seed)
         with Progress(model.label, len(chosen), "images") as bar:
             rows = answers(model.network, source, chosen, prepare, bar, self.unreadable, classes)
         if classes is not None and rows["correct"].isna().all():
@@ -199,14 +195,28 @@ def _measured(
         whole = official and sets.arguments.limit is None
         yield "ImageNet-A", hard_lines(rows, model.paper if whole else {})
     if sets.strange and sets.ordinary:
-        yield "ImageNet-O", _on_strange(model, sets, *sets.strange, sets.ordinary)
+        source, official = sets.strange
+        classes = _classes(source)
+        of_them = [record for record in sets.ordinary.records if record.label in classes]
+        if not of_them:
+            raise UserError(
+                "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, "
+                f"as ImageNet's validation set has them. {sets.ordinary.labels_described}"
+            )
+        strange = sets.photographs(model, source, source.records, classes)
+        known = sets.photographs(model, sets.ordinary, of_them, classes)
+        whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
+        published = whole and sets.arguments.limit is None
+        yield "ImageNet-O", strange_lines(strange, known, model.paper if published else {})
 
 
 def _under_corruptions(
     model: Model, sets: Sets, folders: CorruptionFolders, errors: dict[str, pd.DataFrame]
 ) -> tuple[str, list[Line]]:
     columns: dict[tuple[str, int], pd.Series[float]] = {}
-    chosen = {record.image_id for record in sets.chosen(folders.images.records)}
+    limit, seed = sets.arguments.limit, sets.arguments.seed
+    subset = spread_subset(folders.images.records, limit, seed)
+    chosen = {record.image_id for record in subset}
     size = model.network.card.img_size
     whole = Preprocessing(size, size, "bilinear")  # the pictures are cut out already
     with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
@@ -221,30 +231,11 @@ def _under_corruptions(
     lines = corruption_lines(mine, model.paper if published else {}, classes=classes)
     if sets.ordinary:
         rows = sets.photographs(model, sets.ordinary, sets.ordinary.records)
-        lines.insert(
-            0, line("error without corruption", share(1 - rows["correct"].to_numpy(dtype=float)))
-        )
+        lines.insert(0, line("error without corruption", share(1 - rows["correct"])))
     for other, others in errors.items():
         lines += difference_lines(mine, other, others, classes=classes)
     errors[model.label] = mine
     return "ImageNet-C" if folders.official else OURS, lines
-
-
-def _on_strange(
-    model: Model, sets: Sets, source: ImageSource, official: bool, ordinary: ImageSource
-) -> list[Line]:
-    classes = _classes(source)
-    of_them = [record for record in ordinary.records if record.label in classes]
-    if not of_them:
-        raise UserError(
-            "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, as "
-            f"ImageNet's validation set has them. {ordinary.labels_described}"
-        )
-    strange = sets.photographs(model, source, source.records, classes)
-    known = sets.photographs(model, ordinary, of_them, classes)
-    whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
-    published = whole and sets.arguments.limit is None
-    return strange_lines(strange, known, model.paper if published else {})
 
 
 def _classes(source: ImageSource) -> list[int]:

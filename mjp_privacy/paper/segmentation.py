@@ -297,11 +297,10 @@ def _check_options(arguments: EvaluationArguments) -> None:
         for field in fields(arguments)
         if field.name not in READ and getattr(arguments, field.name) != field.default
     ]
-    if given or not arguments.checkpoint:
-        option = f"--{given[0].replace('_', '-')}" if given else "no --checkpoint"
+    if given:
         raise UserError(
-            f"--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
-            f"--device and --out beside it, got {option}."
+            "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
+            f"--device and --out beside it, got --{given[0].replace('_', '-')}."
         )
 
 
@@ -319,10 +318,9 @@ def _measured(
             f"--ade20k: expected pictures under images/{VALIDATION}, got none. Give the folder "
             "that holds this split."
         )
-    places = {name: number for number, name in enumerate(pairs.pictures)}
     records = [ImageRecord(name) for name in pairs.pictures]
     chosen = spread_subset(records, arguments.limit, arguments.seed)
-    measured_at = [places[record.image_id] for record in chosen]
+    measured_at = [pairs.pictures.index(record.image_id) for record in chosen]
     largest = pairs.largest_label(measured_at)
     for checkpoint, (_, config) in zip(named, loaded, strict=True):
         # else the pictures left would be a choice of the easier ones
@@ -336,10 +334,10 @@ def _measured(
     for checkpoint, (network, config) in zip(named, loaded, strict=True):
         label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)
         with Progress(label, len(measured_at), "images") as bar:
-            found = _answers(network.to(device), config, own, measured_at, bar)
-        rows, counts, unreadable = found
+            network = network.to(device)
+            rows, counts, unreadable = _answers(network, config, own, measured_at, bar)
         if not len(counts):
-            reason = next(iter(unreadable.values()), "--limit 0")
+            reason = next(iter(unreadable.values()))
             raise UserError(
                 f"--ade20k: {label}: expected pictures that can be scored, got none of "
                 f"{len(measured_at)}; the first: {reason}. Repair them, or give another folder."
