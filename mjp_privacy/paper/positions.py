@@ -84,7 +84,6 @@ def noise_table(grid: int, width: int, seed: int) -> PositionTable:
 
 DIMENSIONS = (3, 4, 5, 6, 7)
 """Columns of the paper's Table 6."""
-MOST_ENERGY = 0.9
 
 
 def cumulative_shares(rows: Matrix) -> Matrix:
@@ -103,11 +102,6 @@ def cumulative_shares(rows: Matrix) -> Matrix:
 def at(curve: Matrix, dimensions: int) -> float:
     """The share that a curve reaches at so many dimensions: at(curve, 3)."""
     return float(curve[min(dimensions, len(curve)) - 1])
-
-
-def dimensions_for(curve: Matrix, share: float) -> int:
-    """The fewest dimensions that hold this share."""
-    return int(np.searchsorted(curve, share - 1e-12)) + 1
 
 
 def projection(table: PositionTable, dimensions: int = 3) -> Matrix:
@@ -364,7 +358,7 @@ def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -
         **{"grid": table.grid, "width": table.width},
         **{f"variance_{k}": 100 * at(variance, k) for k in DIMENSIONS},
         **{f"energy_{k}": 100 * at(energy, k) for k in DIMENSIONS},
-        "dimensions_for_90": dimensions_for(energy, MOST_ENERGY),
+        "dimensions_for_90": int(np.searchsorted(energy, 0.9 - 1e-12)) + 1,
         **place_error(table, seed=seed, repeats=repeats),
         "neighbour_similarity": neighbours,
         "other_similarity": others,

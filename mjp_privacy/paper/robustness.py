@@ -285,7 +285,8 @@ def markdown(table: pd.DataFrame) -> str:
 def _corruption_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     """A row for each corruption: its severities, their mean, and the mean against AlexNet's."""
     columns = lines["severity"].astype("string").fillna(lines["measure"])
-    texts = [_with_interval(one) for one in lines.to_dict("records")]
+    shown_lines = lines.to_dict("records")
+    texts = [with_interval(one["percent"], one["low"], one["high"]) for one in shown_lines]
     wide = lines.assign(column=columns, text=texts).pivot(
         index="corruption", columns="column", values="text"
     )
@@ -302,7 +303,8 @@ def _plain_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     rows = []
     for one in lines.to_dict("records"):
         n = f"{one['n']}" + (f" ({one['failed']} unreadable)" if one["failed"] else "")
-        cells = [one["measure"], _with_interval(one), one["interval"], n]
+        percent = with_interval(one["percent"], one["low"], one["high"])
+        cells = [one["measure"], percent, one["interval"], n]
         rows.append([*cells, *([beside(one["paper"], one["percent"], ".2f")] if printed else [])])
     heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
     return markdown_table(heads, rows)
@@ -320,7 +322,3 @@ def _notes(table: pd.DataFrame) -> Iterator[str]:
             yield note
     if corrupted["paper"].notna().any():
         yield from CAVEATS
-
-
-def _with_interval(one: Mapping[Any, Any]) -> str:
-    return with_interval(one["percent"], one["low"], one["high"])

@@ -28,8 +28,8 @@ from mjp_privacy.paper.positions import (
     beside_start,
     class_attention,
     cumulative_shares,
-    dimensions_for,
     divergence,
+    figures_of,
     last_attention,
     neighbours_and_others,
     noise_table,
@@ -168,9 +168,12 @@ def test_variance_and_energy_beside_eigenvalues() -> None:
         assert curve == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
     common, own = (at(cumulative_shares(rows), 1) for rows in (moved.rows, moved.centred()))
     assert common > own + 0.5
-    curve = np.array([18 / 28, 26 / 28, 1, 1])
-    assert [dimensions_for(curve, share) for share in (0.9, 26 / 28, 0.95)] == [2, 2, 3]
-    assert at(curve, 3) == at(curve, 99) == 1
+    for squares, enough in (((18, 8, 2), 2), ((17, 1, 2), 2), ((2, 2, 1), 3)):  # 90 % exactly
+        rows = np.zeros((9, 3))
+        rows[:3] = np.diag(np.sqrt(squares))
+        figures = figures_of(PositionTable(3, rows))
+        assert figures.numbers["dimensions_for_90"] == enough
+        assert at(figures.energy, 3) == at(figures.energy, 99) == 1
 
 
 def test_the_projection_keeps_distances_where_it_loses_nothing_and_has_one_sign() -> None:
