@@ -24,7 +24,7 @@ from mjp_privacy.core.errors import NoFile, UserError
 from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.layouts import LAYOUTS
+from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, fitting
 from mjp_privacy.models.tensor_files import (
     MOST_AXES,
     MOST_NAME,
@@ -88,6 +88,11 @@ class WeightFile:
         """What messages call it: its name, after its folder's where all weights have that name."""
         in_folder = self.path.name in IN_FOLDERS
         return shown(Path(*self.path.parts[-2:]) if in_folder else self.path.name)
+
+    @property
+    def layout(self) -> Layout:
+        """How its tensors are named; names that fit no layout count as timm's, and are refused."""
+        return fitting(self.tensors) or TIMM
 
 
 def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> WeightFile:

@@ -16,7 +16,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
-from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, fitting
+from mjp_privacy.models.layouts import LAYOUTS, TIMM
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
@@ -35,17 +35,12 @@ SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_class
 # names and types ----------------------------------------------------------------------------------
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout of a file's tensors; timm's for names that fit none, which `shape_of` refuses."""
-    return fitting(tensors) or TIMM
-
-
 def to_own_names(file: WeightFile) -> dict[str, Tensor]:
     """A file's tensors under this model's names: timm's and some additions; in the file's types.
 
     Tensors of which a model is built are floating-point numbers.
     """
-    own = layout_of(file.tensors).to_own(file.tensors)
+    own = file.layout.to_own(file.tensors)
     for name, tensor in of_a_model(own).items():
         if tensor.dtype not in FLOATS:
             kinds = ", ".join(map(_word, FLOATS))
@@ -225,7 +220,7 @@ def load_into(
 
     A tensor that is missing, misshapen or of a layer that the model lacks is an error; but E_unk is
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
-    source, layout = file.shown, layout_of(file.tensors)
+    source, layout = file.shown, file.layout
     kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
     state, notes, missing = dict(state), list[str](), list[str]()
     table = state.get("pos_embed")

@@ -191,11 +191,10 @@ def load_other(
     sizes = typed(content, file.path, STATES, Sizes)
     sizes.check(file.shown)
     spec = _spec(name, file, sizes, overrides)
-    with torch.device("meta"):
+    with torch.device("meta" if outline else "cpu"):
         network = build_other(sizes)
     check_same(network, file.tensors, weights_of(network), file.shown)
     if not outline:
-        network = build_other(sizes)
         stored = {key: tensor.float() for key, tensor in file.tensors.items()}
         network.load_state_dict(stored, strict=False)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)

@@ -319,23 +319,27 @@ def load_timm(
     facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
     facts |= {key: value for key, value in given.items() if value is not None}
     spec = _spec(name, facts, made_up)
-    with torch.device("meta"):
+    device = torch.device("cpu" if made_up is None else "meta")
+    with _drawn("a fresh classifier", spec.name), device:
         network = _built(spec)
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
         rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
     if not heads and spec.num_classes:
-        drawn = _drawn_head(spec)
-        tensors |= {key: tensor for key, tensor in drawn.items() if key not in tensors}
+        fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
+        generator = torch_generator("a fresh classifier", spec.name)
+        for tensor in fresh.values() if made_up is None else ():
+            if not bool(tensor.any()) and tensor.ndim > 1:  # zeros would send no gradient on
+                tensor.normal_(0, START_STD, generator=generator)
+        tensors = {**fresh, **tensors}
         notes.append("a fresh classifier, seeded")
     check_same(network, tensors, dict(network.named_parameters()), file.shown)
-    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     if made_up is None:
-        network = _built(spec)
         state = {key: tensor.float() for key, tensor in tensors.items()}
         network.load_state_dict(state, strict=False)  # buffers need not be there
         check_equation(network)
+    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     return _with_card(network, spec, report)
 
 
@@ -404,18 +408,6 @@ def _built(spec: ModelSpec) -> TimmNetwork:
             f"img_size={side} or none, got {asked}."
         )
     return network
-
-
-def _drawn_head(spec: ModelSpec) -> dict[str, Tensor]:
-    """A classifier's parameters as timm draws them, from a seed of the network's name."""
-    with _drawn("a fresh classifier", spec.name):
-        network = _built(spec)
-    drawn = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
-    generator = torch_generator("a fresh classifier", spec.name)
-    for tensor in drawn.values():  # one of zeros would send no gradient on
-        if not bool(tensor.any()) and tensor.ndim > 1:
-            tensor.normal_(0, START_STD, generator=generator)
-    return drawn
 
 
 def _created(spec: ModelSpec) -> nn.Module:
