@@ -60,12 +60,6 @@ class ImageSource:
         with _named(record):
             return self.files.read(record.image_id)
 
-    def check_header(self, record: ImageRecord) -> None:
-        """Raise ImageError with the reason where the file's header is that of no usable image."""
-        with _named(record):
-            found = header(self.files.read(record.image_id))
-        self.altered.note(record.image_id, found.turn, found.animated)
-
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
         """The upright 8-bit RGB picture. Raises ImageError with the reason.
 
@@ -129,10 +123,12 @@ def readable_subset(
         if len(chosen) == limit:
             break
         try:
-            source.check_header(record)
-            chosen.append(record)
+            found = header(source.files.read(record.image_id))
         except ImageError as error:
             reasons[record] = error.reason
+            continue
+        source.altered.note(record.image_id, found.turn, found.animated)
+        chosen.append(record)
     if not chosen and reasons:
         record, reason = next(iter(reasons.items()))
         raise UserError(

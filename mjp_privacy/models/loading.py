@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
@@ -34,14 +36,12 @@ from mjp_privacy.models.checkpoints import (
     shape_of,
     to_own_names,
 )
-from mjp_privacy.models.families import ModelCard as ModelCard
 from mjp_privacy.models.families import WithCard, card_of, is_other, load_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,
     at_size,
-    check_choice,
     completed,
     filled,
     overridden,
@@ -175,7 +175,8 @@ def _model(
 
     made_up  facts for those that nothing states; given, the model is an outline without weights
     """
-    check_choice("unknown_init", unknown_init, UnknownInit)
+    if unknown_init not in (None, *get_args(UnknownInit)):
+        raise unknown_name("unknown_init", shown(unknown_init, 60), get_args(UnknownInit))
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
         raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
     outline, place = made_up is not None, str(checkpoint)
