@@ -148,11 +148,6 @@ def _check_limit(limit: int | None) -> None:
 
 Interpolation = Literal["bicubic", "bilinear"]
 
-_FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-}
-
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -178,7 +173,7 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
-            raise unknown_name("interpolation", self.interpolation, list(_FILTERS))
+            raise unknown_name("interpolation", self.interpolation, get_args(Interpolation))
         if self.size < 1 or self.short_side < self.size:
             raise UserError(
                 "Expected 1 ≤ size ≤ resize: the crop is taken from the resized picture; got "
@@ -201,7 +196,7 @@ class Preprocessing:
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
         """The picture at size × size."""
-        how = _FILTERS[self.interpolation]
+        how = Image.Resampling[self.interpolation.upper()]
         if self.squash:
             return picture.resize((self.size, self.size), how)
         short = min(picture.size)

@@ -390,7 +390,9 @@ def _spec(
 
 def _built(spec: ModelSpec) -> TimmNetwork:
     """The network of a complete spec, with weights as timm draws them; on a device that holds
-    numbers only if memory holds it."""
+    numbers only if memory holds it; a UserError where timm has none of this size."""
+    import timm
+
     if not torch.empty(0).is_meta:
         with torch.device("meta"):
             outline = _built(spec)
@@ -400,7 +402,18 @@ def _built(spec: ModelSpec) -> TimmNetwork:
                 f"{spec.name} takes {needed / 1e9:,.1f} GB: expected a network that fits into the "
                 f"{free / 1e9:.1f} GB of memory that are free. Give a smaller one."
             )
-    network = TimmNetwork(_created(spec), unknown_embedding=bool(spec.unknown_embedding))
+    base, sizes = spec.name.partition(".")[0], {"img_size": spec.img_size}
+    try:
+        try:
+            net = timm.create_model(base, num_classes=spec.num_classes, **sizes)  # type: ignore[arg-type]
+        except TypeError:  # no ViT, or one of a single size
+            net = timm.create_model(base, num_classes=spec.num_classes)
+    except Exception as error:  # each of timm's classes has its own limits
+        raise UserError(
+            f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
+            "Give another img_size, or none."
+        ) from error
+    network = TimmNetwork(net, unknown_embedding=bool(spec.unknown_embedding))
     side, asked = network.grid * network.patch_size, spec.img_size or 0
     if side != asked - asked % network.patch_size:
         raise UserError(
@@ -408,23 +421,6 @@ def _built(spec: ModelSpec) -> TimmNetwork:
             f"img_size={side} or none, got {asked}."
         )
     return network
-
-
-def _created(spec: ModelSpec) -> nn.Module:
-    """timm's own network; a UserError where there is none of this size."""
-    import timm
-
-    base, sizes = spec.name.partition(".")[0], {"img_size": spec.img_size}
-    try:
-        try:
-            return timm.create_model(base, num_classes=spec.num_classes, **sizes)  # type: ignore[arg-type]
-        except TypeError:  # no ViT, or one of a single size
-            return timm.create_model(base, num_classes=spec.num_classes)
-    except Exception as error:  # each of timm's classes has its own limits
-        raise UserError(
-            f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
-            "Give another img_size, or none."
-        ) from error
 
 
 def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:
