@@ -132,25 +132,21 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
 # tables that a model reads otherwise --------------------------------------------------------------
 
 
-def grid_of(table: Tensor, name: str, source: str = "") -> int:
-    """Patches along a side of a table (1, N+1, D); UserError where it is of no square grid.
-
-    source: what the message begins with, such as the file's name
-    """
+def grid_of(table: Tensor, name: str, source: str) -> int:
+    """Patches along a side of a table (1, N+1, D); UserError where it is of no square grid."""
     patches = table.shape[1] - 1
     side = math.isqrt(max(patches, 0))
     if table.shape[0] != 1 or patches < 1 or side * side != patches:
-        begin = f"{source}: " if source else ""
         raise UserError(
-            f"{begin}{name} has {table.shape[1]} rows: expected one class row and a square grid of "
-            f"patches, in the shape (1, rows, width); got {tuple(table.shape)}."
+            f"{source}: {name} has {table.shape[1]} rows: expected one class row and a square grid "
+            f"of patches, in the shape (1, rows, width); got {tuple(table.shape)}."
         )
     return side
 
 
-def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str = "") -> Tensor:
+def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str) -> Tensor:
     """The table (1, N+1, D) for a grid of another side, with a note; as it is for its own."""
-    table = _wide(table)
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
     old = grid_of(table, name, source)
     if old == grid:
         return table
@@ -160,11 +156,6 @@ def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str
     picture = interpolate(picture, size=(grid, grid), mode="bicubic", antialias=True)
     rows = picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1).to(table.dtype)
     return torch.cat((class_row, rows), dim=1)
-
-
-def _wide(table: Tensor) -> Tensor:
-    """The table in float32, or in float64 where it is: files may store half precision."""
-    return table if table.dtype == torch.float64 else table.float()
 
 
 def filled_unknown(
@@ -180,7 +171,8 @@ def filled_unknown(
             "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
             "it: `unknown_init: mean_position` (the row will say so)."
         )
-    mean = _wide(positions).mean(1, keepdim=True)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    mean = positions.mean(1, keepdim=True)
     if unknown_init == "zeros":
         notes.append("unk_embed is not trained: set to zeros")
         return torch.zeros_like(mean)
