@@ -189,18 +189,14 @@ class Preprocessing:
         """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
         import torch
 
-        if picture.size != (self.size, self.size):
-            picture = self._fitted(picture)
+        square, how = (self.size, self.size), Image.Resampling[self.interpolation.upper()]
+        if picture.size != square and self.squash:
+            picture = picture.resize(square, how)
+        elif picture.size != square:
+            short = min(picture.size)
+            width, height = (int(self.short_side * side / short) for side in picture.size)
+            left, top = (round((side - self.size) / 2) for side in (width, height))
+            box = (left, top, left + self.size, top + self.size)
+            picture = picture.resize((width, height), how).crop(box)
         pixels = np.array(picture.convert("RGB"))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
-
-    def _fitted(self, picture: Image.Image) -> Image.Image:
-        """The picture at size × size."""
-        how = Image.Resampling[self.interpolation.upper()]
-        if self.squash:
-            return picture.resize((self.size, self.size), how)
-        short = min(picture.size)
-        width, height = (int(self.short_side * side / short) for side in picture.size)
-        left, top = (round((side - self.size) / 2) for side in (width, height))
-        box = (left, top, left + self.size, top + self.size)
-        return picture.resize((width, height), how).crop(box)

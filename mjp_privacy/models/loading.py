@@ -193,9 +193,13 @@ def _model(
         return cast(LoadedModel, random_timm(network, overrides, seed=seed, made_up=made_up))
 
     def load(file: WeightFile, made_up: Mapping[str, Any] | None) -> LoadedModel:
-        of_timm = (network, overrides) if network else _in_file(file, name, overrides)
-        if of_timm is not None:
-            other = load_timm(file, *of_timm, unknown_init=unknown_init, made_up=made_up)
+        of_timm = network is not None or STATED in file.metadata
+        beside = None if of_timm else timm_beside(file.path)
+        if of_timm or beside is not None:
+            named, facts = beside or (None, {})
+            facts |= {key: value for key, value in overrides.items() if value is not None}
+            named = network or name or named
+            other = load_timm(file, named, facts, unknown_init=unknown_init, made_up=made_up)
             return cast(LoadedModel, other)
         if is_other(file):
             outline = made_up is not None
@@ -241,20 +245,6 @@ def _plain(
     if made_up is not None:
         report = CheckpointReport(where, "", RANDOM, notes=("an outline without weights",))
     return with_card(model, spec, report)
-
-
-def _in_file(
-    file: WeightFile, name: str | None, overrides: Mapping[str, Any]
-) -> tuple[str | None, Mapping[str, Any]] | None:
-    """The name and the fields of the network of timm's that a file, or timm's config.json beside
-    it, says it holds; None for a plain ViT."""
-    if STATED in file.metadata:
-        return name, overrides
-    beside = timm_beside(file.path)
-    if beside is None:
-        return None
-    known = {**beside[1], **{key: value for key, value in overrides.items() if value is not None}}
-    return name or beside[0], known
 
 
 # the spec -----------------------------------------------------------------------------------------

@@ -113,18 +113,6 @@ def timm_spec(name: str) -> ModelSpec:
     )
 
 
-def declared_normalisation(name: str) -> dict[str, tuple[float, ...]]:
-    """The mean and std that timm declares for a plain ViT's weights; empty for other names.
-
-    declared_normalisation("vit_tiny_patch16_224")["mean"] is (0.5, 0.5, 0.5)
-    """
-    from timm.models import get_pretrained_cfg, is_model
-
-    known = _TIMM_NAME.fullmatch(name) is not None and is_model(name.partition(".")[0])
-    declared = get_pretrained_cfg(name, allow_unregistered=False) if known else None
-    return {} if declared is None else {"mean": tuple(declared.mean), "std": tuple(declared.std)}
-
-
 def check_timm_name(name: str) -> None:
     """Raise unless timm has this model and, if the name has one, this tag."""
     import timm
@@ -156,8 +144,13 @@ def check_complete(
     if not missing:
         return
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-    declared = declared_normalisation(spec.name)
-    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
+    from timm.models import get_pretrained_cfg, is_model
+
+    pixels = ""  # that timm declares for a plain ViT's weights of this name
+    if _TIMM_NAME.fullmatch(spec.name) and is_model(spec.name.partition(".")[0]):
+        declared = get_pretrained_cfg(spec.name, allow_unregistered=False)
+        known = {key: tuple(getattr(declared, key)) for key in PIXELS} if declared else {}
+        pixels = ", ".join(f"{key}={known[key]}" for key in missing if key in known)
     raise UserError(
         f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
         f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
