@@ -18,7 +18,7 @@ from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.read import is_there
-from mjp_privacy.federation.config import plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
 from mjp_privacy.report.charts.tradeoff import comparable, draw_tradeoff, points_from_comparison
@@ -61,7 +61,7 @@ def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
     leakage = leakage_table(runs)
     last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
     facts = [
-        {"run": str(run), **_accuracy(run), "defence": defence_text(plain(stored_config(run)))}
+        {"run": str(run), **_accuracy(run), "defence": defence_text(stored_config(run))}
         for run in runs
     ]
     return last.merge(pd.DataFrame(facts), on="run")
@@ -78,18 +78,16 @@ def _accuracy(run: Path) -> dict[str, Any]:
     return {**found, "test_images": images, "rounds": lines[-1].round}
 
 
-def defence_text(config: Mapping[str, Any]) -> str:
+def defence_text(config: FederationConfig) -> str:
     """What this federation's client does that a plain one does not, such as "MJP γ=0.27; int8"."""
-    client, parts = config["client"], []
-    if config["gamma"]:
-        parts.append(f"MJP γ={config['gamma']:g}")
+    parts = [f"MJP γ={config.gamma:g}"] if config.gamma else []
     own = ("dal", "plain_share", "withhold", "positions", "lora", "position_noise", "augment")
     for name in own:
-        value = client.get(name)
-        if value not in (None, False, 0, 0.0, [], (), "", "own", "none"):
-            text = ", ".join(value) if isinstance(value, (list, tuple)) else value
+        value = getattr(config.client, name)
+        if value not in (None, False, 0, (), "", "own", "none"):
+            text = ", ".join(value) if isinstance(value, tuple) else value
             parts.append(name if value is True else f"{name} {text}")
-    return "; ".join([*parts, *(client.get("defenses") or ())]) or "none"
+    return "; ".join([*parts, *config.client.defenses]) or "none"
 
 
 def markdown(table: pd.DataFrame) -> str:

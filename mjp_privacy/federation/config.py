@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -137,11 +136,6 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     if probe.steps is None:
         return client
     return replace(client, steps=probe.steps, upload="weight_difference")
-
-
-def plain(config: FederationConfig) -> dict[str, Any]:
-    """The config as dictionaries and lists, for JSON."""
-    return dataclasses.asdict(config)
 
 
 def load_federation(

@@ -71,19 +71,19 @@ class Task:
         side = config.model.img_size
         self.images = decode_all(self.train, side)
         self.test_images = None if self.test is None else decode_all(self.test, side, "test")
-        self.parts = self._split()
-
-    def _split(self) -> list[list[int]]:
-        clients, labels, seed = self.config.clients, self.train.labels, self.config.seed
+        clients, labels = config.clients, self.train.labels
         if len(labels) < clients.number:
             raise UserError(
                 f"clients.number: expected at most as many clients as images ({len(labels)}), "
                 f"got {clients.number}. Give fewer clients or more images."
             )
         if clients.split == "iid":
-            return iid(labels, clients.number, seed=seed)
-        least = min(self.config.client.batch, len(labels) // clients.number)
-        return dirichlet(labels, clients.number, alpha=clients.alpha, least=least, seed=seed)
+            self.parts = iid(labels, clients.number, seed=config.seed)
+        else:
+            least, alpha = min(config.client.batch, len(labels) // clients.number), clients.alpha
+            self.parts = dirichlet(
+                labels, clients.number, alpha=alpha, least=least, seed=config.seed
+            )
 
     # server -----------------------------------------------------------------------------------
 
@@ -153,7 +153,8 @@ class Task:
             return
         places = [place for number in clients for place in self.drawn(number, round)]
         trainer = FedSGDClient(self.with_weights(weights), client)
-        mean = trainer.mean_gradient(self.inputs(places, client, round))
+        (inputs,) = self.steps(places, client, round)
+        mean = trainer.mean_gradient(inputs)
         grads = {name: gradient.unsqueeze(0) for name, gradient in mean.items()}
         yield ClientUpdate(grads, batch=len(places))
 
@@ -193,14 +194,12 @@ class Task:
         return [part[index] for index in repeated.tolist()]
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
-        """What the model is fed for these training images in each local step of a round."""
-        numbers = self.feeding(client).rounds_of_steps(round)
-        return [self.inputs(places, client, number) for number in numbers]
-
-    def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
-        """What the model is fed for these training images in a round: augmented, then shuffled."""
+        """What the model is fed for these training images in each local step of a round: augmented,
+        then shuffled."""
+        feeding, pixels, ids = self.feeding(client), self.pixels(places), self.ids(places)
         labels = torch.tensor([self.train.labels[place] for place in places])
-        return self.feeding(client).input(self.pixels(places), labels, self.ids(places), round)
+        numbers = feeding.rounds_of_steps(round)
+        return [feeding.input(pixels, labels, ids, number) for number in numbers]
 
     def feeding(self, client: ClientConfig) -> Feeding:
         """How such a client feeds its images to the model."""

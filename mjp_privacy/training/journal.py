@@ -97,36 +97,31 @@ class Journal:
         write_atomically(self.path, lambda file: file.write_text(text, "utf-8"), durable=True)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line to the file; one of a training is shown every PLAIN_INTERVAL seconds, and
-        the last one."""
+        """Append a line to the file; of a training's, loss, accuracy, speed and time left are shown
+        every PLAIN_INTERVAL seconds, and at the end."""
         if self.quiet:
             return
         append_json_line(self.path, line)
         due = time.monotonic() - self.last_shown > PLAIN_INTERVAL or line["step"] == self.steps
-        if due and "loss" in line:
-            self.last_shown = time.monotonic()
-            self.say(_progress(line, self.steps))
+        if not due or "loss" not in line:
+            return
+        self.last_shown, timing = time.monotonic(), line["timing"]
+        left = (self.steps - line["step"]) * timing["seconds_per_step"]
+        minutes, seconds = divmod(round(left), 60)
+        held_out = "".join(
+            f" · {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
+        )
+        self.say(
+            f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
+            f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
+            f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
+            f"{minutes} min {seconds:02d} s left"
+        )
 
     def say(self, message: str) -> None:
         """Print a message, unless this process is a quiet one."""
         if not self.quiet:
             print(message, file=sys.stderr, flush=True)
-
-
-def _progress(line: dict[str, Any], steps: int) -> str:
-    """Loss, accuracy, speed and time left, of a training's line."""
-    timing = line["timing"]
-    left = (steps - line["step"]) * timing["seconds_per_step"]
-    minutes, seconds = divmod(round(left), 60)
-    held_out = "".join(
-        f" · {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
-    )
-    return (
-        f"epoch {line['epoch']:.2f} · step {line['step']}/{steps} · "
-        f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
-        f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
-        f"{minutes} min {seconds:02d} s left"
-    )
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

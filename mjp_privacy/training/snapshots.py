@@ -32,8 +32,6 @@ from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, pl
 from mjp_privacy.training.journal import Percent
 
 CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
-TASK = "task"
-"""The entry of a model's metadata that names another task than classification."""
 
 # a checkpoint -------------------------------------------------------------------------------------
 
@@ -219,7 +217,7 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
     arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
     sizes = other_sizes(config)
     classifies = config.task == "classification"
-    other: dict[str, Any] = {} if classifies else {TASK: config.task}
+    other: dict[str, Any] = {} if classifies else {"task": config.task}
     if sizes is not None and classifies:
         other[SIZES] = sizes.stated()
     if shape.dal == "pca" and classifies:  # the one kind that no tensor shows

@@ -78,7 +78,7 @@ class Trainer:
         self.config, self.batches, self.validation = config, batches, validation
         self.folder, self.world = folder, world
         self.identity = dict(identity or {})
-        self.made_with: list[dict[str, Any]] = []
+        self.made_with: list[dict[str, Any]] = []  # software and machine of every process
         self.steps_per_epoch = images // config.recipe.batch
         self.steps = self.steps_per_epoch * config.recipe.epochs
         self.learner = learner(config, self.steps_per_epoch, world)
@@ -193,7 +193,15 @@ class Trainer:
             self.step, self.score = stored.step, getattr(stored, self.learner.measure)
             self.made_with, line = stored.made_with, stored.unvalidated
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
-        now = made_with(self.config, self.world)
+        now = {  # on a CPU the number of threads changes results, and how it multiplies
+            "commit": commit(),
+            "torch": str(torch.__version__),
+            "device": self.world.device.type,
+            "threads": torch.get_num_threads(),
+            "processes": self.world.size,
+        }
+        if rounds_products(self.config, self.world.device):
+            now["products"] = "float32, rounded to bfloat16"
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
         self.world.wait()
@@ -223,20 +231,6 @@ class Trainer:
         trained: Any = self.learner.trained
         for half in (False, True):
             export_model(self.folder, trained, self.config, facts, half=half)
-
-
-def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
-    """Software and machine of this process; on a CPU the number of threads changes results, and
-    how it multiplies."""
-    rounded = rounds_products(config, world.device)
-    return {
-        "commit": commit(),
-        "torch": str(torch.__version__),
-        "device": world.device.type,
-        "threads": torch.get_num_threads(),
-        "processes": world.size,
-        **({"products": "float32, rounded to bfloat16"} if rounded else {}),
-    }
 
 
 # a run --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import app as flower_app
 from mjp_privacy.federation.flower.app import order_of, reply_of
 from mjp_privacy.federation.flower.run import CLIENT_APP, RUN_CONFIG, SERVER_APP
@@ -99,7 +100,7 @@ def config() -> FederationConfig:
 def serve(grid: Grid, images: Path, out: Path, config: FederationConfig, **run: Any) -> Path:
     """What the ServerApp does, told by a run config."""
     path = out.parent / f"{out.name}.json"
-    path.write_text(json.dumps(plain(config)))
+    path.write_text(json.dumps(asdict(config)))
     given = {"config": str(path), "data": str(images), "out": str(out), "patience": 0.1, **run}
     flower_app.serve(grid, context(node={}, **given))  # type: ignore[arg-type]
     return out

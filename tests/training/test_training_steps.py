@@ -28,8 +28,8 @@ from mjp_privacy.training.batches import (
     MemoryBatches,
     decode_all,
     epoch_order,
-    file_batches,
     find_examples,
+    make_batches,
 )
 from mjp_privacy.training.learner import (
     Objective,
@@ -141,7 +141,7 @@ def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
         augmentation={"rand_augment": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "repeats": 2},
         data={"store": "files"},
     )
-    return file_batches(config, examples, world, workers=int(kind))
+    return make_batches(config, examples, world, workers=int(kind))
 
 
 def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:

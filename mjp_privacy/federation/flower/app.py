@@ -34,7 +34,7 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, json_lines
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
-from mjp_privacy.federation.config import FederationConfig, load_federation, plain
+from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
 from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
@@ -359,7 +359,7 @@ TENSORS = ("grads", "noise", "rounding")
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
     """What the server sends to a client; the config goes along, so that nodes need only images."""
     fields: dict[str, Any] = {"client": client, "round": round}
-    fields["config"] = json.dumps(plain(config))
+    fields["config"] = json.dumps(dataclasses.asdict(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
 
 
