@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mjp_privacy.report.flags import unshuffled_images
 from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.text import DASH
+from mjp_privacy.training.evaluation import write_report
 from mjp_privacy.training.journal import METRICS
 
 
@@ -43,17 +45,11 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     output_folder(out)
     table = comparison_table(runs)
     draw_rounds(runs, out)
-    _write(out / "comparison.csv", table.to_csv(index=False))
-    _write(out / "table.md", markdown(table))
+    write_report(out, {"comparison.csv": table}, "table.md", markdown(table))
     panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
     draw_tradeoff(panels, out / "tradeoff.png", floors=floors)
     return out / "table.md"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a text; pandas would take some paths for addresses."""
-    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
@@ -221,7 +217,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     recovered images, over the rounds.
     """
     table = leakage_table(runs)
-    _write(out / "rounds.csv", table.to_csv(index=False))
+    write_atomically(out / "rounds.csv", partial(table.to_csv, index=False))
     accuracies = {
         run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
         for run in runs

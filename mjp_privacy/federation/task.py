@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -227,17 +225,16 @@ def _initial_model(config: FederationConfig) -> LoadedModel:
     """The network before round 0: random, or that of `initial` with E_unk at the mean position;
     with the fixed positions and the adapters that clients have."""
     shape, initial, adapters = config.model, config.initial, config.client.adapters
-    fields: dict[str, Any] = {field.name: getattr(shape, field.name) for field in fields_of(shape)}
-    del fields["drop_path"], fields["position_embedding"]
-    if shape.position_embedding == "none":
-        fields["position_embedding"] = "strict"
+    fields = asdict(shape)
+    del fields["drop_path"]
+    fields["position_embedding"] = "strict" if shape.position_embedding == "none" else None
     if initial is None:
-        start = {"name": None, "checkpoint": RANDOM}
-        fields |= {**start, "seed": config.seed, "resize": shape.img_size}
+        fields |= {"name": None, "checkpoint": RANDOM, "seed": config.seed}
+        fields["resize"] = shape.img_size
     else:
-        start = {"name": initial.model, "checkpoint": initial.checkpoint}
-        unknown = {"unknown_embedding": shape.unknown_embedding or None}
-        fields |= {**start, **unknown, "dal": None, "unknown_init": "mean_position"}
+        fields |= {"name": initial.model, "checkpoint": initial.checkpoint, "dal": None}
+        fields["unknown_embedding"] = shape.unknown_embedding or None
+        fields["unknown_init"] = "mean_position"
     model = load_model(**fields)
     if config.client.positions == "sinusoidal":
         model = with_sinusoidal_positions(model)

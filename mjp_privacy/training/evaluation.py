@@ -57,7 +57,6 @@ from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 ACCURACY = ("top1", "top5", "top1_shuffled")
 CONSISTENCY = ("diff_norm", "consistency")
 OUR_GAMMA = 0.27
-Fit = Literal["checkpoint", "crop_256", "squash"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Protocol:
 
     measures: tuple[str, ...] = (*ACCURACY, *CONSISTENCY)
     gammas: tuple[float, ...] = (OUR_GAMMA,)
-    fit: Fit = "checkpoint"
+    fit: Literal["checkpoint", "crop_256", "squash"] = "checkpoint"
     mask_per: Literal["image", "batch"] = "image"
 
     def preparation(self, model: LoadedModel) -> Preprocessing:

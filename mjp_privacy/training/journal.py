@@ -82,6 +82,9 @@ class Journal:
     What depends on the clock stands under `timing` in each line; all else is reproducible.
     """
 
+    mark = ""
+    """What messages begin with."""
+
     def __init__(self, folder: Path, steps: int, *, quiet: bool = False) -> None:
         self.path, self.steps, self.quiet = folder / METRICS, steps, quiet
         self.last_shown = time.monotonic()
@@ -121,7 +124,7 @@ class Journal:
     def say(self, message: str) -> None:
         """Print a message, unless this process is a quiet one."""
         if not self.quiet:
-            print(message, file=sys.stderr, flush=True)
+            print(self.mark + message, file=sys.stderr, flush=True)
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

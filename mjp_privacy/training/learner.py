@@ -98,15 +98,13 @@ def has_bfloat16() -> bool:
 
 # the paper's Table 7 ------------------------------------------------------------------------------
 
-POSITIONS = frozenset({"pos_embed", "unk_embed", "absolute_pos_embed"})
-
 
 def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW. Biases, norms and embedding tables do not decay, except MJP's position embeddings if
     the config follows the paper's code."""
     spared = model.no_weight_decay()
     if config.positions_as_paper:
-        spared = spared - POSITIONS
+        spared = spared - {"pos_embed", "unk_embed", "absolute_pos_embed"}
     groups = param_groups_weight_decay(
         model, config.recipe.weight_decay, no_weight_decay_list=spared
     )
@@ -337,11 +335,10 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the learner."""
-        average = self.average.state_dict() if self.average is not None else None
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "average": average,
+            "average": self.average.state_dict() if self.average is not None else None,
         }
 
     def restore(self, stored: TrainingCheckpoint, path: Path) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 
 PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
-PAPERS_SIZE = 224
 
 
 def is_papers_model(architecture: str | None, size: int | None) -> bool:
     """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
-    return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
+    return size == 224 and PAPERS_MODEL.match(architecture or "") is not None
 
 
 @dataclass(frozen=True)

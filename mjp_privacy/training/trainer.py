@@ -143,17 +143,15 @@ class Trainer:
 
     def _measured(self, window: Window) -> dict[str, Any]:
         """The line of metrics.jsonl for a window of steps. Stops the run if the loss diverged."""
-        loss, entropy, dal, accuracy, norm = self.world.mean(window.mean()).tolist()
+        names = ("loss", "cross_entropy", "dal", "accuracy", "gradient_norm")
+        numbers = dict(zip(names, self.world.mean(window.mean()).tolist(), strict=True))
+        loss, norm = numbers["loss"], numbers["gradient_norm"]
         if not math.isfinite(loss + norm):
             raise self._diverged(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         return {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
-            "loss": loss,
-            "cross_entropy": entropy,
-            "dal": dal,
-            "accuracy": accuracy,
-            "gradient_norm": norm,
+            **numbers,
             "lr": learning_rate(self.config, self.step - 1, self.steps_per_epoch),
             "timing": window.timing(),
         }

@@ -40,7 +40,6 @@ from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.training.journal import Journal
 from mjp_privacy.uploads.record import write_upload
 
 try:
@@ -131,7 +130,7 @@ def serve(grid: Grid, context: Context) -> None:
     with lock(folder):
         task = Task(config, Path(run.data), val, pick_device(run.device or "cpu"))
         federation = Federation(task, folder)
-        federation.journal = _Marked(folder, config.rounds)
+        federation.journal.mark = MARK
         if federation.begin():
             return
         strategy = RecordingStrategy(federation, run.record, run.patience)
@@ -139,14 +138,6 @@ def serve(grid: Grid, context: Context) -> None:
         left, timeout = config.rounds - federation.round, run.round_timeout
         strategy.start(grid, arrays(federation.weights), num_rounds=left, timeout=timeout)
         federation.end()
-
-
-class _Marked(Journal):
-    """Marks our lines, so that they can be told from Flower's."""
-
-    def say(self, message: str) -> None:
-        """Print a message behind the mark."""
-        super().say(MARK + message)
 
 
 # the rounds ---------------------------------------------------------------------------------------
