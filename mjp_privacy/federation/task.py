@@ -87,8 +87,7 @@ class Task:
 
     def initial_weights(self) -> Weights:
         """The weights before round 0 by parameter name, on the task's device."""
-        model = _initial_model(self.config).to(self.device)
-        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round, drawn for (seed, round), in order of their numbers."""

@@ -172,12 +172,12 @@ class RecordingStrategy(Strategy):
         """Wait until every client has a node, but no longer than `patience`."""
         clients = range(self.federation.config.clients.number)
         until = time.monotonic() + self.patience
-        while absent := [client for client in clients if self._host(client) is None]:
+        while True:
             self._introduce(grid)
-            if time.monotonic() > until:
+            absent = [client for client in clients if self._host(client) is None]
+            if not absent or time.monotonic() > until:
                 break
-            if any(self._host(client) is None for client in absent):
-                time.sleep(WAIT)
+            time.sleep(WAIT)
         if len(absent) == len(clients):
             raise UserError(
                 f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
