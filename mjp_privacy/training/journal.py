@@ -71,7 +71,7 @@ LINES = FileKind(
     "Delete this file; what it lists is measured no more.",
     1 << 30,
 )
-VALIDATED = {"val_top1": "val top-1", "val_miou": "val mIoU"}
+VALIDATED = {"val_top1": "top-1", "val_miou": "mIoU"}
 """What a validation measures, as the screen and the curves call it."""
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
@@ -112,7 +112,7 @@ class Journal:
         left = (self.steps - line["step"]) * timing["seconds_per_step"]
         minutes, seconds = divmod(round(left), 60)
         held_out = "".join(
-            f" · {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
+            f" · val {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
         )
         self.say(
             f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
@@ -195,7 +195,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
             look = {"color": colour(number), "linewidth": 1}
             losses = [(point.epoch, point.cross_entropy) for point in points]
             left.plot(*zip(*losses, strict=True), label=drawn(run.resolve().name), **look)
-            for measure, name in (("val_miou", "mIoU"), ("val_top1", "top-1")):
+            for measure, name in VALIDATED.items():
                 scores = [(point.epoch, getattr(point, measure)) for point in points]
                 scores = [score for score in scores if score[1] is not None]
                 if scores:

@@ -34,12 +34,10 @@ from mjp_privacy.training.learner import (
     build_mixup,
     check_initial,
     learning_rate,
-    rounds_products,
 )
 from mjp_privacy.training.processes import World, joined
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
-    HALF,
     MODEL,
     TrainingCheckpoint,
     export_fault,
@@ -92,7 +90,7 @@ class Trainer:
         if self.step == self.steps and self.world.agreed(self._is_exported()):
             self.journal.say("finished already; nothing to do")
             return self.folder / MODEL
-        if rounds_products(self.config, self.world.device):
+        if self.learner.rounded:
             self.journal.say(REMARK)
         drawn_at = -math.inf
         while self.step < self.steps:
@@ -198,7 +196,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self.world.size,
         }
-        if rounds_products(self.config, self.world.device):
+        if self.learner.rounded:
             now["products"] = "float32, rounded to bfloat16"
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
@@ -211,9 +209,8 @@ class Trainer:
         """Whether the files of the finished weights are there as they were written; says which is
         not. Only the first process looks."""
         whole = True
-        for name in (MODEL, HALF) if self.world.first else ():
-            trained: Any = self.learner.trained
-            if fault := export_fault(self.folder / name, exported(trained, half=name == HALF)):
+        for name, weights in exported(self.learner.trained) if self.world.first else ():
+            if fault := export_fault(self.folder / name, weights):
                 whole = False
                 self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
         return whole
@@ -226,9 +223,7 @@ class Trainer:
             "made_with": self.made_with,
             "initial_sha256": self.identity.get("initial"),
         }
-        trained: Any = self.learner.trained
-        for half in (False, True):
-            export_model(self.folder, trained, self.config, facts, half=half)
+        export_model(self.folder, self.learner.trained, self.config, facts)
 
 
 # a run --------------------------------------------------------------------------------------------
