@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from tests.helpers import federations
-from tests.helpers.federations import federated_images, small_federation
+from tests.helpers.federations import assert_close, federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
@@ -110,14 +109,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
 
 
-def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """One process makes several clients' gradients together, which rounds otherwise."""
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
-
-
 def assert_equal_weights(one: Path, other: Path) -> None:
+    """But for rounding: one process makes several clients' gradients together."""
     assert_close(*(load_file(run / "model.safetensors") for run in (one, other)))
 
 

@@ -145,9 +145,7 @@ def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
 
 
 def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:
-    for (images, labels), (again, same) in zip(one, other, strict=True):
-        assert torch.equal(images, again)
-        assert torch.equal(labels, same)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_copies_of_an_image_stand_together_in_an_epochs_random_order() -> None:
