@@ -124,11 +124,6 @@ class FederationConfig:
         """What tables call this federation's client."""
         return self.label or self.name
 
-    @property
-    def setting(self) -> Literal["a", "c"]:
-        """The paper's setting: c where clients shuffle, a where they do not."""
-        return "c" if self.gamma else "a"
-
 
 def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     """The federation's client with the probe's batch, partners and local steps."""

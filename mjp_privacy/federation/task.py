@@ -199,9 +199,11 @@ class Task:
         return [feeding.input(pixels, labels, ids, number) for number in numbers]
 
     def feeding(self, client: ClientConfig) -> Feeding:
-        """How such a client feeds its images to the model."""
+        """How such a client feeds its images to the model: in the paper's setting c where clients
+        shuffle, in a where they do not."""
         config = self.config
-        return Feeding(client, config.setting, config.gamma, config.model.patch_size, config.seed)
+        setting = "c" if config.gamma else "a"
+        return Feeding(client, setting, config.gamma, config.model.patch_size, config.seed)
 
     def pixels(self, places: Sequence[int]) -> Tensor:
         """These training images, in [0, 1]."""
