@@ -234,7 +234,8 @@ def fill_swin(model: Any, checkpoint: str) -> None:
     )
     if POSITIONS in wanted and POSITIONS in stored:
         below_a_class = F.pad(stored[POSITIONS].detach(), (0, 0, 1, 0))  # as a ViT's table stands
-        stored[POSITIONS] = resampled(below_a_class, model.grid, POSITIONS, [])[:, 1:]
+        rows = resampled(below_a_class, model.grid, POSITIONS, [], shown(checkpoint))
+        stored[POSITIONS] = rows[:, 1:]
     check_same(model, stored, wanted, shown(checkpoint))
     with torch.no_grad():
         for name, parameter in wanted.items():
