@@ -163,7 +163,7 @@ def test_rounds_are_those_of_one_process(
 SENT: list[tuple[dict[str, Any], dict[str, Any], str, int]] = [
     ({"upload": "weight_difference", "steps": 2, "momentum": 0.9}, {"lr": 1.0}, "all", 0),
     ({"defenses": [{"gaussian_noise": 0.01}, "int8"]}, {"optimizer": "adam"}, "all", 0),
-    ({"dal": True}, {}, "attacked", 4),
+    ({"dal": True}, {}, "attacked", 12),
     ({}, {}, "none", 0),
 ]
 
