@@ -166,7 +166,7 @@ def assumptions(client: Client, row: CardRow) -> str:
     return (
         f"Attacker: a server that follows the protocol, sees "
         f"{_uploads(line.uploads if several and line else 1)} ({_batch(client)}"
-        f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model.label})"
+        f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model})"
         f"{', the labels' if 'steps' in known else ''} and normalisation as declared"
         f"{'; it ' if further else ''}{' and '.join(further)}."
     )
@@ -177,14 +177,14 @@ def _uploads(most: int) -> str:
 
 
 def _batch(client: Client) -> str:
-    return f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
+    return f"batch {client.cell.batch}, " if client.cell.batch else ""
 
 
 def _sent(client: Client) -> str:
     """`gradient`, `weight difference of 3 local steps`."""
-    facts = client.cell.client
-    kind = "weight difference" if facts.upload == "weight_difference" else "gradient"
-    return f"{kind} of {facts.steps} local steps" if facts.steps > 1 else kind
+    cell = client.cell
+    kind = "weight difference" if cell.upload == "weight_difference" else "gradient"
+    return f"{kind} of {cell.steps} local steps" if cell.steps > 1 else kind
 
 
 def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
@@ -221,7 +221,7 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
 
     def likeness(place: int) -> tuple[bool, bool]:
         one, other = clients[place], clients[main]
-        same_network = one.cell.model.architecture == other.cell.model.architecture
+        same_network = one.cell.architecture == other.cell.architecture
         return circumstances(one) == circumstances(other), same_network
 
     found = {p: row.one_upload for p, row in enumerate(rows) if not row.defended and row.one_upload}
@@ -275,7 +275,7 @@ def _marked(client: Client, diagnostic: str) -> int:
     """
     of_lines = (line.scored(diagnostic, DIAGNOSTIC) for line in client.matching)
     marked = [set(values.index[values == 1]) for values in of_lines]
-    if (client.cell.client.batch or 1) > 1:
+    if (client.cell.batch or 1) > 1:
         return max(map(len, marked), default=0)
     return len(set().union(*marked))
 
@@ -298,27 +298,27 @@ ASSUMED = (
 
 def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
-    cell, model, sent = client.cell, client.cell.model, client.cell.client
+    cell = client.cell
     letter = max(threat_letter(line) for line in client.matching or client.attacks)
     survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
     parts = [f"{cell.dtype} {_sent(client)}"]
-    parts += [f"batch {sent.batch}"] if sent.batch else []
-    parts += [f"without that of {sent.withhold}"] if sent.withhold else []
+    parts += [f"batch {cell.batch}"] if cell.batch else []
+    parts += [f"without that of {cell.withhold}"] if cell.withhold else []
     most = max((line.uploads for line in client.matching), default=1)
-    architecture = f" ({model.architecture})" if model.architecture else ""
-    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
+    architecture = f" ({cell.architecture})" if cell.architecture else ""
+    weights = f", weights {cell.checkpoint}" if cell.checkpoint else ""
     recipe = "how it was trained is not in its file"
-    if model.trained_gamma is not None:
-        gamma = model.trained_gamma
+    if cell.trained_gamma is not None:
+        gamma = cell.trained_gamma
         recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
     elif cell.gamma:
         recipe += "; it is attacked as a client with MJP"
-    size = f" at {model.size}×{model.size}" if model.size else ""
+    size = f" at {cell.size}×{cell.size}" if cell.size else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
-    pictures += f", source: {cell.command.data or 'unknown files'}"
+    pictures += f", source: {cell.data or 'unknown files'}"
     if (groups := client.lines[0].groups) is not None:
         pictures += f", crops of {groups.nunique()} photographs"
-    if not cell.command.true_labels:
+    if not cell.true_labels:
         pictures += "; labels are the model's own predictions"
     accuracy = "not known: no labels, or nothing was scored."
     if row.accuracy is not None:
@@ -328,7 +328,7 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
         ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
         ("What is sent", f"{', '.join(parts)}; {_uploads(most)}."),
         ("What is assumed", ASSUMED),
-        ("The model", f"{model.label}{architecture}{weights}; {recipe}."),
+        ("The model", f"{cell.model}{architecture}{weights}; {recipe}."),
         ("The pictures", f"{pictures}."),
         ("Accuracy", accuracy),
     )
@@ -336,10 +336,10 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
 
 def threat_letter(line: Line) -> str:
     """The survey's letter for what an attack knows: B, C or D."""
-    client, options = line.cell.client, options_of(line.cell.attack.options) or {}
+    cell, options = line.cell, options_of(line.cell.attack_options) or {}
     if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
-    return "C" if client.upload == "weight_difference" or client.steps > 1 else "B"
+    return "C" if cell.upload == "weight_difference" or cell.steps > 1 else "B"
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
@@ -350,20 +350,20 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     """
     lines = [line for line in client.attacks if len(line.images)]
     cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
-    ran = {line.cell.attack.known_as for line in lines if not cut[line.number]}
-    in_vain = {line.cell.attack.known_as for line in lines} - ran
+    ran = {line.cell.known_as for line in lines if not cut[line.number]}
+    in_vain = {line.cell.known_as for line in lines} - ran
     masks = any(line.some_above_zero("zero_rows") for line in lines)
-    unfit = {"batches"} if (client.cell.client.batch or 1) == 1 else set()
+    unfit = {"batches"} if (client.cell.batch or 1) == 1 else set()
     unfit |= set() if client.cell.gamma and not masks else {"shuffled alone"}
     known = [name for name in ATTACKS if name != "mask_locator" and not unfit & traits_of(name)]
     missing = [name for name in known if name not in ran | in_vain]
     cells = [other.cell for other in clients]
-    shas = {cell.model.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
+    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
     items = {
         f"attacks on this client: {', '.join(missing)}": bool(missing),
         f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
-        "batches of more than one picture": all((c.client.batch or 1) == 1 for c in cells),
-        "several local steps": all(cell.client.steps == 1 for cell in cells),
+        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
+        "several local steps": all(cell.steps == 1 for cell in cells),
         "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
         "other checkpoints of the same recipe": len(shas) == 1,
     }
@@ -383,6 +383,6 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
             items.append(
                 f"{changed}: {best.attack} gets {given.count} of {given.of} exactly from one upload"
             )
-    if client.masks and client.cell.client.plain_share == 0:
+    if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)

@@ -214,7 +214,7 @@ def card_row(client: Client) -> CardRow:
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
         figures["one_upload"] = replace(best, without=missed_attacks(client, client.others))
     tried: dict[str, list[Line]] = {
-        "published": [x for x in client.attacks if x.cell.attack.known_as == PUBLISHED],
+        "published": [x for x in client.attacks if x.cell.known_as == PUBLISHED],
         "one_upload": [x for x in client.attacks if x.uploads == 1],
         "any_uploads": [x for x in client.attacks if x.uploads > 1],
     }

@@ -216,11 +216,11 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     Failed cells are ignored, since they may have failed before their entries were known. Controls
     are ignored for the entries of attacks: they have no options and see no upload.
     """
-    described = [line for line in lines if line.cell.outcome.status != "failed"]
+    described = [line for line in lines if line.cell.status != "failed"]
     cells = [line.cell.columns for line in described]
     attacks = [line.cell.columns for line in described if line.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    if all(line.cell.attack.known_as == line.attack for line in described):
+    if all(line.cell.known_as == line.attack for line in described):
         keys.pop("attack_name", None)  # it would repeat the labels
     return tuple(
         key
@@ -234,13 +234,13 @@ def paper_row(line: Line) -> PublishedRow | None:
 
     Only attacks have one, and only where model family, input size and images are the paper's.
     """
-    wanted = line.cell.attack.paper_row if line.role == "attack" else None
+    wanted = line.cell.paper_row if line.role == "attack" else None
     if wanted is None:
         return None
     row = published_row(wanted["model"], wanted["setting"])
-    model = line.cell.model
-    same_images = line.cell.command.data_is_papers
-    return row if same_images and is_papers_model(model.architecture, model.size) else None
+    cell = line.cell
+    same = cell.data_is_papers and is_papers_model(cell.architecture, cell.size)
+    return row if same else None
 
 
 def rank_bound(line: Line) -> bool:

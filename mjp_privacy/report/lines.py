@@ -264,17 +264,17 @@ class Line:
     @property
     def label(self) -> str:
         """Model, setting and attack in words, such as `DeiT-S (a) april`."""
-        return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
+        return f"{self.cell.model} ({self.cell.setting}) {self.title}"
 
     @property
     def role(self) -> str:
         """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
-        return self.cell.attack.role
+        return self.cell.role
 
     @property
     def attack(self) -> str:
         """What tables call the attack."""
-        return self.cell.attack.title
+        return self.cell.attack
 
     @property
     def title(self) -> str:
@@ -284,7 +284,7 @@ class Line:
     @property
     def uploads(self) -> int:
         """How many uploads the attack uses."""
-        return self.cell.attack.uploads or 1
+        return self.cell.uploads or 1
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -314,7 +314,7 @@ class Line:
     @property
     def planned(self) -> int:
         """How many images that can be read the run's last command planned."""
-        return max(0, self.cell.outcome.planned_images - len(self.unreadable))
+        return max(0, self.cell.planned_images - len(self.unreadable))
 
     @property
     def not_run(self) -> int:
@@ -324,15 +324,15 @@ class Line:
     @property
     def status(self) -> str:
         """The cell's status; `failed` where a cell marked ok has no rows: its run was cut off."""
-        if self.cell.outcome.status == "ok" and not len(self.images):
+        if self.cell.status == "ok" and not len(self.images):
             return "failed"
-        return self.cell.outcome.status
+        return self.cell.status
 
     @cached_property
     def reason(self) -> str:
         """Why the line has no scores, even if it has diagnostics; empty if it has some."""
-        if self.cell.outcome.reason:
-            return self.cell.outcome.reason
+        if self.cell.reason:
+            return self.cell.reason
         if not len(self.images) and self.left_out:
             return "its rows or pictures are damaged: run the attack again"
         if not len(self.images) and self.unreadable:
@@ -433,10 +433,10 @@ def reconstructs(line: Line) -> bool:
 
 def traits(line: Line) -> frozenset[str]:
     """What the line's attack knows and assumes."""
-    return traits_of(line.cell.attack.known_as)
+    return traits_of(line.cell.known_as)
 
 
 def meets_trained_model(line: Line) -> bool:
     """Whether the attack met the model that a client trains: not one whose block 0 was altered for
     the attack, unless the model was trained with that block."""
-    return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
+    return line.cell.victim != "april_block" or line.cell.first_block == "closed_form"

@@ -59,7 +59,7 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
             if progress:
                 progress.advance()
         _refuse_empty(store, loaded)
-        refused = [line for line in loaded if line.cell.model.label == REFUSED]
+        refused = [line for line in loaded if line.cell.model == REFUSED]
         lines += [line for line in loaded if line not in refused]
         if count := max((line.planned for line in refused), default=0):
             remarks.append(
@@ -72,7 +72,7 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
 
 def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
     frame = read_frame(store, cell.run_id)
-    if (cell.client.batch or 1) > 1:
+    if (cell.batch or 1) > 1:
         # an earlier version took the pictures for those of the labels in their order: nobody knows
         frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
     folder = store.folder(cell.run_id)
@@ -83,7 +83,7 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
 def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
     """Raise where no line has rows, nor a reason why not."""
     damaged = [path for line in lines for path in line.left_out]
-    if any(not line.stored.empty or line.cell.outcome.status != "ok" for line in lines):
+    if any(not line.stored.empty or line.cell.status != "ok" for line in lines):
         return
     if damaged:
         place = shown(damaged[0].relative_to(store.root))
@@ -265,11 +265,11 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
         facts.append(known if config.fields else missing)
         if config is last[config.run] and (digest := _images_digest(config.of(lines))):
             facts.append((f"{of_run}images and their hashes, sha256", digest))
-    models = (line.cell.model for line in lines)
+    cells = (line.cell for line in lines)
     weights = {
-        (f"weights of {model.label}", f"{model.checkpoint}, sha256 {model.checkpoint_sha}")
-        for model in models
-        if model.checkpoint
+        (f"weights of {cell.model}", f"{cell.checkpoint}, sha256 {cell.checkpoint_sha}")
+        for cell in cells
+        if cell.checkpoint
     }
     return (*facts, *sorted(weights))
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
+from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     OF_PICTURE,
@@ -163,11 +163,10 @@ def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: st
     first = members[0]
     uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
     planned = max(line.planned for line in members)
-    cell = replace(
-        first.cell,
-        attack=AttackFacts(title=label, name=label, role=rule.name, uploads=uploads),
-        outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
-    )
+    facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
+    facts |= {"attack": label, "attack_name": label, "role": rule.name}
+    facts |= {"run_id": f"{label}, {first.run_id}", "planned_images": planned}
+    cell = replace(first.cell, **facts)
     frame = _frame(members, chosen)
     return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
 

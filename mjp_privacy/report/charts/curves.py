@@ -54,8 +54,8 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     panels: dict[object, list[Line]] = {}
     for line in lines:
         if line.role == "attack" and line.count("psnr", "standard"):
-            attack = line.cell.attack
-            panel = _client(line, "gamma"), attack.known_as, attack.victim, _options(line)
+            cell = line.cell
+            panel = _client(line, "gamma"), cell.known_as, cell.victim, _options(line)
             panels.setdefault(panel, []).append(line)
     kept = [panel for panel in panels.values() if len({line.uploads for line in panel}) > 1]
     every = varying_columns([line for panel in kept for line in panel])
@@ -76,9 +76,9 @@ def _client(line: Line, *without: str) -> object:
 
 def _options(line: Line) -> str:
     """The attack's options except its number of uploads, as JSON with sorted keys."""
-    options = options_of(line.cell.attack.options)
+    options = options_of(line.cell.attack_options)
     if options is None:
-        return str(line.cell.attack.options)
+        return str(line.cell.attack_options)
     others = {key: value for key, value in options.items() if key not in ("uploads", "rounds")}
     return json.dumps(others, sort_keys=True)
 
@@ -87,7 +87,7 @@ def _upload_point(line: Line, panel: int, facts: Sequence[str]) -> dict[str, Any
     score = summary(line, "psnr", "standard")
     return {
         **{"line": line.number, "run": line.run, **_model(line)},
-        "attack": line.cell.attack.known_as,
+        "attack": line.cell.known_as,
         "options": options_text(_options(line)).removeprefix("–"),
         "differs": client_text(line.cell.columns, facts).removeprefix("–"),
         "gamma": float(line.cell.gamma),
@@ -112,7 +112,7 @@ def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
     single: dict[object, list[Line]] = {}
     panels: dict[object, list[Line]] = {}
     for line in lines:
-        tried = line.role == "attack" and line.cell.attack.victim != "april_block"
+        tried = line.role == "attack" and line.cell.victim != "april_block"
         if tried and line.count("psnr", "standard"):
             alone = _batch(line) == 1
             client = _client(line, "batch", *(OF_PARTNERS if alone else ()))
@@ -137,7 +137,7 @@ def batch_points(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def _batch(line: Line) -> int:
-    return int(line.cell.client.batch or 1)
+    return int(line.cell.batch or 1)
 
 
 def _batch_point(line: Line, panel: int, differs: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _batch_point(line: Line, panel: int, differs: str) -> dict[str, Any]:
         **{"panel": panel, **_model(line)},
         **{"gamma": float(line.cell.gamma), "differs": differs, "batch": _batch(line)},
         "uploads": fact(line.cell.columns, "uploads"),
-        **{"attack": line.cell.attack.known_as, "line": line.number},
+        **{"attack": line.cell.known_as, "line": line.number},
         **{"n": share.of, "exact": share.count},
         **{"exact_lo": share.interval[0], "exact_hi": share.interval[1]},
         **_median(line),
@@ -156,7 +156,7 @@ def _batch_point(line: Line, panel: int, differs: str) -> dict[str, Any]:
 
 def _model(line: Line) -> dict[str, Any]:
     cell = line.cell
-    return {"model": cell.model.label, "setting": cell.setting, "dtype": cell.dtype}
+    return {"model": cell.model, "setting": cell.setting, "dtype": cell.dtype}
 
 
 def _level(line: Line, diagnostic: str) -> float:

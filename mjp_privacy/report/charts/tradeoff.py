@@ -13,7 +13,7 @@ import pandas as pd
 
 from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
@@ -169,13 +169,13 @@ def _client_point(client: Client) -> TradeoffPoint:
 
 def _defence(client: Client) -> str:
     """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
-    cell, facts = client.cell, client.cell.client
+    cell = client.cell
     parts = [f"{'MJP' if client.masks else 'shuffled'} γ={cell.gamma:g}"] if cell.gamma else []
-    parts += ["dal"] if facts.dal and cell.gamma else []
+    parts += ["dal"] if cell.dal and cell.gamma else []
     for name in ("plain_share", "withhold", "positions", "lora", "position_noise"):
-        value = getattr(facts, name)
-        parts += [f"{name} {scalar_text(value)}"] if value != getattr(ClientFacts, name) else []
-    parts += facts.defenses.split(" + ") if facts.defenses else []
+        value = getattr(cell, name)
+        parts += [f"{name} {scalar_text(value)}"] if value != getattr(CellFacts, name) else []
+    parts += cell.defenses.split(" + ") if cell.defenses else []
     return "; ".join(parts) or "none"
 
 

@@ -256,10 +256,10 @@ def _between_clients(clients: Sequence[Client]) -> Iterator[Comparison]:
 
 
 def _distance(undefended: Client, defended: Client) -> tuple[bool, ...]:
-    one, other = undefended.cell.model, defended.cell.model
+    one, other = undefended.cell, defended.cell
     return (
         bool(one.trained_gamma),
-        one.label != other.label,
+        one.model != other.model,
         one.position_embedding != other.position_embedding,
         one.first_block != other.first_block,
     )
