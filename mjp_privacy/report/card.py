@@ -19,12 +19,7 @@ from rich.text import Text
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
-from mjp_privacy.report.figures import (
-    capped_median,
-    exact_share,
-    success_share,
-    summary,
-)
+from mjp_privacy.report.figures import capped_median, exact_share, success_share, summary
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
 from mjp_privacy.report.lines import Line, once
 from mjp_privacy.report.tables.text import TextTable, capped, one_line

@@ -82,7 +82,7 @@ class Client:
         whose pictures are compared with the same images."""
         likes = (other for other in self.others if other is not self and _same_images(self, other))
         for client in (self, *likes):
-            floors = [line for line in client.controls if line.role == "floor"]
+            floors = [line for line in client.controls if line.cell.role == "floor"]
             if scored := [line for line in floors if line.count(*PSNR)]:
                 return scored
         return []
@@ -206,7 +206,7 @@ def clients_of(lines: Sequence[Line]) -> list[Client]:
     by_target: dict[object, Client] = {}
     for line in lines:
         client = by_target.setdefault((line.run, target_of(line.cell)), Client())
-        (client.attacks if line.role == "attack" else client.controls).append(line)
+        (client.attacks if line.cell.role == "attack" else client.controls).append(line)
     clients = list(by_target.values())
     number = max((line.number for line in lines), default=0)
     for client in clients:

@@ -58,7 +58,7 @@ class Flag:
 def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
     what was not scored."""
-    if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
+    if line.cell.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
     found = ((flag, flag.applies(client, line)) for flag in OF_FIGURES)
     return tuple(

@@ -149,7 +149,6 @@ CLIENT_FACTS = columns_of(ClientFacts)
 ATTACK_FACTS = frozenset((*columns_of(AttackFacts), *columns_of(OutcomeFacts)))
 """Facts of the attack and its outcome; they are no part of the target that is attacked."""
 
-COMMAND_FACTS = frozenset(columns_of(CommandFacts))
 MODEL_FACTS = frozenset(columns_of(ModelFacts))
 
 
@@ -171,7 +170,7 @@ def target_of(cell: CellFacts) -> tuple[tuple[str, Scalar], ...]:
     Facts that `CellFacts` has no field for count as well, so that two different clients are never
     taken for one.
     """
-    keys = sorted({*cell.columns, *DEFAULTS} - ATTACK_FACTS - COMMAND_FACTS)
+    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts)})
     return tuple((key, value) for key in keys if (value := fact(cell.columns, key)) is not None)
 
 
@@ -257,19 +256,9 @@ class Line:
     """Damaged files, whose images have no part in the line."""
 
     @property
-    def run_id(self) -> str:
-        """The cell's id inside its run, which is also the name of the folder of its rows."""
-        return self.cell.run_id
-
-    @property
     def label(self) -> str:
         """Model, setting and attack in words, such as `DeiT-S (a) april`."""
         return f"{self.cell.model} ({self.cell.setting}) {self.title}"
-
-    @property
-    def role(self) -> str:
-        """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
-        return self.cell.role
 
     @property
     def attack(self) -> str:
@@ -279,7 +268,7 @@ class Line:
     @property
     def title(self) -> str:
         """The attack's label, with a mark on lines that are not attacks."""
-        return f"{self.attack}{MARKS.get(self.role, '')}"
+        return f"{self.attack}{MARKS.get(self.cell.role, '')}"
 
     @property
     def uploads(self) -> int:
@@ -348,20 +337,13 @@ class Line:
         """The values of a metric, and what became of each of the images; of what only some images
         have, those. It is empty where the metric was not computed."""
         values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
-        statuses, photographs = self._statuses, self._photographs
+        statuses = pd.Categorical(self.frame["status"])
+        photographs = None if self.groups is None else pd.Categorical(self.groups)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
             return Column(values, statuses, photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
         return Column(values[known], ok, None if photographs is None else photographs[known])
-
-    @cached_property
-    def _statuses(self) -> pd.Categorical:
-        return pd.Categorical(self.frame["status"])
-
-    @cached_property
-    def _photographs(self) -> pd.Categorical | None:
-        return None if self.groups is None else pd.Categorical(self.groups)
 
     @cached_property
     def keys(self) -> frozenset[Key]:
@@ -375,8 +357,7 @@ class Line:
 
     def count(self, metric: str, variant: str) -> int:
         """How many images have a value of the metric."""
-        name = f"{metric}.{variant}"
-        return int(self.frame[name].count()) if name in self.frame else 0
+        return len(self.scored(metric, variant))
 
     def some_above_zero(self, diagnostic: str) -> bool:
         """Whether a diagnostic is above 0 on any image."""
@@ -384,7 +365,7 @@ class Line:
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.pictures(self.run_id, image_id)
+        return self.store.pictures(self.cell.run_id, image_id)
 
     @cached_property
     def groups(self) -> pd.Series[Any] | None:
@@ -393,11 +374,6 @@ class Line:
             return None
         names = self.frame["group"].where(self.frame["group"].notna(), self.images.to_series())
         return names.astype("category") if names.nunique() < len(names) else None
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """A row for each image, metric and variant, with the facts of the cell; not for many."""
-        return long_rows(self._readable, self.cell.columns)
 
 
 once = lru_cache(maxsize=4096)
@@ -427,7 +403,7 @@ def reconstructs(line: Line) -> bool:
     return (
         line.count("psnr", "standard") > 0
         or line.count("gradient_residual", DIAGNOSTIC) > 0
-        or (len(line.images) > 0 and len(line.store.pictured(line.run_id)) > 0)
+        or (len(line.images) > 0 and len(line.store.pictured(line.cell.run_id)) > 0)
     )
 
 

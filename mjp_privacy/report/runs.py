@@ -280,7 +280,7 @@ def _images_digest(lines: Sequence[Line]) -> str:
     for line in lines:
         if hashes.keys() >= set(line.images):
             continue
-        rows = line.store.read(line.run_id, ["image_id", "sha256", "pixel_sha256"])
+        rows = line.store.read(line.cell.run_id, ["image_id", "sha256", "pixel_sha256"])
         if {"sha256", "pixel_sha256"} <= set(rows):
             both = rows["sha256"].fillna("") + " " + rows["pixel_sha256"].fillna("")
             hashes |= dict(zip(rows["image_id"], both, strict=True))

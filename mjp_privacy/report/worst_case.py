@@ -75,7 +75,7 @@ class DerivedLine(Line):
     @property
     def rule(self) -> Rule:
         """How it chose."""
-        return RULES[self.role]
+        return RULES[self.cell.role]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -165,7 +165,7 @@ def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: st
     planned = max(line.planned for line in members)
     facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
     facts |= {"attack": label, "attack_name": label, "role": rule.name}
-    facts |= {"run_id": f"{label}, {first.run_id}", "planned_images": planned}
+    facts |= {"run_id": f"{label}, {first.cell.run_id}", "planned_images": planned}
     cell = replace(first.cell, **facts)
     frame = _frame(members, chosen)
     return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
@@ -260,7 +260,7 @@ def picture_ids(line: Line) -> list[str]:
     if isinstance(line, DerivedLine):
         stored = [(member, picture_ids(member)) for member in shown_attacks(line)]
         return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
-    return sorted(line.store.pictured(line.run_id))
+    return sorted(line.store.pictured(line.cell.run_id))
 
 
 def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:

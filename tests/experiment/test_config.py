@@ -48,7 +48,7 @@ from mjp_privacy.federation.config import (
     Server,
 )
 from mjp_privacy.federation.rounds import Evaluation
-from mjp_privacy.report.published import published_row
+from mjp_privacy.report.figures import published_row
 from mjp_privacy.uploads.header import UploadHeader
 from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 

@@ -28,12 +28,7 @@ from mjp_privacy.report.card import (
 from mjp_privacy.report.clients import CARD_ROWS
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
-from tests.helpers.card_run import (
-    card_of,
-    card_of_lines,
-    card_run,
-    keys,
-)
+from tests.helpers.card_run import card_of, card_of_lines, card_run, keys
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
@@ -42,6 +37,7 @@ from tests.helpers.report_rows import (
     image_id,
     image_row,
     intact,
+    rows_of,
     run_of,
     unscored_run,
 )
@@ -256,7 +252,7 @@ def test_rows_marked_ok_without_any_score_count_as_not_recovered(
         row = table.frame.iloc[0]
         assert (row["n"], row["n_failed"]) == (2 - lost, lost)
         assert row["psnr_from_20"] == 50 * (2 - lost)
-    samples = contents.lines[0].rows.query("metric == 'psnr' and variant == 'standard'")
+    samples = rows_of(contents.lines[0]).query("metric == 'psnr' and variant == 'standard'")
     assert samples["status"].tolist() == ["ok"] * (2 - lost) + ["failed"] * lost
     assert any("failed" in item for item in contents.reasons)
 

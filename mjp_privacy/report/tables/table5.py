@@ -22,16 +22,17 @@ from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.report.answer import LADDER
 from mjp_privacy.report.card import NOT_RUN, card_figure
 from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
-from mjp_privacy.report.figures import accuracies, summary
-from mjp_privacy.report.lines import Line, meets_trained_model
-from mjp_privacy.report.published import (
+from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
     TABLE5,
     TITLES,
     PublishedRow,
+    accuracies,
     published_row,
+    summary,
 )
+from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
 from mjp_privacy.training.published import is_papers_model
 

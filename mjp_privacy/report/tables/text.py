@@ -10,15 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.text import FORMULA_STARTS, formula_free
 from mjp_privacy.metrics.statistics import DASH, PSNR_CAP
-from mjp_privacy.report.figures import Table
-from mjp_privacy.report.lines import CLIENT_FACTS, MARKS, client_text, options_text, scalar_text
+from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
+from mjp_privacy.report.lines import (
+    CLIENT_FACTS,
+    MARKS,
+    UNREADABLE,
+    Line,
+    client_text,
+    long_rows,
+    options_text,
+    scalar_text,
+)
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.published import ARROWS, METRICS, TITLES
-from mjp_privacy.report.worst_case import RULES
+from mjp_privacy.report.worst_case import RULES, DerivedLine
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -393,3 +402,43 @@ def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
                 formula_free(cell) if isinstance(cell, str) else cell for cell in column
             ]
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
+
+
+SAMPLE_COLUMNS = (
+    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
+    *("image_id", "metric", "variant", "value", "status", "reason"),
+    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
+    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
+    *("label_source", "code", "group"),
+)
+"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
+
+
+def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
+    """Every row; of each line those of images that could not be read last."""
+    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
+    parts: list[str] = []
+    for line in lines:
+        every = {**line.cell.columns, "run": line.run}
+        facts = {name: every.get(name) for name in columns}
+        rows = long_rows(line.stored, facts)
+        if line.stored.empty:
+            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
+            rows = pd.DataFrame([facts])
+        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
+    return "".join(parts)
+
+
+def choices_csv(derived: Iterable[DerivedLine]) -> str:
+    """A row for each image for which an attack was chosen, by line and image."""
+    names = ["chosen_line", "chosen_run_id", "chosen_attack"]
+    parts: list[str] = []
+    for line in derived:
+        facts = [(member.number, member.cell.run_id, member.attack) for member in line.members]
+        chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
+        of_line: dict[str, Any] = {"line": line.number, "run": line.run}
+        of_line["reduction"] = line.attack
+        table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
+        parts.append(csv_text(table[[*of_line, "image_id", *names]], header=not parts))
+    return "".join(parts)

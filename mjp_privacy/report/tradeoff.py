@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
+from mjp_privacy.core.drawing import (
+    FONT,
+    INK,
+    MUTED,
+    Chart,
+    axes_at,
+    chart,
+    colour,
+    drawn,
+    house_style,
+    hover,
+    new_figure,
+    picture,
+    stretch,
+)
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.figures import THRESHOLDS, summary
 from mjp_privacy.report.flags import missed_attacks
