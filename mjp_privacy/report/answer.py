@@ -62,16 +62,16 @@ def build_card(clients: Sequence[Client]) -> Card:
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
     rows, main = tuple(map(card_row, shown_ones)), main_client(shown_ones)
-    client, row = shown_ones[main], rows[main]
+    row = rows[main]
     return Card(
-        verdict=verdict(client, row),
-        assumptions=assumptions(client, row),
-        beside=beside(shown_ones, rows, main),
+        verdict=verdict(row),
+        assumptions=assumptions(row),
+        beside=beside(rows, row),
         rows=rows,
         further=further,
-        facts=facts(client, row),
-        not_tried=not_tried(attacked_ones(clients), client),
-        would_change=would_change(client, row),
+        facts=facts(row),
+        not_tried=not_tried(attacked_ones(clients), row.client),
+        would_change=would_change(row),
         main=main,
     )
 
@@ -97,9 +97,10 @@ def of_several(card: Card, runs: Sequence[Path]) -> Card:
     return replace(card, verdict=said)
 
 
-def verdict(client: Client, row: CardRow) -> str:
+def verdict(row: CardRow) -> str:
     """Whether the client's pictures are protected, as far as the attacks that were run show it:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
+    client = row.client
     if all(len(failed_images(line)) == max(len(line.images), 1) for line in client.attacks):
         return f"Not shown: every attack on the {client.name} client failed, for the reasons below."
     if not client.matching:
@@ -113,10 +114,10 @@ def verdict(client: Client, row: CardRow) -> str:
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
     pictures = "the shuffled pictures" if shuffled else "these pictures"  # what was compared
-    if not best.exact and (why := _failure(best, row)):
-        said = f"{defence} protects {pictures}" if row.defended else f"{pictures} leak"
+    if not best.exact and (why := _failure(best, row.floor)):
+        said = f"{defence} protects {pictures}" if client.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
-    if row.defended:
+    if client.defended:
         said = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
     else:
         said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
@@ -130,13 +131,12 @@ def verdict(client: Client, row: CardRow) -> str:
     return longer if more else f"{said}."
 
 
-def _failure(best: CardFigure, row: CardRow) -> str:
+def _failure(best: CardFigure, floor: CardFigure | None) -> str:
     """Why pictures that are not exact show no leak; empty where they do."""
     if best.flagged("below_floor"):
         return "the best attack gets less than a picture made without any gradient: it failed"
     if not best.above_20:
         return "no attack of this report reaches 20 dB, and others may"
-    floor = row.floor
     if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
         return "as many pictures reach 20 dB without any gradient"
     return ""
@@ -155,8 +155,9 @@ def main_figure(row: CardRow) -> CardFigure | None:
     return max(known, key=lambda figure: figure.above_20 / figure.of)
 
 
-def assumptions(client: Client, row: CardRow) -> str:
+def assumptions(row: CardRow) -> str:
     """Who the attacker is and what is assumed, in one sentence."""
+    client = row.client
     several = main_figure(row) is row.any_uploads is not None
     line = client.any_uploads if several else client.one_upload
     chosen = shown_attacks(line) if line else client.matching
@@ -187,14 +188,14 @@ def _sent(client: Client) -> str:
     return f"{kind} of {cell.steps} local steps" if cell.steps > 1 else kind
 
 
-def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     """What the undefended client gives, what several uploads give, and the published attack; or
-    what can be said without the truth."""
-    client, row = clients[main], rows[main]
+    what can be said without the truth. `row`: the one of the rows that the answer is about."""
+    client = row.client
     best, published, floor = main_figure(row), row.published, row.floor
     if client.matching and best is None:
         return without_truth(client)
-    parts = [_undefended(clients, rows, main)]
+    parts = [_undefended(rows, row)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
         if best is row.any_uploads:  # what the verdict has said is not said again
             parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
@@ -215,21 +216,22 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
     return " ".join(part for part in parts if part)
 
 
-def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
     """What one upload of the undefended client gives that is most like the main one, if that is
     another."""
 
-    def likeness(place: int) -> tuple[bool, bool]:
-        one, other = clients[place], clients[main]
+    def likeness(row: CardRow) -> tuple[bool, bool]:
+        one, other = row.client, main.client
         same_network = one.cell.architecture == other.cell.architecture
         return circumstances(one) == circumstances(other), same_network
 
-    found = {p: row.one_upload for p, row in enumerate(rows) if not row.defended and row.one_upload}
+    found = [row for row in rows if not row.client.defended and row.one_upload]
     if not found or main in found:
         return ""
-    place = max(found, key=likeness)
-    other = "" if all(likeness(place)) else f", but not alike ({rows[place].client})"
-    return f"Undefended{other}, one upload gives {found[place].counts(crops=False)}."
+    row = max(found, key=likeness)
+    other = "" if all(likeness(row)) else f", but not alike ({row.client.title})"
+    given = row.one_upload.counts(crops=False) if row.one_upload else ""
+    return f"Undefended{other}, one upload gives {given}."
 
 
 def without_truth(client: Client) -> str:
@@ -296,9 +298,9 @@ ASSUMED = (
 )
 
 
-def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
+def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
-    cell = client.cell
+    client, cell = row.client, row.client.cell
     letter = max(threat_letter(line) for line in client.matching or client.attacks)
     survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
     parts = [f"{cell.dtype} {_sent(client)}"]
@@ -370,10 +372,10 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     return tuple(item for item, untried in items.items() if untried)
 
 
-def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
+def would_change(row: CardRow) -> tuple[str, ...]:
     """What would move the main figure, as far as this report's own lines show it: the best attack
     on one upload without a trait, where some attacks have it and some do not."""
-    items = []
+    client, items = row.client, []
     single = [line for line in client.matching if line.uploads == 1] if row.one_upload else []
     for trait, changed in WITHOUT.items():
         others = [line for line in single if trait not in traits(line)]

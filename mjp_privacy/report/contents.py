@@ -88,7 +88,7 @@ class Contents:
     @cached_property
     def strip(self) -> Strip | None:
         """The columns of the card's pictures."""
-        return card_strip(self.clients, self.card)
+        return card_strip(self.card)
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -141,9 +141,9 @@ class Contents:
     @cached_property
     def card_lines(self) -> list[tuple[str, Line]]:
         """The lines behind the card's figures, each with its client's name and its own."""
-        titles = [row.client for row in self.card.rows]
         attacked = attacked_ones(self.clients)
-        shown = [client for client in attacked if client.title in titles]
+        on_card = [row.client for row in self.card.rows]
+        shown = [client for client in attacked if client in on_card]
         named: dict[Line, str] = {}
         for client in shown or attacked:
             for line in (client.one_upload, client.any_uploads, client.published):
@@ -198,7 +198,7 @@ class Contents:
         title = "Every line, metrics as the paper defines them"
         in_paper, standard = self.tables
         paper = main_table(in_paper, many_runs=many, caption=CAPTION_PAPER, title=title)
-        main = self.card.rows[self.card.main].client if self.card.rows else ""
+        main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
         chooser = self.strip.chooser if self.strip else None
         tables = (

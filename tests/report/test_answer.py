@@ -177,7 +177,7 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     made = card_of_lines(tmp_path, *lines)
     row, (untried, *others) = made.rows[made.main], made.not_tried
     said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
-    said |= {"main": row.client, "row": keys(row), "published": row.absent_of("published")}
+    said |= {"main": row.client.title, "row": keys(row), "published": row.absent_of("published")}
     said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
     said |= {"untried": untried, "vain": " ".join(others)}
     if row.one_upload is not None:
@@ -202,7 +202,7 @@ def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
     cells = [intact(f"{g}", attack="masked_span", setting="c", gamma=g) for g in gammas]
     made = card_of_lines(tmp_path, *((entry, [20.0]) for entry in cells), (cell("p"), [15.0]))
     assert len(made.rows) == CARD_ROWS
-    assert (made.rows[0].client, made.rows[0].defended) == ("plain", False)
+    assert (made.rows[0].client.title, made.rows[0].client.defended) == ("plain", False)
     assert made.further == len(gammas) + 1 - CARD_ROWS
 
 
@@ -369,7 +369,7 @@ def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_
     ]
     made = clients(tmp_path, facts)
     text = " ".join(" ".join(fits(console_card(made))).split())
-    assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
+    assert made.rows[made.main].client.title == f"MJP γ .27 · {'B0' * 20}"
     assert "C, no defence used" in text
     assert "further client" in text
 

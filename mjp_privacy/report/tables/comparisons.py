@@ -54,9 +54,8 @@ CLIENTS_CAPTION = (
 
 
 class ClientRow(NamedTuple):
-    """A client, what the card says of it, and what an attacker would choose without the truth."""
+    """What the card says of a client, and what an attacker would choose without the truth."""
 
-    client: Client
     card: CardRow
     choice: CardFigure | None
 
@@ -80,9 +79,9 @@ def clients_table(clients: Sequence[Client]) -> TextTable | None:
     for client in attacked_ones(clients):
         choice = client.chosen_by(ATTACKERS_CHOICE, single=True)
         chosen = None if choice is None else card_figure(client, choice)
-        rows.append(ClientRow(client, card_row(client), chosen))
+        rows.append(ClientRow(card_row(client), chosen))
     columns = [
-        Column("Client", lambda r: r.client.title, "l"),
+        Column("Client", lambda r: r.card.client.title, "l"),
         Column("n", lambda r: r.n),
         Column("APRIL as published", lambda r: r.mean(r.card.published)),
         Column("best, 1 upload", lambda r: r.mean(r.card.one_upload)),
@@ -104,7 +103,7 @@ def _shares(best: str, mark: str, limits: Sequence[int]) -> Iterator[Column]:
         return DASH if figure is None else capped(figure.median, 2)
 
     def reached(row: ClientRow, limit: int | None) -> str:
-        line: Line | None = getattr(row.client, best)
+        line: Line | None = getattr(row.card.client, best)
         if line is None:
             return DASH
         return (exact_share(line) if limit is None else success_share(line, limit)).text()
