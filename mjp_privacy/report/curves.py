@@ -159,22 +159,17 @@ def _psnr_axis(axes: Axes, lines: Sequence[Named]) -> str:
     for limit in THRESHOLDS:
         axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
     words = f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
-    if not math.isnan(floor := floor_mean([line for _, line in lines])):
-        words += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
-        axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
-        axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
-    return words
-
-
-def floor_mean(lines: Sequence[Line]) -> float:
-    """Mean PSNR of a uniform grey over the images of the lines, each once; NaN where unknown."""
-    by_run: dict[str, pd.Series[float]] = {}
-    for line in lines:
+    by_run: dict[str, pd.Series[float]] = {}  # each image once
+    for _, line in lines:
         levels = line.scored("grey_psnr", DIAGNOSTIC).clip(upper=PSNR_CAP)
         known = by_run.setdefault(line.run, levels)
         if not known.index.equals(levels.index):
             by_run[line.run] = known.combine_first(levels)
-    return float(pd.concat([*by_run.values()]).mean())
+    if not math.isnan(floor := float(pd.concat([*by_run.values()]).mean())):
+        words += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
+        axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
+        axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
+    return words
 
 
 def _draw_curves(axes: Axes, lines: Sequence[Named], curves: Sequence[SuccessCurve]) -> None:

@@ -152,7 +152,17 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     compared = [client for client in group if not missed_attacks(client, group)]
     points: list[TradeoffPoint] = []
     for client in compared:
-        point = _client_point(client)
+        assert client.one_upload is not None
+        leakage = summary(client.one_upload, "psnr", "standard")
+        accuracy = summary(client.one_upload, "top1", "intact")
+        point = TradeoffPoint(
+            client.title,
+            *family_and_strength(_defence(client)),
+            *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
+            *(leakage.mean, leakage.low, leakage.high),
+            n=leakage.n,
+            not_scored=leakage.counts.total - leakage.n,
+        )
         ordered = any(p.family == point.family and p.strength == point.strength for p in points)
         points.append(replace(point, strength=math.nan) if ordered else point)
     drawable = [point for point in points if point.drawable]
@@ -164,20 +174,6 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
         more = f" {left} further clients had fewer attacks run on them and are left out."
         made = replace(made, caption=made.caption + more)
     return (made,)
-
-
-def _client_point(client: Client) -> TradeoffPoint:
-    assert client.one_upload is not None
-    line = client.one_upload
-    leakage, accuracy = summary(line, "psnr", "standard"), summary(line, "top1", "intact")
-    return TradeoffPoint(
-        client.title,
-        *family_and_strength(_defence(client)),
-        *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
-        *(leakage.mean, leakage.low, leakage.high),
-        n=leakage.n,
-        not_scored=leakage.counts.total - leakage.n,
-    )
 
 
 def _defence(client: Client) -> str:

@@ -223,17 +223,14 @@ def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
         for image, status, why in said.itertuples(name=None):
             words = f"{line.attack} {status}: {why or 'no reason given'}"
             tried.setdefault(image, []).append((status, words))
-    reasons = {image: _reason(outcomes) for image, outcomes in tried.items()}
+    reasons = {}
+    for image, outcomes in tried.items():
+        statuses = {status for status, _ in outcomes}
+        status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
+        reasons[image] = status, "; ".join(words for _, words in outcomes)
+        if "ok" in statuses:
+            reasons[image] = "unsupported", NO_RESIDUAL
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
-
-
-def _reason(tried: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """(status, reason) of an image for which no member was chosen."""
-    statuses = {status for status, _ in tried}
-    if "ok" in statuses:
-        return "unsupported", NO_RESIDUAL
-    status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-    return status, "; ".join(words for _, words in tried)
 
 
 # without the private images -----------------------------------------------------------------------
