@@ -21,6 +21,7 @@ from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS, unshuffled_images
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
+from mjp_privacy.training.published import PAPERS_SIZE
 
 REASONS_SHOWN = 30
 NAMED = 3
@@ -28,7 +29,6 @@ NAMED = 3
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
-PAPER_SIZE = 224
 FEW = 10
 """Images below which a percentile bootstrap covers the mean clearly less often than 95 %."""
 
@@ -192,8 +192,8 @@ def _model(line: Line) -> Iterable[str]:
             f"cropped to the central {cell.size} pixels, unless they have that size; mean {mean}, "
             f"std {std}."
         )
-    if cell.size and cell.size != PAPER_SIZE:
-        yield f"Input size {cell.size}; the paper's is {PAPER_SIZE}."
+    if cell.size and cell.size != PAPERS_SIZE:
+        yield f"Input size {cell.size}; the paper's is {PAPERS_SIZE}."
 
 
 def _victim(line: Line) -> Iterable[str]:

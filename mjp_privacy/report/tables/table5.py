@@ -34,11 +34,10 @@ from mjp_privacy.report.figures import (
 )
 from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
-from mjp_privacy.training.published import is_papers_model
+from mjp_privacy.training.published import PAPERS_SIZE, is_papers_model
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
-PAPERS_SIZE = 224
 SCALE = {"acc": 100}  # in percent
 LEAK = (
     *("leak_attack", "leak_uploads", "leak_exact", "leak_at_20", "leak_of", "leak_median"),
