@@ -13,7 +13,7 @@ from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import Card
+from mjp_privacy.report.card import HEADINGS, Card
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
 from mjp_privacy.report.curves import (
     batch_points,
@@ -25,14 +25,14 @@ from mjp_privacy.report.curves import (
 from mjp_privacy.report.figures import Table, build_tables
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
-from mjp_privacy.report.pictures import Gallery, Strip, card_strip, fill_gallery
+from mjp_privacy.report.pictures import Gallery, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
 from mjp_privacy.report.tables.details import agreement_table, identification_table, measured_table
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.tradeoff import clients_tradeoff
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
@@ -86,14 +86,29 @@ class Contents:
         return of_several(build_card(self.clients), self.runs)
 
     @cached_property
-    def strip(self) -> Strip | None:
-        """The columns of the card's pictures."""
-        return card_strip(self.card)
+    def strip(self) -> tuple[tuple[str, Line], ...] | None:
+        """The lines behind the main figures of the card, under their headings: the columns of the
+        card's pictures. None where the card has no client."""
+        if not self.card.rows:
+            return None
+        row = self.card.rows[self.card.main]
+        client = row.client
+        if row.one_upload is None and row.any_uploads is None:
+            return tuple((line.attack, line) for line in client.attacks if picture_ids(line))
+        lines = (client.published, client.one_upload, client.any_uploads)
+        columns = zip(HEADINGS.values(), lines, strict=False)
+        return tuple((title, line) for title, line in columns if line is not None)
+
+    @property
+    def chooser(self) -> Line | None:
+        """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
+        by_heading = dict(self.strip or ())
+        return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
 
     @cached_property
     def gallery(self) -> Gallery:
         """The pictures that the page has room for."""
-        return fill_gallery(self.every_line, self.strip.chooser if self.strip else None)
+        return fill_gallery(self.every_line, self.chooser)
 
     @cached_property
     def client_names(self) -> dict[int, str]:
@@ -200,11 +215,10 @@ class Contents:
         paper = main_table(in_paper, many_runs=many, caption=CAPTION_PAPER, title=title)
         main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
-        chooser = self.strip.chooser if self.strip else None
         tables = (
             measured_table(standard),
             identification_table(of_main[:IDENTIFIED]),
-            agreement_table(chooser) if chooser else None,
+            agreement_table(self.chooser) if self.chooser else None,
             paper,
         )
         return [table for table in tables if table is not None]

@@ -238,7 +238,11 @@ def page_data(contents: Contents) -> str:
         of_line |= {"setting": line.cell.setting, "folded": line.number in folded}
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    strip = {key for shown in gallery.shown if shown.strip for key in shown.keys(contents.strip)}
+    strip = set[str | None]()
+    for shown in gallery.shown:
+        if shown.strip and contents.strip is not None:
+            made = (shown.lines.get(line.number) for _, line in contents.strip)
+            strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
