@@ -266,4 +266,3 @@ OF_CLIENTS: tuple[Flag, ...] = (
         _unshuffled,
     ),
 )
-FLAGS = {flag.key: flag for flag in (*OF_FIGURES, *OF_CLIENTS)}

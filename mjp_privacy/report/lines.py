@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -52,7 +52,7 @@ NO_LABELS = "the images carry no true labels"
 NO_NUMBER = "its scores are not numbers"
 
 
-def scores_of(frame: pd.DataFrame) -> list[str]:
+def scores_of(frame: Iterable[Any]) -> list[str]:
     """The columns of a table that are those of metrics."""
     return [name for name in map(str, frame) if "." in name and not name.startswith(STAGE)]
 
@@ -69,9 +69,7 @@ def read_frame(store: RunStore, run_id: str) -> pd.DataFrame:
 
     Images that are marked ok and have no score at all count as failed.
     """
-    names = [name for name in store.cell(run_id).columns if "." in name]
-    others = [name for name in names if not name.startswith(STAGE)]
-    return image_frame(store.read(run_id, [*IMAGE, *others]))
+    return image_frame(store.read(run_id, [*IMAGE, *scores_of(store.cell(run_id).columns)]))
 
 
 def image_frame(rows: pd.DataFrame) -> pd.DataFrame:

@@ -200,23 +200,19 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         *varying_columns_of(table.varying),
         Column("n", lambda r: r["n"]),
         Column("not scored", unscored),
-        _score(f"PSNR {ARROWS['psnr']}", "psnr"),
+        Column(f"PSNR {ARROWS['psnr']}", partial(score, name="psnr")),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
         Column("≥ 20 dB", _at_20),
-        *(_score(f"{TITLES[metric]} {ARROWS[metric]}", metric) for metric in scores),
-        _score(f"Acc. {ARROWS['acc']}", "acc"),
-        _score("Acc. altered", "acc_altered"),
+        *(Column(f"{TITLES[name]} {ARROWS[name]}", partial(score, name=name)) for name in scores),
+        Column(f"Acc. {ARROWS['acc']}", partial(score, name="acc")),
+        Column("Acc. altered", partial(score, name="acc_altered")),
         Column("grey", lambda r: number(r["grey_mean"], 2)),
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
         Column("cond(A)", lambda r: condition(r["cond_a_median"])),
         Column("Remark", remark, "l") if any(map(remark, rows)) else None,
     ]
     return table_of(title, caption, columns, rows)
-
-
-def _score(title: str, name: str) -> Column:
-    return Column(title, lambda record: score(record, name))
 
 
 def _at_20(record: Record) -> str:
