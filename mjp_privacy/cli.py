@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         example="score --reference photos --reconstruction leaked --out scores.csv",
     ),
     "sample": CommandEntry(
-        "mjp_privacy.paper.sample:sample",
+        "mjp_privacy.paper.commands:sample",
         "copy a few images of every class, with labels and hashes, or corrupt them",
         example="sample --from IMAGENET_VAL --out sample_1k --per-class 1",
     ),

@@ -96,7 +96,7 @@ LOGS = "the end of what our own workers printed, for a message"
 ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/data/decoding.py": ({"Image.open"}, "the gate of images, after its own checks"),
     "mjp_privacy/data/files.py": ({"zipfile.ZipFile"}, "the gate of zips, after ZIP.check"),
-    "mjp_privacy/paper/cifar10.py": (
+    "mjp_privacy/paper/image_sets.py": (
         {"tarfile.open", "zipfile.ZipFile"},
         "a bounded archive, under its kind's reading(); the zip is written",
     ),

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from mjp_privacy.data.images import readable_subset as readable_subset
     from mjp_privacy.data.images import spread_subset as spread_subset
     from mjp_privacy.data.made import embedded_images as embedded_images
-    from mjp_privacy.data.opening import LoadedImage as LoadedImage
     from mjp_privacy.data.opening import load_images as load_images
     from mjp_privacy.data.opening import open_images as open_images
 
 IMAGES = ("ImageRecord", "ImageSource", "Preprocessing", "readable_subset", "spread_subset")
-OPENING = ("LoadedImage", "load_images", "open_images")
 
 __getattr__ = imported_on_use(
     __name__,
@@ -28,6 +26,6 @@ __getattr__ = imported_on_use(
         "ImageError": "mjp_privacy.data.decoding",
         **dict.fromkeys(IMAGES, "mjp_privacy.data.images"),
         "embedded_images": "mjp_privacy.data.made",
-        **dict.fromkeys(OPENING, "mjp_privacy.data.opening"),
+        **dict.fromkeys(("load_images", "open_images"), "mjp_privacy.data.opening"),
     },
 )

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from threading import Lock
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import first_of, shown
+from mjp_privacy.core.text import first_of, one_line, shown
 
 MAX_BYTES = 512 * 2**20
 """Size of the largest image file that is read into memory."""
@@ -179,10 +178,12 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     # Libraries of TIFF and AVIF print on stderr themselves.
     talkative = content[:2] in (b"II", b"MM") or content[4:8] == b"ftyp"
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
         with warnings.catch_warnings(), _silent() if talkative else nullcontext():
             warnings.simplefilter("ignore")  # of each odd tag of a damaged file
-            with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            with Image.open(io.BytesIO(content), formats=formats) as image:
                 yield image
     except ImageError:
         raise
@@ -192,12 +193,11 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         raise ImageError(f"too many pixels, at most {MAX_PIXELS} are allowed ({error})") from error
     except MemoryError as error:
         raise ImageError("needs more memory to be decoded than there is") from error
-    except Exception as error:
-        raise ImageError(f"cannot be decoded: {_said(error)}") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of a decoder in Rust
-            raise
-        raise ImageError(f"cannot be decoded: {_said(error)}") from error
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # a panic is of a decoder in Rust
+        said = one_line(error, 200) or type(error).__name__  # parts of the file can stand in it
+        raise ImageError(f"cannot be decoded: {said}") from error
 
 
 @contextmanager
@@ -212,18 +212,6 @@ def _silent() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             os.close(nowhere)
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those of FORMATS that this installation of Pillow can open."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _said(error: BaseException) -> str:
-    """What a decoder says of a file, in one short line: parts of the file can stand in it."""
-    return shown(" ".join(str(error).split()), 200) or type(error).__name__
 
 
 def _check_sides(size: tuple[int, int], min_side: int) -> None:

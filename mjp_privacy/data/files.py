@@ -93,6 +93,7 @@ IMAGE_SUFFIXES = frozenset(_SUFFIX_WORDS.split())
 """Endings of image files, in upper or lower case. What Pillow cannot read is reported later."""
 IMAGE_FILE = FileKind("an image file", "Replace it, or take it out.", MAX_BYTES)
 ZIP = FileKind("a readable zip of images", "Make or copy it again.", 1 << 44)
+ENCRYPTED = 1  # of the flags of an entry
 BOMB_FROM = 16 * MIB
 """Bytes from which an entry may hold at most BOMB_RATIO times its compressed size."""
 BOMB_RATIO = 200
@@ -139,7 +140,7 @@ class ZipFiles:
                     "names, without '..' and backslashes. Make the zip again from the folder of "
                     "images."
                 )
-        if entries and all(_is_encrypted(info) for info in entries):
+        if entries and all(info.flag_bits & ENCRYPTED for info in entries):
             raise ZIP.refusal(path, "one with encrypted content, and no password can be given")
         if sum(info.compress_size for info in entries) > size:
             raise ZIP.refusal(path, "entries that overlap, as in a zip bomb")
@@ -166,7 +167,7 @@ class ZipFiles:
         try:
             info = self._archive.getinfo(entry)
             packed, whole = info.compress_size, info.file_size
-            if _is_encrypted(info):
+            if info.flag_bits & ENCRYPTED:
                 raise ImageError("encrypted inside the zip; make the zip again without a password")
             if whole > MAX_BYTES:
                 raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
@@ -184,10 +185,6 @@ class ZipFiles:
 def is_hidden(name: str) -> bool:
     """Whether a file, or a folder above it, is one that file managers hide."""
     return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
-
-
-def _is_encrypted(info: zipfile.ZipInfo) -> bool:
-    return bool(info.flag_bits & 0x1)
 
 
 class FolderFiles:

@@ -60,12 +60,6 @@ class ImageSource:
         with _named(record):
             return self.files.read(record.image_id)
 
-    def check_header(self, record: ImageRecord) -> None:
-        """Raise ImageError with the reason where the file's header is that of no usable image."""
-        with _named(record):
-            found = header(self.files.read(record.image_id))
-        self.altered.note(record.image_id, found.turn, found.animated)
-
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
         """The upright 8-bit RGB picture. Raises ImageError with the reason.
 
@@ -129,10 +123,12 @@ def readable_subset(
         if len(chosen) == limit:
             break
         try:
-            source.check_header(record)
-            chosen.append(record)
+            found = header(source.files.read(record.image_id))
         except ImageError as error:
             reasons[record] = error.reason
+            continue
+        source.altered.note(record.image_id, found.turn, found.animated)
+        chosen.append(record)
     if not chosen and reasons:
         record, reason = next(iter(reasons.items()))
         raise UserError(
@@ -151,11 +147,6 @@ def _check_limit(limit: int | None) -> None:
 # From a picture to the model's input pixels; normalisation is left to the model.
 
 Interpolation = Literal["bicubic", "bilinear"]
-
-_FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-}
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,7 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
-            raise unknown_name("interpolation", self.interpolation, list(_FILTERS))
+            raise unknown_name("interpolation", self.interpolation, get_args(Interpolation))
         if self.size < 1 or self.short_side < self.size:
             raise UserError(
                 "Expected 1 ≤ size ≤ resize: the crop is taken from the resized picture; got "
@@ -198,18 +189,14 @@ class Preprocessing:
         """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
         import torch
 
-        if picture.size != (self.size, self.size):
-            picture = self._fitted(picture)
+        square, how = (self.size, self.size), Image.Resampling[self.interpolation.upper()]
+        if picture.size != square and self.squash:
+            picture = picture.resize(square, how)
+        elif picture.size != square:
+            short = min(picture.size)
+            width, height = (int(self.short_side * side / short) for side in picture.size)
+            left, top = (round((side - self.size) / 2) for side in (width, height))
+            box = (left, top, left + self.size, top + self.size)
+            picture = picture.resize((width, height), how).crop(box)
         pixels = np.array(picture.convert("RGB"))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
-
-    def _fitted(self, picture: Image.Image) -> Image.Image:
-        """The picture at size × size."""
-        how = _FILTERS[self.interpolation]
-        if self.squash:
-            return picture.resize((self.size, self.size), how)
-        short = min(picture.size)
-        width, height = (int(self.short_side * side / short) for side in picture.size)
-        left, top = (round((side - self.size) / 2) for side in (width, height))
-        box = (left, top, left + self.size, top + self.size)
-        return picture.resize((width, height), how).crop(box)

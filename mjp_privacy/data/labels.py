@@ -281,7 +281,11 @@ class Labels:
 
 def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None) -> Labels:
     """The labels of every image, or of none. UserError if a source has labels for only some."""
-    wrapper = _wrapper(image_ids)
+    wrapper = ""  # the folders that all images lie in, such as "imagenet/val/"
+    for parts in zip(*(PurePosixPath(name).parts[:-1] for name in image_ids), strict=False):
+        if len(set(parts)) > 1 or is_synset(parts[0]):
+            break
+        wrapper += f"{parts[0]}/"
     if label_file is not None:
         return _from_table(_read(label_file), image_ids, wrapper)
     parents = PurePosixPath(wrapper).parts
@@ -302,16 +306,6 @@ def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None)
         or _from_validation_file(files, image_ids, wrapper)
         or Labels({}, "none", "The images carry no labels.")
     )
-
-
-def _wrapper(image_ids: Sequence[str]) -> str:
-    """The folders that all images lie in: "", "val/", "imagenet/val/"; never a synset folder."""
-    wrapper: list[str] = []
-    for parts in zip(*(PurePosixPath(name).parts[:-1] for name in image_ids), strict=False):
-        if len(set(parts)) > 1 or is_synset(parts[0]):
-            break
-        wrapper.append(parts[0] + "/")
-    return "".join(wrapper)
 
 
 def _read(place: str | Path, files: Files | None = None) -> LabelTable:

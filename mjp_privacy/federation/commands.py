@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,9 +19,6 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
-
-if TYPE_CHECKING:
-    from mjp_privacy.federation.config import FederationConfig
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     if some image or cell failed."""
     arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.experiment.code import stale_choice
-    from mjp_privacy.experiment.config import Experiment
+    from mjp_privacy.experiment.config import Experiment, check_attacks
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.experiment.run import attack_uploads
     from mjp_privacy.federation.config import load_federation, with_rounds
@@ -102,7 +99,16 @@ def federate(argv: list[str], usage: Usage) -> int:
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
     out, device = arguments.out, arguments.device
     attacked = out / ATTACK
-    _check(arguments, config, attacked)
+    # what would stop the attacks after hours of training; they are no part of what is trained, and
+    # after a correction the same folder goes on
+    keep_apart(out, {"--data": arguments.data, "--val": arguments.val})
+    check_attacks(config.attacks, str(arguments.config))
+    output_folder(out)
+    if is_there(attacked) and not attacked.is_dir():
+        raise UserError(
+            f"{shown(attacked)}: expected a folder for the attacks, or nothing; got a file. "
+            "Give another --out, or move it away."
+        )
     use_threads(arguments.threads)
     with working_in(out):  # from the first round to the picture
         entry = ENGINES[arguments.engine]
@@ -125,21 +131,6 @@ def federate(argv: list[str], usage: Usage) -> int:
         print(draw_rounds([out], out))
         print(f"Next: mjp report {attacked}")
         return DONE if summary.exit_code == 0 else SOME_FAILED
-
-
-def _check(arguments: FederateArguments, config: FederationConfig, attacked: Path) -> None:
-    """Raise for what would stop the attacks after hours of training. They are no part of what is
-    trained: after a correction the same folder goes on."""
-    from mjp_privacy.experiment.config import check_attacks
-
-    keep_apart(arguments.out, {"--data": arguments.data, "--val": arguments.val})
-    check_attacks(config.attacks, str(arguments.config))
-    output_folder(arguments.out)
-    if is_there(attacked) and not attacked.is_dir():
-        raise UserError(
-            f"{shown(attacked)}: expected a folder for the attacks, or nothing; got a file. "
-            "Give another --out, or move it away."
-        )
 
 
 def compare(argv: list[str], usage: Usage) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.read import is_there
-from mjp_privacy.federation.config import plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
 from mjp_privacy.report.flags import unshuffled_images
@@ -26,6 +27,7 @@ from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
+from mjp_privacy.training.evaluation import write_report
 from mjp_privacy.training.journal import METRICS
 
 
@@ -43,17 +45,11 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     output_folder(out)
     table = comparison_table(runs)
     draw_rounds(runs, out)
-    _write(out / "comparison.csv", table.to_csv(index=False))
-    _write(out / "table.md", markdown(table))
+    write_report(out, {"comparison.csv": table}, "table.md", markdown(table))
     panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
     draw_tradeoff(panels, out / "tradeoff.png", floors=floors)
     return out / "table.md"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a text; pandas would take some paths for addresses."""
-    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
@@ -61,7 +57,7 @@ def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
     leakage = leakage_table(runs)
     last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
     facts = [
-        {"run": str(run), **_accuracy(run), "defence": defence_text(plain(stored_config(run)))}
+        {"run": str(run), **_accuracy(run), "defence": defence_text(stored_config(run))}
         for run in runs
     ]
     return last.merge(pd.DataFrame(facts), on="run")
@@ -78,18 +74,16 @@ def _accuracy(run: Path) -> dict[str, Any]:
     return {**found, "test_images": images, "rounds": lines[-1].round}
 
 
-def defence_text(config: Mapping[str, Any]) -> str:
+def defence_text(config: FederationConfig) -> str:
     """What this federation's client does that a plain one does not, such as "MJP γ=0.27; int8"."""
-    client, parts = config["client"], []
-    if config["gamma"]:
-        parts.append(f"MJP γ={config['gamma']:g}")
+    parts = [f"MJP γ={config.gamma:g}"] if config.gamma else []
     own = ("dal", "plain_share", "withhold", "positions", "lora", "position_noise", "augment")
     for name in own:
-        value = client.get(name)
-        if value not in (None, False, 0, 0.0, [], (), "", "own", "none"):
-            text = ", ".join(value) if isinstance(value, (list, tuple)) else value
+        value = getattr(config.client, name)
+        if value not in (None, False, 0, (), "", "own", "none"):
+            text = ", ".join(value) if isinstance(value, tuple) else value
             parts.append(name if value is True else f"{name} {text}")
-    return "; ".join([*parts, *(client.get("defenses") or ())]) or "none"
+    return "; ".join([*parts, *config.client.defenses]) or "none"
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -223,7 +217,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     recovered images, over the rounds.
     """
     table = leakage_table(runs)
-    _write(out / "rounds.csv", table.to_csv(index=False))
+    write_atomically(out / "rounds.csv", partial(table.to_csv, index=False))
     accuracies = {
         run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
         for run in runs

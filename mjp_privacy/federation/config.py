@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -125,11 +124,6 @@ class FederationConfig:
         """What tables call this federation's client."""
         return self.label or self.name
 
-    @property
-    def setting(self) -> Literal["a", "c"]:
-        """The paper's setting: c where clients shuffle, a where they do not."""
-        return "c" if self.gamma else "a"
-
 
 def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     """The federation's client with the probe's batch, partners and local steps."""
@@ -137,11 +131,6 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     if probe.steps is None:
         return client
     return replace(client, steps=probe.steps, upload="weight_difference")
-
-
-def plain(config: FederationConfig) -> dict[str, Any]:
-    """The config as dictionaries and lists, for JSON."""
-    return dataclasses.asdict(config)
 
 
 def load_federation(

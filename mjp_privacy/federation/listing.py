@@ -78,13 +78,12 @@ def _engines() -> Mapping[str, str]:
 
 def _configs() -> Mapping[str, str]:
     """The stock configs, each with the first sentence of the comment that it opens with."""
-    texts = {name: file.read_text(encoding="utf-8") for name, file in stock_configs().items()}
-    return {name: _header(text) for name, text in texts.items()}
-
-
-def _header(text: str) -> str:
-    lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
-    return " ".join(line.lstrip("# ") for line in lines).split(". ")[0].rstrip(".:")
+    found = {}
+    for name, file in stock_configs().items():
+        text = file.read_text(encoding="utf-8").splitlines()
+        lines = takewhile(lambda line: line.startswith("# "), text)
+        found[name] = " ".join(line.lstrip("# ") for line in lines).split(". ")[0].rstrip(".:")
+    return found
 
 
 MORE_MODELS = {

@@ -10,11 +10,10 @@ OUT/model.safetensors   the final model
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Iterable, Set
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines, typed
 from mjp_privacy.core.schema import NotNegative, Whole, schema
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.task import ServerState, Task, Weights
 from mjp_privacy.interfaces import ClientUpdate
@@ -85,7 +84,7 @@ def stored_config(folder: Path) -> FederationConfig:
 
 def training_part(config: FederationConfig) -> dict[str, Any]:
     """The config without its attacks, which decide nothing of the training."""
-    return plain(replace(config, attacks=()))
+    return asdict(replace(config, attacks=()))
 
 
 def evaluations(folder: Path) -> list[Evaluation]:
@@ -114,6 +113,8 @@ class Federation:
         self.task, self.config, self.out = task, task.config, out
         self.recorder = Recorder(task, out / UPLOADS)
         self.journal = Journal(out, self.config.rounds)
+        part, initial = training_part(self.config), self.config.initial
+        self.identity = identity_of(part, task.train, task.test, initial)
         self.round = 0
         self.weights: Weights = task.initial_weights()
         self.state = ServerState()
@@ -135,7 +136,7 @@ class Federation:
         The final model's path if the run is finished already, otherwise None.
         """
         self._resume()
-        write_json(self.out / RESOLVED, plain(self.config))
+        write_json(self.out / RESOLVED, asdict(self.config))
         recorded, wanted = len(self.recorder.places), self.config.record.images
         if recorded < wanted and self.config.record.rounds:
             self.journal.say(f"record.images: {recorded} are recorded; the data have no {wanted}")
@@ -229,26 +230,21 @@ class Federation:
 
     # after a kill -----------------------------------------------------------------------------
 
-    def _identity(self) -> dict[str, str]:
-        """What a checkpoint must agree with for the run to go on from it."""
-        part, initial = training_part(self.config), self.config.initial
-        return identity_of(part, self.task.train, self.task.test, initial)
-
     def save(self) -> None:
         """Write a checkpoint that the same command goes on from."""
         state = {
-            **self._identity(),
+            **self.identity,
             "step": self.round,
             "model": self.weights,
-            "optimizer": dataclasses.asdict(self.state),
+            "optimizer": asdict(self.state),
             "seconds": self.seconds,
         }
         save_checkpoint(self.out, state)
 
     def _resume(self) -> None:
         evaluations(self.out)  # a damaged line is told before anything is computed
-        identity, rounds = self._identity(), self.config.rounds
-        stored = load_checkpoint(self.out, identity, FederationCheckpoint, rounds)
+        rounds = self.config.rounds
+        stored = load_checkpoint(self.out, self.identity, FederationCheckpoint, rounds)
         if stored is not None:
             path, server, device = self.out / CHECKPOINT, stored.optimizer, self.task.device
             like = {name: weight.cpu() for name, weight in self.weights.items()}

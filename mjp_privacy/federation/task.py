@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -71,26 +69,25 @@ class Task:
         side = config.model.img_size
         self.images = decode_all(self.train, side)
         self.test_images = None if self.test is None else decode_all(self.test, side, "test")
-        self.parts = self._split()
-
-    def _split(self) -> list[list[int]]:
-        clients, labels, seed = self.config.clients, self.train.labels, self.config.seed
+        clients, labels = config.clients, self.train.labels
         if len(labels) < clients.number:
             raise UserError(
                 f"clients.number: expected at most as many clients as images ({len(labels)}), "
                 f"got {clients.number}. Give fewer clients or more images."
             )
         if clients.split == "iid":
-            return iid(labels, clients.number, seed=seed)
-        least = min(self.config.client.batch, len(labels) // clients.number)
-        return dirichlet(labels, clients.number, alpha=clients.alpha, least=least, seed=seed)
+            self.parts = iid(labels, clients.number, seed=config.seed)
+        else:
+            least, alpha = min(config.client.batch, len(labels) // clients.number), clients.alpha
+            self.parts = dirichlet(
+                labels, clients.number, alpha=alpha, least=least, seed=config.seed
+            )
 
     # server -----------------------------------------------------------------------------------
 
     def initial_weights(self) -> Weights:
         """The weights before round 0 by parameter name, on the task's device."""
-        model = _initial_model(self.config).to(self.device)
-        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round, drawn for (seed, round), in order of their numbers."""
@@ -153,7 +150,8 @@ class Task:
             return
         places = [place for number in clients for place in self.drawn(number, round)]
         trainer = FedSGDClient(self.with_weights(weights), client)
-        mean = trainer.mean_gradient(self.inputs(places, client, round))
+        (inputs,) = self.steps(places, client, round)
+        mean = trainer.mean_gradient(inputs)
         grads = {name: gradient.unsqueeze(0) for name, gradient in mean.items()}
         yield ClientUpdate(grads, batch=len(places))
 
@@ -193,19 +191,19 @@ class Task:
         return [part[index] for index in repeated.tolist()]
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
-        """What the model is fed for these training images in each local step of a round."""
-        numbers = self.feeding(client).rounds_of_steps(round)
-        return [self.inputs(places, client, number) for number in numbers]
-
-    def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
-        """What the model is fed for these training images in a round: augmented, then shuffled."""
+        """What the model is fed for these training images in each local step of a round: augmented,
+        then shuffled."""
+        feeding, pixels, ids = self.feeding(client), self.pixels(places), self.ids(places)
         labels = torch.tensor([self.train.labels[place] for place in places])
-        return self.feeding(client).input(self.pixels(places), labels, self.ids(places), round)
+        numbers = feeding.rounds_of_steps(round)
+        return [feeding.input(pixels, labels, ids, number) for number in numbers]
 
     def feeding(self, client: ClientConfig) -> Feeding:
-        """How such a client feeds its images to the model."""
+        """How such a client feeds its images to the model: in the paper's setting c where clients
+        shuffle, in a where they do not."""
         config = self.config
-        return Feeding(client, config.setting, config.gamma, config.model.patch_size, config.seed)
+        setting = "c" if config.gamma else "a"
+        return Feeding(client, setting, config.gamma, config.model.patch_size, config.seed)
 
     def pixels(self, places: Sequence[int]) -> Tensor:
         """These training images, in [0, 1]."""
@@ -228,17 +226,16 @@ def _initial_model(config: FederationConfig) -> LoadedModel:
     """The network before round 0: random, or that of `initial` with E_unk at the mean position;
     with the fixed positions and the adapters that clients have."""
     shape, initial, adapters = config.model, config.initial, config.client.adapters
-    fields: dict[str, Any] = {field.name: getattr(shape, field.name) for field in fields_of(shape)}
-    del fields["drop_path"], fields["position_embedding"]
-    if shape.position_embedding == "none":
-        fields["position_embedding"] = "strict"
+    fields = asdict(shape)
+    del fields["drop_path"]
+    fields["position_embedding"] = "strict" if shape.position_embedding == "none" else None
     if initial is None:
-        start = {"name": None, "checkpoint": RANDOM}
-        fields |= {**start, "seed": config.seed, "resize": shape.img_size}
+        fields |= {"name": None, "checkpoint": RANDOM, "seed": config.seed}
+        fields["resize"] = shape.img_size
     else:
-        start = {"name": initial.model, "checkpoint": initial.checkpoint}
-        unknown = {"unknown_embedding": shape.unknown_embedding or None}
-        fields |= {**start, **unknown, "dal": None, "unknown_init": "mean_position"}
+        fields |= {"name": initial.model, "checkpoint": initial.checkpoint, "dal": None}
+        fields["unknown_embedding"] = shape.unknown_embedding or None
+        fields["unknown_init"] = "mean_position"
     model = load_model(**fields)
     if config.client.positions == "sinusoidal":
         model = with_sinusoidal_positions(model)

@@ -40,25 +40,23 @@ class ScoreArguments:
 def score(argv: list[str], usage: Usage) -> int:
     """Score the pairs of two folders, write the CSV and print the means."""
     arguments = usage.parse(ScoreArguments, argv)
-    import torch
-
+    from mjp_privacy.core.machine import pick_device
     from mjp_privacy.metrics import folders
     from mjp_privacy.metrics.lpips import lpips_backbone
     from mjp_privacy.metrics.scores import METRICS
 
-    out, device = arguments.out, arguments.device
-    reference, reconstruction = arguments.reference, arguments.reconstruction
+    out, reference, reconstruction = arguments.out, arguments.reference, arguments.reconstruction
     if out.is_dir():
         raise UserError(
             f"Expected a file for --out, got the folder {shown(out)}. Give {shown(out)}/scores.csv."
         )
     keep_apart(out, {"--reference": reference, "--reconstruction": reconstruction})
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = pick_device(arguments.device)
     pairs, missing = folders.pair_folders(
         reconstruction, reference, allow_missing=arguments.allow_missing
     )
     output_file(out)
-    rows = folders.score_pairs(pairs, arguments.metrics or list(METRICS), place)
+    rows = folders.score_pairs(pairs, arguments.metrics or list(METRICS), device)
     write_atomically(out, lambda temporary: folders.write_csv(temporary, rows))
     failed, found = folders.failures(rows), folders.means(rows)
     if arguments.json:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mjp_privacy.metrics.resampling import far_larger, flipped_sums_with_few_drawn
 from mjp_privacy.metrics.statistics import (
@@ -145,7 +143,8 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
         choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
         sums = (2 * choices - 1) @ moved
     else:
-        packed = _random_signs(count)
+        width = (count + 7) // 8  # a bit for each pair
+        packed = np.random.default_rng(SEED).integers(0, 256, (FLIPS, width), dtype=np.uint8)
         blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
         bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
         sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
@@ -154,13 +153,6 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     if count <= ENUMERATED:
         return extreme / len(sums), 2 / len(sums)
     return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
-
-
-@lru_cache(maxsize=8)
-def _random_signs(count: int) -> NDArray[np.uint8]:
-    """(FLIPS, bytes) one random bit for each difference; the same bits for the same count."""
-    width = (count + 7) // 8
-    return np.random.default_rng(SEED).integers(0, 256, (FLIPS, width), dtype=np.uint8)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -20,9 +20,9 @@ from mjp_privacy.core.text import first_of, formula_free, shown
 from mjp_privacy.data.decoding import Altered, ImageError, decoded
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import arrow
-from mjp_privacy.metrics.scores import METRICS, Key, chosen_keys
+from mjp_privacy.metrics.scores import METRICS, Key, chosen_metrics
 from mjp_privacy.metrics.scores import score as scores_of
-from mjp_privacy.metrics.statistics import PSNR_CAP, Floats, bootstrap_interval
+from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 
 SHOWN = 10  # most names of a list in an error message
 
@@ -98,20 +98,21 @@ def pair_folders(
 
 OK, FAILED = "ok", "failed"
 COLUMNS = ("image", "metric", "variant", "value", "status", "reason")
+Row = tuple[str, str, str, float, str, str]
 
 
-def score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> pd.DataFrame:
+def score_pairs(
+    pairs: Sequence[Pair], metrics: Sequence[str], device: torch.device
+) -> pd.DataFrame:
     """A row for every pair and metric, also for those that cannot be scored, with the reason.
 
     UserError if none can be.
     """
-    keys = chosen_keys(metrics)
+    keys = list(chosen_metrics(metrics))
     console = Console(stderr=True)
     followed = track(pairs, "Scoring", console=console, disable=not console.is_terminal)
-    rows = pd.DataFrame(
-        [(pair.name, *row) for pair in followed for row in _scored(pair, keys, device)],
-        columns=list(COLUMNS),
-    )
+    found = [row for pair in followed for row in _scored(pair, keys, device)]
+    rows = pd.DataFrame(found, columns=list(COLUMNS))
     if (rows["status"] == FAILED).all():
         raise UserError(
             f"None of the {len(pairs)} pairs can be scored; the first is "
@@ -121,16 +122,15 @@ def score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> p
     return rows
 
 
-def _scored(pair: Pair, keys: Sequence[Key], device: str) -> list[tuple[str, str, float, str, str]]:
-    """What stands behind the pair's name in its rows."""
+def _scored(pair: Pair, keys: Sequence[Key], device: torch.device) -> list[Row]:
     try:
         scores = scores_of(*pair.read(), metrics=keys, device=device)
-        return [(*key, float(scores[key][0]), OK, "") for key in keys]
+        return [(pair.name, *key, float(scores[key][0]), OK, "") for key in keys]
     except (UserError, MemoryError) as error:
         if len(keys) > 1 and not isinstance(error, ImageError):  # pictures too small for a metric
             return [row for key in keys for row in _scored(pair, [key], device)]
         reason = str(error) or "needs more memory than there is"
-        return [(*key, math.nan, FAILED, reason) for key in keys]
+        return [(pair.name, *key, math.nan, FAILED, reason) for key in keys]
 
 
 def failures(rows: pd.DataFrame) -> dict[str, str]:
@@ -162,14 +162,13 @@ class Mean:
 def means(rows: pd.DataFrame) -> list[Mean]:
     """Mean, interval and number of images for each metric."""
     scored, found = rows[rows["status"] == OK], []
-    for (metric, variant), own in scored.groupby(["metric", "variant"], sort=False)["value"]:
-        values: Floats = own.to_numpy(np.float64)
-        exact = int(np.isinf(values).sum()) if metric == "psnr" else None
-        values = np.minimum(values, math.inf if exact is None else PSNR_CAP)
-        low, high = bootstrap_interval(values)
+    for (metric, variant), own in scored.groupby(["metric", "variant"], sort=False):
+        is_psnr = metric == "psnr"
+        cap = PSNR_CAP if is_psnr else math.inf
+        figures = summarise(own["value"].to_numpy(np.float64), own["status"].tolist(), cap=cap)
         better = "lower" if METRICS[f"{metric}/{variant}"].higher_is_better else "higher"
-        mean = float(values.mean())
-        found.append(Mean(metric, variant, mean, low, high, len(values), exact, better))
+        ends, exact = (figures.low, figures.high), figures.exact if is_psnr else None
+        found.append(Mean(metric, variant, figures.mean, *ends, figures.n, exact, better))
     return found
 
 

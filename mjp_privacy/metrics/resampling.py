@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 _CHUNK = 1 << 18  # entries of the matrix of draws held as floating point at a time (2 MiB)
 
-Draws = NDArray[np.uint8] | NDArray[np.uint16]
+Draws = NDArray[np.uint16]
 
 
 @lru_cache(maxsize=8)  # 8 MB each, of up to 2048 groups
@@ -20,14 +20,13 @@ def draws(count: int, resamples: int, seed: int) -> list[Draws]:
     """Blocks of the (resamples, count) matrix of how often each resample holds each group."""
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // count)
-    blocks = []
+    blocks: list[Draws] = []
     for start in range(0, resamples, rows):
         shape = (min(rows, resamples - start), count)
         drawn = generator.integers(0, count, size=shape)
         drawn += count * np.arange(shape[0])[:, None]
         times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
-        small: np.dtype[np.unsignedinteger] = np.dtype(np.uint8 if count < 256 else np.uint16)
-        blocks.append(times.reshape(shape).astype(small))
+        blocks.append(times.reshape(shape).astype(np.uint16))
     return blocks
 
 
@@ -46,30 +45,22 @@ _SHARE = 1 / 100
 _NEGLIGIBLE = 1e-4
 """Of all squares. A rest that holds no more moves no end, however it is distributed."""
 
-_MOST = math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - _SHARE))
-"""Terms of which each takes more than its share leave less than that: 917."""
-
 
 def far_larger(deviations: Floats) -> NDArray[np.bool_]:
     """Which terms are so much larger than the rest that a sum of all is no normal one.
 
     The largest are set aside until the square of the next is at most a hundredth of the squares
-    that are left, or until these are negligible: never more than 917 terms (_MOST).
+    that are left, or until these are negligible: never more than 917 terms, for each takes more
+    than a hundredth.
 
         far_larger([9, 1, -1, ...])  # [True, False, False, ...] with two hundred ones
     """
     squares = np.square(deviations)
+    order = np.argsort(-squares)
+    left = np.cumsum(squares[order][::-1])[::-1]  # each with all that are smaller
+    settled = (squares[order] <= left * _SHARE) | (left <= squares.sum() * _NEGLIGIBLE)
     larger = np.zeros(len(squares), dtype=bool)
-    total = squares.sum()
-    if squares.max(initial=0.0) <= total * _SHARE:
-        return larger
-    most = min(len(squares), _MOST)
-    order = np.argpartition(-squares, most - 1)[:most]
-    order = order[np.argsort(-squares[order])]
-    others = np.delete(squares, order).sum()
-    left = others + np.cumsum(squares[order][::-1])[::-1]  # each with all that are smaller
-    settled = (squares[order] <= left * _SHARE) | (left <= total * _NEGLIGIBLE)
-    larger[order[: int(settled.argmax()) if settled.any() else most]] = True
+    larger[order[: int(settled.argmax()) if settled.any() else None]] = True
     return larger
 
 

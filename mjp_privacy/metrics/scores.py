@@ -240,7 +240,7 @@ def score(
             )
         right = known.images
     else:
-        chosen, right = _choose(metrics), _images("references", known)
+        chosen, right = chosen_metrics(metrics), _images("references", known)
     if left.shape != right.shape:
         raise UserError(
             "Expected as many references as reconstructions, in the same order and of the same "
@@ -264,19 +264,14 @@ def prepare(
 ) -> References:
     """References for `score`, with all that the metrics need of them: SSIM's local moments, LPIPS'
     features. At 192 × 192 pixels that takes about 6 MB an image. Arguments as for `score`."""
-    chosen = _choose(metrics)
+    chosen = chosen_metrics(metrics)
     images = _images("references", references)
     return References.of(images.to(images.device if device is None else _device(device)), chosen)
 
 
-def chosen_keys(metrics: Names | None) -> list[Key]:
-    """(metric, variant) of all that `score` computes for these names; UserError for an unknown
-    one."""
-    return list(_choose(metrics))
-
-
-def _choose(metrics: Names | None) -> dict[Key, Metric]:
-    """The metrics of these names; both variants of a bare "psnr"."""
+def chosen_metrics(metrics: Names | None) -> dict[Key, Metric]:
+    """What `score` computes for these names, both variants of a bare "psnr"; UserError for an
+    unknown one."""
     asked = [metrics] if isinstance(metrics, str) else list(METRICS if metrics is None else metrics)
     if not asked:
         raise UserError(f"Expected at least one metric, got none. Available: {', '.join(METRICS)}.")

@@ -251,14 +251,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def median_interval(
-    values: Floats,
-    groups: Words | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
-) -> tuple[float, float]:
+def median_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
     `bootstrap_interval`; (nan, nan) for fewer than two groups."""
     of_value: NDArray[np.integer] = np.arange(len(values))
@@ -268,15 +261,15 @@ def median_interval(
     if count < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     order = np.argsort(values)
-    tail = (1 - level) / 2
+    ascending, of_value = values[order], of_value[order]
+    ends = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     if count > MOST_DRAWN:
-        low, high = (
-            _median_quantile(values[order], of_value[order], part) for part in (tail, 1 - tail)
-        )
+        low, high = (_median_quantile(ascending, of_value, share) for share in ends)
         return low, high
-    blocks = draws(count, resamples, seed)
-    medians = [_weighted_medians(values[order], block[:, of_value[order]]) for block in blocks]
-    low, high = np.quantile(np.concatenate(medians), [tail, 1 - tail])
+    medians = [
+        _weighted_medians(ascending, block[:, of_value]) for block in draws(count, RESAMPLES, SEED)
+    ]
+    low, high = np.quantile(np.concatenate(medians), ends)
     return float(low), float(high)
 
 
@@ -331,8 +324,6 @@ def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
 # ------------------------------------------------------------------------------------------------
 # The share of images recovered, for every threshold from which an image counts as recovered.
 
-DECIBELS: Floats = np.linspace(0.0, 100.0, 101, dtype=np.float64)
-
 
 @dataclass(frozen=True)
 class SuccessCurve:
@@ -349,7 +340,7 @@ class SuccessCurve:
 def success_curve(
     values: Sequence[float] | Floats,
     statuses: Words,
-    thresholds: Sequence[float] | Floats = DECIBELS,
+    thresholds: Sequence[float] | Floats,
     *,
     groups: Words | None = None,
     higher: bool = True,

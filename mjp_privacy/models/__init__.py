@@ -9,16 +9,14 @@ from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
     from mjp_privacy.models.loading import LoadedModel as LoadedModel
-    from mjp_privacy.models.loading import ModelCard as ModelCard
     from mjp_privacy.models.loading import load_model as load_model
     from mjp_privacy.models.mjp_vit import MJPVisionTransformer as MJPVisionTransformer
-
-LOADING = ("LoadedModel", "ModelCard", "load_model")
 
 __getattr__ = imported_on_use(
     __name__,
     {
-        **dict.fromkeys(LOADING, "mjp_privacy.models.loading"),
+        "LoadedModel": "mjp_privacy.models.loading",
+        "load_model": "mjp_privacy.models.loading",
         "MJPVisionTransformer": "mjp_privacy.models.mjp_vit",
     },
 )

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
@@ -32,12 +33,10 @@ class AdaptedLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
         with torch.device("meta"):  # nothing is drawn; the layer's own weight and bias stay
             super().__init__(layer.in_features, layer.out_features, layer.bias is not None)
-            self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
-            self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
         self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
-        for part in (self.lora_A, self.lora_B):
-            part.weight = nn.Parameter(torch.empty_like(part.weight, device=layer.weight.device))
-            part.to(layer.weight.dtype)
+        like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        self.lora_A = skip_init(nn.Linear, layer.in_features, rank, bias=False, **like)
+        self.lora_B = skip_init(nn.Linear, rank, layer.out_features, bias=False, **like)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""

@@ -25,7 +25,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.models.layouts import Layout
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import Epsilon, Interpolation, Mean, ModelSpec, Std
-from mjp_privacy.models.zoo import architecture, is_timm_network, pooling_of
+from mjp_privacy.models.zoo import architecture, is_timm_network
 
 BESIDE = FileKind(
     "the JSON file that a library saves beside weights",
@@ -33,9 +33,11 @@ BESIDE = FileKind(
     4 << 20,
 )
 CONFIG = "config.json"
-_TRANSFORMERS = (CONFIG, "preprocessor_config.json")
-FILES: dict[str, tuple[str, ...]] = {"timm": (CONFIG,), "open_clip": ("open_clip_config.json",)}
-FILES |= dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), _TRANSFORMERS)
+FILES: Mapping[str, tuple[str, ...]] = {
+    "timm": (CONFIG,),
+    "open_clip": ("open_clip_config.json",),
+    **dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), (CONFIG, "preprocessor_config.json")),
+}
 """The files of each layout's library."""
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 HEAD_WIDTH = 64  # open_clip's, where its config states none
@@ -46,7 +48,8 @@ Word = Annotated[str, Field(strict=True, max_length=200)]
 def _at(*places: str) -> Any:
     """A field that stands at the first of these places that the file has: `vision_config.x`."""
     paths: Any = ([int(x) if x.isdigit() else x for x in place.split(".")] for place in places)
-    return Field(validation_alias=AliasChoices(*(AliasPath(*path) for path in paths)))
+    aliases = AliasChoices(*(AliasPath(*path) for path in paths))
+    return Field(default=None, validation_alias=aliases)
 
 
 def _side(size: Any) -> Any:
@@ -60,36 +63,30 @@ def _own_activation(name: Any) -> Any:
     return {"gelu_python": "gelu", **dict.fromkeys(tanh, "gelu_tanh")}.get(str(name), name)
 
 
-_EPS = ("vision_config.layer_norm_eps", "layer_norm_eps")
-_ACT = ("vision_config.hidden_act", "hidden_act")
-_WIDTH = ("vision_config.hidden_size", "hidden_size", "model_cfg.vision_cfg.width")
-_SIDES = ("pretrained_cfg.input_size.2", "input_size.2")
-_FILTER = ("pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation")
-_STD = ("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")
-
-
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
 class Stated:
     """What one of these files may state, in the words of the three libraries."""
 
     architecture: Word | None = None
-    pool: Annotated[Word | None, _at("model_args.global_pool")] = None
-    heads: Annotated[
-        Width | None, _at("vision_config.num_attention_heads", "num_attention_heads")
-    ] = None
-    width: Annotated[Width | None, _at(*_WIDTH)] = None
-    head_width: Annotated[Width | None, _at("model_cfg.vision_cfg.head_width")] = None
-    eps: Annotated[Epsilon | None, _at(*_EPS)] = None
-    activation: Annotated[Activation | None, BeforeValidator(_own_activation), _at(*_ACT)] = None
-    quick_gelu: Annotated[Switch | None, _at("model_cfg.quick_gelu")] = None
-    mean: Annotated[
-        Mean, _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
-    ] = None
-    std: Annotated[Std, _at(*_STD)] = None
-    side: Annotated[Side | None, _at(*_SIDES)] = None
-    crop: Annotated[Positive | None, _at("pretrained_cfg.crop_pct", "crop_pct")] = None
+    pool: Word | None = _at("model_args.global_pool")
+    heads: Width | None = _at("vision_config.num_attention_heads", "num_attention_heads")
+    width: Width | None = _at(
+        "vision_config.hidden_size", "hidden_size", "model_cfg.vision_cfg.width"
+    )
+    head_width: Width | None = _at("model_cfg.vision_cfg.head_width")
+    eps: Epsilon | None = _at("vision_config.layer_norm_eps", "layer_norm_eps")
+    activation: Annotated[Activation | None, BeforeValidator(_own_activation)] = _at(
+        "vision_config.hidden_act", "hidden_act"
+    )
+    quick_gelu: Switch | None = _at("model_cfg.quick_gelu")
+    mean: Mean = _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
+    std: Std = _at("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")
+    side: Side | None = _at("pretrained_cfg.input_size.2", "input_size.2")
+    crop: Positive | None = _at("pretrained_cfg.crop_pct", "crop_pct")
     size: Annotated[Side | None, BeforeValidator(_side)] = None
-    interpolation: Annotated[Interpolation | None, _at(*_FILTER)] = None
+    interpolation: Interpolation | None = _at(
+        "pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation"
+    )
     resample: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
 
 
@@ -117,10 +114,15 @@ def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
     name = _architecture(path) if is_there(file) else None
     if name is None or not is_timm_network(name):
         return None
-    pool = read_json(path, BESIDE, Stated).pool
-    if pool is not None and pool != (own := pooling_of(name)):
-        got = f"global_pool {shown(pool)}, and this timm's {name} has {own}"
-        raise BESIDE.refusal(path, got, "global_pool")
+    import timm
+    import torch
+
+    if (pool := read_json(path, BESIDE, Stated).pool) is not None:
+        with torch.device("meta"):
+            own = getattr(timm.create_model(name), "global_pool", "")
+        if pool != own:
+            got = f"global_pool {shown(pool)}, and this timm's {name} has {own}"
+            raise BESIDE.refusal(path, got, "global_pool")
     facts = _facts(file, "timm")
     return name, {field: facts[field] for field in PICTURES if field in facts}
 

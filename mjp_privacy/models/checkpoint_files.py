@@ -17,14 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import NoFile, UserError
 from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.layouts import LAYOUTS
+from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, recognised
 from mjp_privacy.models.tensor_files import (
     MOST_AXES,
     MOST_NAME,
@@ -55,12 +54,6 @@ HUB_PREFIX = "hf-hub:"
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
-TYPES: Mapping[str, torch.dtype] = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
-    **{"U8": torch.uint8, "BOOL": torch.bool},
-}
-"""torch's types by the names that a header of safetensors has."""
 
 
 class _Settings:
@@ -89,6 +82,11 @@ class WeightFile:
         in_folder = self.path.name in IN_FOLDERS
         return shown(Path(*self.path.parts[-2:]) if in_folder else self.path.name)
 
+    @property
+    def layout(self) -> Layout:
+        """How its tensors are named; names that fit no layout count as timm's, and are refused."""
+        return recognised(self.tensors, TIMM)
+
 
 def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> WeightFile:
     """Read a file, or `packaged:NAME`: one of the small models that come with this package.
@@ -103,15 +101,9 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     metadata: dict[str, str] = {}
     if suffix == ".safetensors":
         file = TensorFile(path, CHECKPOINT)
-        metadata = file.metadata
-        if shapes_only:
-            content = {
-                name: torch.empty(shape, dtype=TYPES[file.dtypes[name]], device="meta")
-                for name, shape in file.shapes.items()
-            }
-        else:  # what this package trained has a digest
+        metadata, content = file.metadata, file.tensors()
+        if not shapes_only:  # what this package trained has a digest
             check_digest(path, CHECKPOINT)
-            content = file.tensors()
         if metadata.get("task") == SEGMENTS:  # others' files name tasks too, in words of theirs
             raise UserError(
                 f"{shown(path.name)} holds a network for {SEGMENTS}: expected a "

@@ -16,7 +16,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
-from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, fitting
+from mjp_privacy.models.layouts import LAYOUTS, TIMM
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
@@ -35,17 +35,12 @@ SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_class
 # names and types ----------------------------------------------------------------------------------
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout of a file's tensors; timm's for names that fit none, which `shape_of` refuses."""
-    return fitting(tensors) or TIMM
-
-
 def to_own_names(file: WeightFile) -> dict[str, Tensor]:
     """A file's tensors under this model's names: timm's and some additions; in the file's types.
 
     Tensors of which a model is built are floating-point numbers.
     """
-    own = layout_of(file.tensors).to_own(file.tensors)
+    own = file.layout.to_own(file.tensors)
     for name, tensor in of_a_model(own).items():
         if tensor.dtype not in FLOATS:
             kinds = ", ".join(map(_word, FLOATS))
@@ -137,25 +132,21 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
 # tables that a model reads otherwise --------------------------------------------------------------
 
 
-def grid_of(table: Tensor, name: str, source: str = "") -> int:
-    """Patches along a side of a table (1, N+1, D); UserError where it is of no square grid.
-
-    source: what the message begins with, such as the file's name
-    """
+def grid_of(table: Tensor, name: str, source: str) -> int:
+    """Patches along a side of a table (1, N+1, D); UserError where it is of no square grid."""
     patches = table.shape[1] - 1
     side = math.isqrt(max(patches, 0))
     if table.shape[0] != 1 or patches < 1 or side * side != patches:
-        begin = f"{source}: " if source else ""
         raise UserError(
-            f"{begin}{name} has {table.shape[1]} rows: expected one class row and a square grid of "
-            f"patches, in the shape (1, rows, width); got {tuple(table.shape)}."
+            f"{source}: {name} has {table.shape[1]} rows: expected one class row and a square grid "
+            f"of patches, in the shape (1, rows, width); got {tuple(table.shape)}."
         )
     return side
 
 
-def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str = "") -> Tensor:
+def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str) -> Tensor:
     """The table (1, N+1, D) for a grid of another side, with a note; as it is for its own."""
-    table = _wide(table)
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
     old = grid_of(table, name, source)
     if old == grid:
         return table
@@ -165,11 +156,6 @@ def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str
     picture = interpolate(picture, size=(grid, grid), mode="bicubic", antialias=True)
     rows = picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1).to(table.dtype)
     return torch.cat((class_row, rows), dim=1)
-
-
-def _wide(table: Tensor) -> Tensor:
-    """The table in float32, or in float64 where it is: files may store half precision."""
-    return table if table.dtype == torch.float64 else table.float()
 
 
 def filled_unknown(
@@ -185,7 +171,8 @@ def filled_unknown(
             "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
             "it: `unknown_init: mean_position` (the row will say so)."
         )
-    mean = _wide(positions).mean(1, keepdim=True)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    mean = positions.mean(1, keepdim=True)
     if unknown_init == "zeros":
         notes.append("unk_embed is not trained: set to zeros")
         return torch.zeros_like(mean)
@@ -225,7 +212,7 @@ def load_into(
 
     A tensor that is missing, misshapen or of a layer that the model lacks is an error; but E_unk is
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
-    source, layout = file.shown, layout_of(file.tensors)
+    source, layout = file.shown, file.layout
     kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
     state, notes, missing = dict(state), list[str](), list[str]()
     table = state.get("pos_embed")

@@ -112,11 +112,9 @@ class OtherNetwork(WithCard, Common):
 
     unk_embed: nn.Parameter | None
     dal_regressor: LocalizationRegressor | None
-    pos_embed: None
-    index_embed: None
-    adapters: None
     position_embedding: PositionEmbedding
-    first_block: FirstBlock
+    first_block: FirstBlock = "intact"
+    pos_embed = index_embed = adapters = None
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -124,9 +122,8 @@ class OtherNetwork(WithCard, Common):
         self.patch_size, self.grid = sizes.patch_size, sizes.img_size // sizes.patch_size
         self.tokens = self.grid**2
         self.position_embedding = "learned" if sizes.positions else "strict"
-        self.dal_kind, self.first_block = sizes.dal, "intact"
+        self.dal_kind = sizes.dal
         self.unk_embed = self.dal_regressor = None
-        self.pos_embed = self.index_embed = self.adapters = None
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay."""
@@ -190,12 +187,21 @@ def load_other(
     content = json_value(file.metadata[SIZES], file.path, STATES)
     sizes = typed(content, file.path, STATES, Sizes)
     sizes.check(file.shown)
-    spec = _spec(name, file, sizes, overrides)
-    with torch.device("meta"):
+    given = {key: value for key, value in overrides.items() if value is not None}
+    named = [f"model {name}"] if name else []
+    if refused := [*named, *(f"{key}={given[key]}" for key in given if key not in PICTURES)]:
+        raise UserError(
+            f"{file.shown} holds a {sizes.family} and states its own sizes: expected no more than "
+            f"{', '.join(PICTURES)}, got {shown(', '.join(refused), 100)}. Leave that out."
+        )
+    facts = {key: value for key, value in stated(file).items() if key in PICTURES}
+    spec = overridden(replace(ModelSpec(f"custom {sizes.family}"), **facts), given)
+    check_complete(spec, file.shown, PIXELS)
+    spec = replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
+    with torch.device("meta" if outline else "cpu"):
         network = build_other(sizes)
     check_same(network, file.tensors, weights_of(network), file.shown)
     if not outline:
-        network = build_other(sizes)
         stored = {key: tensor.float() for key, tensor in file.tensors.items()}
         network.load_state_dict(stored, strict=False)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)
@@ -207,20 +213,3 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a network: parameters, and statistics such as batch norm's."""
     kept = network.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in kept.items() if tensor.is_floating_point()}
-
-
-def _spec(
-    name: str | None, file: WeightFile, sizes: Sizes, overrides: Mapping[str, Any]
-) -> ModelSpec:
-    """How the file's network takes pictures; UserError for anything else that a user says of it."""
-    given = {key: value for key, value in overrides.items() if value is not None}
-    named = [f"model {name}"] if name else []
-    if refused := [*named, *(f"{key}={given[key]}" for key in given if key not in PICTURES)]:
-        raise UserError(
-            f"{file.shown} holds a {sizes.family} and states its own sizes: expected no more than "
-            f"{', '.join(PICTURES)}, got {shown(', '.join(refused), 100)}. Leave that out."
-        )
-    facts = {key: value for key, value in stated(file).items() if key in PICTURES}
-    spec = overridden(replace(ModelSpec(f"custom {sizes.family}"), **facts), given)
-    check_complete(spec, file.shown, PIXELS)
-    return replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)

@@ -12,7 +12,7 @@ position table, which stand apart so that the table has one row for the class an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,8 +73,8 @@ AS_IS = Rule(_WRAPPED, "")
 def rules(text: str) -> tuple[Rule, ...]:
     """The rules of a text whose lines are `their name, own name, what is taken of it`.
 
-    # is a block's number and * a weight or a bias, of both names; what is taken may also be the
-    query, key or value of a joined parameter.
+    # is a block's number and * a weight or a bias, of both names; what stands in [] may be missing;
+    what is taken may also be the query, key or value of a joined parameter.
 
     rules("encoder.layers.#.ln_1.*, blocks.#.norm1.*")
     """
@@ -82,6 +82,7 @@ def rules(text: str) -> tuple[Rule, ...]:
     for line in filter(None, map(str.strip, text.splitlines())):
         theirs, own, how = (part.strip() for part in f"{line},,".split(",")[:3])
         pattern = re.escape(theirs).replace(r"\#", r"(\d+)").replace(r"\*", "(weight|bias)")
+        pattern = pattern.replace(r"\[", "(?:").replace(r"\]", ")?")
         last = 2 if "#" in own else 1  # the group of a weight or a bias
         own = own.replace("#", r"\1").replace("*", rf"\{last}")
         part = PARTS.index(how) if how in PARTS else None
@@ -112,10 +113,6 @@ class Layout:
     norm_eps: float = 1e-6
     activation: str | None = "gelu"
 
-    def signs(self, name: str) -> bool:
-        """Whether one of its signs is the name, wrapped or not."""
-        return any(re.fullmatch(self.sign, form) for form in (name, unwrapped(name)))
-
     def to_own(self, tensors: Mapping[str, Tensor], *, axes: int = 0) -> dict[str, Tensor]:
         """The tensors under this package's names, in the shapes of its parameters.
 
@@ -128,9 +125,9 @@ class Layout:
         own: dict[str, Tensor] = {}
         source: dict[str, str] = {}
         joined: dict[str, dict[int, Tensor]] = {}
-        towered = self._has_tower(tensors)
-        for name, tensor in tensors.items():
-            for rule, target in self._applied(name, towered) or [(AS_IS, name)]:
+        for name, bare in self._bare(tensors).items():
+            for rule, target in self._applied(bare) or [(AS_IS, name)]:
+                tensor = tensors[name]
                 place = target if rule.part is None else f"{target}, the {PARTS[rule.part]}"
                 if source.setdefault(place, name) != name:
                     raise UserError(
@@ -149,49 +146,46 @@ class Layout:
                     own[target] = taken
                 else:
                     joined.setdefault(target, {})[rule.part] = taken
-        for target, parts in joined.items():
-            if len(parts) == len(PARTS):
-                own[target] = _joined([parts[part] for part in sorted(parts)], axes, target)
+        for target, by_part in joined.items():
+            if len(by_part) < len(PARTS):
+                continue
+            parts = [by_part[part] for part in sorted(by_part)]
+            if len({(part.shape, part.dtype) for part in parts}) > 1 or parts[0].ndim <= axes:
+                shapes = ", ".join(f"{tuple(part.shape)} of {part.dtype}" for part in parts)
+                raise UserError(
+                    f"The query, key and value of {target!r} have the shapes {shapes}: expected "
+                    "three of one shape and type. Give the parameters of a whole Vision "
+                    "Transformer."
+                )
+            own[target] = torch.cat(parts, dim=axes)
         return own
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Names that are neither parameters of this layout nor known to stand beside them."""
-        names = list(names)
-        towered = self._has_tower(names)
-        of_the_picture = [n for n in names if self._in_tower(n, towered) is not None]
-        strange = (n for n in of_the_picture if not self._applied(n, towered))
-        return [n for n in strange if not re.fullmatch(self.beside, unwrapped(n))]
+        bare_names = self._bare(names).items()
+        strange = (
+            name for name, bare in bare_names if bare is not None and not self._applied(bare)
+        )
+        return [name for name in strange if not re.fullmatch(self.beside, unwrapped(name))]
 
     def own_names(self, name: str) -> list[str]:
         """What one name is called here; a table that holds two kinds of rows has two names."""
-        return [target for _, target in self._applied(name, self._has_tower((name,)))]
+        return [target for _, target in self._applied(self._bare((name,))[name])]
 
-    def _has_tower(self, names: Iterable[str]) -> bool:
-        return bool(self.tower) and any(unwrapped(n).startswith(self.tower) for n in names)
+    def _bare(self, names: Iterable[str]) -> Mapping[str, str | None]:
+        """Each name without wrappers and tower; None where it is of the text's tower."""
+        bare, tower = {name: unwrapped(name) for name in names}, self.tower
+        if not tower or not any(own.startswith(tower) for own in bare.values()):
+            return bare
+        return {
+            name: own.removeprefix(tower) if own.startswith(tower) else None
+            for name, own in bare.items()
+        }
 
-    def _in_tower(self, name: str, towered: bool) -> str | None:
-        """The name without wrappers; None where it is of the text's tower."""
-        bare = unwrapped(name)
-        if towered and not bare.startswith(self.tower):
-            return None
-        return bare.removeprefix(self.tower)
-
-    def _applied(self, name: str, towered: bool) -> list[tuple[Rule, str]]:
-        """The rules that are about a name, each with the own name that it gives."""
-        bare = self._in_tower(name, towered)
+    def _applied(self, bare: str | None) -> list[tuple[Rule, str]]:
+        """The rules that are about a bare name, each with the own name that it gives."""
         matches = ((rule, rule.pattern.fullmatch(bare or "")) for rule in self.rules)
         return [(rule, match.expand(rule.own)) for rule, match in matches if match]
-
-
-def _joined(parts: Sequence[Tensor], axes: int, target: str) -> Tensor:
-    """Query, key and value as one parameter."""
-    if len({(part.shape, part.dtype) for part in parts}) > 1 or parts[0].ndim <= axes:
-        shapes = ", ".join(f"{tuple(part.shape)} of {part.dtype}" for part in parts)
-        raise UserError(
-            f"The query, key and value of {target!r} have the shapes {shapes}: expected three of "
-            "one shape and type. Give the parameters of a whole Vision Transformer."
-        )
-    return torch.cat(list(parts), dim=axes)
 
 
 # the layouts that are known, most telling names first ---------------------------------------------
@@ -250,35 +244,29 @@ TORCHVISION = Layout(
     ),
 )
 
-_NEW = """
-    PREFIX#.layernorm_before.*, blocks.#.norm1.*
-    PREFIX#.attention.q_proj.*, blocks.#.attn.qkv.*, query
-    PREFIX#.attention.k_proj.*, blocks.#.attn.qkv.*, key
-    PREFIX#.attention.v_proj.*, blocks.#.attn.qkv.*, value
-    PREFIX#.attention.o_proj.*, blocks.#.attn.proj.*
-    PREFIX#.layernorm_after.*, blocks.#.norm2.*
-    PREFIX#.mlp.fc1.*, blocks.#.mlp.fc1.*
-    PREFIX#.mlp.fc2.*, blocks.#.mlp.fc2.*
-"""
-_HUGGING_FACE = (
-    *rules(_NEW.replace("PREFIX", "layers.")),
-    *rules(_NEW.replace("PREFIX", "encoder.layers.")),
-    *rules(  # blocks before transformers 5, and in files on its hub
-        """
-        encoder.layer.#.layernorm_before.*, blocks.#.norm1.*
-        encoder.layer.#.attention.attention.query.*, blocks.#.attn.qkv.*, query
-        encoder.layer.#.attention.attention.key.*, blocks.#.attn.qkv.*, key
-        encoder.layer.#.attention.attention.value.*, blocks.#.attn.qkv.*, value
-        encoder.layer.#.attention.output.dense.*, blocks.#.attn.proj.*
-        encoder.layer.#.layernorm_after.*, blocks.#.norm2.*
-        encoder.layer.#.intermediate.dense.*, blocks.#.mlp.fc1.*
-        encoder.layer.#.output.dense.*, blocks.#.mlp.fc2.*
-        embeddings.cls_token, cls_token
-        embeddings.patch_embeddings.projection.*, patch_embed.proj.*
-        layernorm.*, norm.*
-        classifier.*, head.*
-        """
-    ),
+_HUGGING_FACE = rules(  # the last blocks as before transformers 5, and in files on its hub
+    """
+    embeddings.cls_token, cls_token
+    embeddings.patch_embeddings.projection.*, patch_embed.proj.*
+    layernorm.*, norm.*
+    classifier.*, head.*
+    [encoder.]layers.#.layernorm_before.*, blocks.#.norm1.*
+    [encoder.]layers.#.attention.q_proj.*, blocks.#.attn.qkv.*, query
+    [encoder.]layers.#.attention.k_proj.*, blocks.#.attn.qkv.*, key
+    [encoder.]layers.#.attention.v_proj.*, blocks.#.attn.qkv.*, value
+    [encoder.]layers.#.attention.o_proj.*, blocks.#.attn.proj.*
+    [encoder.]layers.#.layernorm_after.*, blocks.#.norm2.*
+    [encoder.]layers.#.mlp.fc1.*, blocks.#.mlp.fc1.*
+    [encoder.]layers.#.mlp.fc2.*, blocks.#.mlp.fc2.*
+    encoder.layer.#.layernorm_before.*, blocks.#.norm1.*
+    encoder.layer.#.attention.attention.query.*, blocks.#.attn.qkv.*, query
+    encoder.layer.#.attention.attention.key.*, blocks.#.attn.qkv.*, key
+    encoder.layer.#.attention.attention.value.*, blocks.#.attn.qkv.*, value
+    encoder.layer.#.attention.output.dense.*, blocks.#.attn.proj.*
+    encoder.layer.#.layernorm_after.*, blocks.#.norm2.*
+    encoder.layer.#.intermediate.dense.*, blocks.#.mlp.fc1.*
+    encoder.layer.#.output.dense.*, blocks.#.mlp.fc2.*
+    """
 )
 _HUGGING_FACE_SIGN = (
     r"embeddings\.(?:cls_token|position_embeddings|patch_embeddings\.projection\.\w+)"
@@ -369,19 +357,18 @@ OPEN_CLIP = Layout(
 LAYOUTS = (OFFICIAL_MJP, TIMM, TORCHVISION, HF_DEIT, HF_VIT, HF_CLIP, OPEN_CLIP)
 
 
-def fitting(names: Iterable[str]) -> Layout | None:
-    """The first layout that has one of the names as its sign, or None."""
-    names = list(names)
-    return next((layout for layout in LAYOUTS if any(map(layout.signs, names))), None)
-
-
-def recognised(names: Iterable[str]) -> Layout:
-    """The layout of a model, a checkpoint or a (partial) gradient, from its names alone.
+def recognised(names: Iterable[str], otherwise: Layout | None = None) -> Layout:
+    """The layout of a model, a checkpoint or a (partial) gradient, from its names alone: the first
+    of which one of the names, wrapped or not, is a sign.
 
     recognised(model.state_dict()).name == "torchvision"
+
+    otherwise  what is returned for names that fit none; without it they are refused
     """
     names = sorted(names)
-    layout = fitting(names)
+    forms = {*names, *map(unwrapped, names)}
+    fitting = (layout for layout in LAYOUTS if any(re.fullmatch(layout.sign, f) for f in forms))
+    layout = next(fitting, otherwise)
     if layout is None:
         raise UserError(
             f"The names fit no Vision Transformer that is known here: expected those of "

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
@@ -30,19 +32,16 @@ from mjp_privacy.models.checkpoint_files import (
 from mjp_privacy.models.checkpoints import (
     CheckpointReport,
     UnknownInit,
-    layout_of,
     load_into,
     shape_of,
     to_own_names,
 )
-from mjp_privacy.models.families import ModelCard as ModelCard
 from mjp_privacy.models.families import WithCard, card_of, is_other, load_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,
     at_size,
-    check_choice,
     completed,
     filled,
     overridden,
@@ -176,56 +175,76 @@ def _model(
 
     made_up  facts for those that nothing states; given, the model is an outline without weights
     """
-    check_choice("unknown_init", unknown_init, UnknownInit)
+    if unknown_init not in (None, *get_args(UnknownInit)):
+        raise unknown_name("unknown_init", shown(unknown_init, 60), get_args(UnknownInit))
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
         raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
     outline, place = made_up is not None, str(checkpoint)
     network = name or (place.removeprefix(TIMM_PREFIX) if place.startswith(TIMM_PREFIX) else None)
-    if network is not None and not is_timm_network(network):
-        network = None  # a plain ViT
-    if network is None:
-        spec, source = _asked_for(name, checkpoint, overrides)
-    else:
+    if network is not None and is_timm_network(network):
         spec, source = ModelSpec(network), _source(spec_by_name(network), checkpoint)
+    else:
+        network = None  # a plain ViT
+        spec, source = _asked_for(name, checkpoint, overrides)
     downloaded = source.startswith(TIMM_PREFIX)
     if source == RANDOM or (outline and downloaded):
         if network is None:
-            return _without_file(spec, source, seed, made_up)
+            return _plain(spec, source, None, seed=seed, made_up=made_up)
         return cast(LoadedModel, random_timm(network, overrides, seed=seed, made_up=made_up))
+
+    def load(file: WeightFile, made_up: Mapping[str, Any] | None) -> LoadedModel:
+        of_timm = network is not None or STATED in file.metadata
+        beside = None if of_timm else timm_beside(file.path)
+        if of_timm or beside is not None:
+            named, facts = beside or (None, {})
+            facts |= {key: value for key, value in overrides.items() if value is not None}
+            named = network or name or named
+            other = load_timm(file, named, facts, unknown_init=unknown_init, made_up=made_up)
+            return cast(LoadedModel, other)
+        if is_other(file):
+            outline = made_up is not None
+            return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
+        return _plain(spec, source, file, overrides, unknown_init=unknown_init, made_up=made_up)
+
     if downloaded:
-        file = download_timm(source.removeprefix(TIMM_PREFIX))
-    else:  # names and shapes first: what does not fit costs neither time nor memory
-        file = read_weight_file(source, shapes_only=True)
-    of_timm = (network, overrides) if network else _in_file(file, name, overrides)
-    plain = of_timm is None and not is_other(file)
-    if plain:
-        spec, model = _outlined(spec, file, overrides, unknown_init, made_up)
-    if not outline and not downloaded:
-        file = read_weight_file(source)
-    if of_timm is not None:
-        other = load_timm(file, *of_timm, unknown_init=unknown_init, made_up=made_up)
-        return cast(LoadedModel, other)
-    if not plain:
-        return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
-    if outline:
-        return with_card(model, spec, _outline_of(file.shown))
-    model = build(spec, file.shown)
-    report = load_into(model, to_own_names(file), file, unknown_init=unknown_init)
+        return load(download_timm(source.removeprefix(TIMM_PREFIX)), None)
+    # Names and shapes first: what does not fit costs neither time nor memory.
+    model = load(read_weight_file(source, shapes_only=True), made_up or {})
+    return model if outline else load(read_weight_file(source), None)
+
+
+def _plain(
+    spec: ModelSpec,
+    source: str,
+    file: WeightFile | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    unknown_init: UnknownInit | None = None,
+    seed: int = 0,
+    made_up: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """A plain ViT with the numbers of a file, or without one with numbers drawn from the seed.
+
+    spec     that of the model's name, with the user's fields in it
+    made_up  as in `_model`
+    """
+    where, state = spec.name if source == RANDOM else source, dict[str, Tensor]()
+    if file is not None:
+        where = file.shown
+        spec, state = _read_off(spec, file, overrides or {})
+    elif source == RANDOM:
+        spec = replace(spec, trained_gamma=None)
+    spec = filled(spec, made_up or {})
+    check_complete(spec, where)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu" if made_up is None else "meta"):
+        torch.manual_seed(derive_seed("random weights", spec.name, seed))
+        model = build(spec, where)
+    report = CheckpointReport(RANDOM, f"random-{seed}", RANDOM, notes=("untrained weights",))
+    if file is not None:
+        report = load_into(model, state, file, unknown_init=unknown_init)
+    if made_up is not None:
+        report = CheckpointReport(where, "", RANDOM, notes=("an outline without weights",))
     return with_card(model, spec, report)
-
-
-def _in_file(
-    file: WeightFile, name: str | None, overrides: Mapping[str, Any]
-) -> tuple[str | None, Mapping[str, Any]] | None:
-    """The name and the fields of the network of timm's that a file, or timm's config.json beside
-    it, says it holds; None for a plain ViT."""
-    if STATED in file.metadata:
-        return name, overrides
-    beside = timm_beside(file.path)
-    if beside is None:
-        return None
-    known = {**beside[1], **{key: value for key, value in overrides.items() if value is not None}}
-    return name or beside[0], known
 
 
 # the spec -----------------------------------------------------------------------------------------
@@ -264,7 +283,7 @@ def _read_off(
     What the user gave wins over the file's metadata, and these over the JSON files beside it. The
     tensors' values are not read.
     """
-    state, layout = to_own_names(file), layout_of(file.tensors)
+    state, layout = to_own_names(file), file.layout
     shape = shape_of(state, file.shown)
     said = {key: getattr(named, key) for key in COMPARED}
     differs = [key for key, value in said.items() if value is not None and value != shape[key]]
@@ -279,30 +298,6 @@ def _read_off(
     spec = with_facts_beside(named, file.path, layout, shape)
     spec = overridden(replace(spec, **stated(file)), overrides)
     return completed(spec, shape, layout), state
-
-
-def _outlined(
-    named: ModelSpec,
-    file: WeightFile,
-    overrides: Mapping[str, Any],
-    unknown_init: UnknownInit | None,
-    made_up: Mapping[str, Any] | None,
-) -> tuple[ModelSpec, LoadedModel]:
-    """The complete spec of a file's model, and the network without values that the file fills.
-
-    Raises a UserError for whatever `load_model` refuses, but for values that are no numbers.
-
-    named    the spec of the model's name, with the user's fields in it
-    made_up  facts for those that neither file nor user states
-    """
-    spec, state = _read_off(named, file, overrides)
-    spec = filled(spec, made_up or {})
-    check_complete(spec, file.shown)
-    with torch.device("meta"):
-        outline = build(spec, file.shown)
-    shapes = {name: tensor.to("meta") for name, tensor in state.items()}
-    load_into(outline, shapes, file, unknown_init=unknown_init)
-    return spec, outline
 
 
 # the network --------------------------------------------------------------------------------------
@@ -354,22 +349,3 @@ def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> 
         own = model.variant
         model.card = replace(model.card, norm_eps=own.norm_eps, activation=own.activation)
     return model.eval()
-
-
-def _outline_of(source: str) -> CheckpointReport:
-    return CheckpointReport(source, "", RANDOM, notes=("an outline without weights",))
-
-
-def _without_file(
-    spec: ModelSpec, source: str, seed: int, made_up: Mapping[str, Any] | None
-) -> LoadedModel:
-    """An outline of a plain ViT that is drawn or downloaded, or one with drawn weights."""
-    drawn, outline = source == RANDOM, made_up is not None
-    spec, where = filled(spec, made_up or {}), spec.name if drawn else source
-    check_complete(spec, where)
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if outline else "cpu"):
-        torch.manual_seed(derive_seed("random weights", spec.name, seed))
-        model = build(spec, where)
-    report = CheckpointReport(RANDOM, f"random-{seed}", RANDOM, notes=("untrained weights",))
-    spec = replace(spec, trained_gamma=None) if drawn else spec
-    return with_card(model, spec, _outline_of(where) if outline else report)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.sizes import LowRank, Variant
-from mjp_privacy.models.vit import Block, ClosedFormBlock, VisionTransformer, start_
+from mjp_privacy.models.vit import (
+    Block,
+    ClosedFormBlock,
+    Common,
+    PatchEmbedding,
+    start_,
+    start_linear_layers,
+)
 
 DalKind = Literal["none", "pca", "linear", "nonlinear"]
 PCA_ITERATIONS = 5
+CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
 
 
 def grid_positions(
@@ -91,8 +99,12 @@ PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
 
 
-class MJPVisionTransformer(VisionTransformer):
-    """The plain ViT under timm's parameter names, with these additions:
+class MJPVisionTransformer(Common):
+    """Patches, a class token, one table of positions, blocks, and a head on the class token.
+
+    MJPVisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
+    num_classes=1000) has the parameters of timm's vit_tiny_patch16_224, the same random start from
+    the same seed, and the same outputs bit for bit. The other arguments are additions:
 
     position_embedding  `learned`, or one of two readings of "without PEs": `exposed` (the table is
                         fixed at zero and its gradient is still uploaded, which APRIL needs) and
@@ -103,7 +115,7 @@ class MJPVisionTransformer(VisionTransformer):
     dal                 the localization regressor: none, pca, linear or nonlinear.
     first_block         `closed_form`: the model is built with a block 0 that has neither norm1 nor
                         residuals.
-    variant             where other libraries' ViTs differ from timm's: `variant.Variant`.
+    variant             where other libraries' ViTs differ from timm's: `sizes.Variant`.
     """
 
     unk_embed: nn.Parameter | None
@@ -118,58 +130,73 @@ class MJPVisionTransformer(VisionTransformer):
     def __init__(
         self,
         *,
+        img_size: int,
+        patch_size: int,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        num_classes: int,
+        mlp_ratio: float = 4.0,
+        drop_path_rate: float = 0.0,
         position_embedding: PositionEmbedding = "learned",
         unknown_embedding: bool = False,
         index_embedding: bool = False,
         dal: DalKind = "none",
         first_block: FirstBlock = "intact",
         variant: Variant | None = None,
-        **sizes: Any,
     ) -> None:
-        super().__init__(has_positions=position_embedding != "strict", variant=variant, **sizes)
+        super().__init__()
         if position_embedding != "learned" and (unknown_embedding or dal != "none"):
             raise UserError(
                 "A model without position embeddings has nothing to mask or to localize: expected "
                 f"unknown_embedding=False and dal='none' with position_embedding="
                 f"{position_embedding!r}, got unknown_embedding={unknown_embedding}, dal={dal!r}."
             )
-        self.position_embedding = position_embedding
-        self.dal_kind = dal
-        rows = self.patch_embed.num_patches + 1
-        self.unk_embed = _table(1, self.embed_dim) if unknown_embedding else None
-        self.index_embed = _table(rows, self.embed_dim) if index_embedding else None
-        self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
-        distilled = self.variant.distillation_token
-        self.dist_token = _table(1, self.embed_dim) if distilled else None
-        self.dist_pos_embed = _table(1, self.embed_dim) if distilled else None
+        self.variant = variant = variant or Variant()
+        self.position_embedding, self.dal_kind, self.first_block = (
+            position_embedding,
+            dal,
+            first_block,
+        )
+        self.embed_dim, self.num_classes = embed_dim, num_classes
+        self.patch_size, self.grid = patch_size, img_size // patch_size
+        rows = self.grid**2 + 1
+        self.tokens = rows + int(variant.distillation_token)  # that block 0 sees
+        self.patch_embed = PatchEmbedding(img_size, patch_size, embed_dim, bias=variant.patch_bias)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        strict = position_embedding == "strict"
+        self.pos_embed = None if strict else nn.Parameter(torch.empty(1, rows, embed_dim))
+        eps, hidden = variant.norm_eps, int(embed_dim * mlp_ratio)
+        self.norm_pre = nn.LayerNorm(embed_dim, eps=eps) if variant.pre_norm else nn.Identity()
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
+        self.blocks = nn.Sequential(
+            *(Block(embed_dim, num_heads, hidden, variant, rate) for rate in rates)
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=eps)
+        self.head: nn.Module = (
+            nn.Linear(embed_dim, num_classes, bias=variant.head_bias)
+            if num_classes
+            else nn.Identity()
+        )
+        if not self.cls_token.is_meta:  # in timm's order; an outline has no values
+            if self.pos_embed is not None:
+                start_(self.pos_embed)
+            nn.init.normal_(self.cls_token, std=CLASS_START_STD)
+            start_linear_layers(self)
+        self.unk_embed = _table(1, embed_dim) if unknown_embedding else None
+        self.index_embed = _table(rows, embed_dim) if index_embedding else None
+        self.dal_regressor = LocalizationRegressor(embed_dim, dal) if dal != "none" else None
+        self.dist_token = _table(1, embed_dim) if variant.distillation_token else None
+        self.dist_pos_embed = _table(1, embed_dim) if variant.distillation_token else None
         if position_embedding == "exposed":
             nn.init.zeros_(self.table)
         if first_block == "closed_form":
             self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
 
-    @property
-    def first_block(self) -> FirstBlock:
-        """Whether block 0 is the intact one or the altered one without norm1 and residuals."""
-        return "closed_form" if isinstance(self.blocks[0], ClosedFormBlock) else "intact"
-
-    @property
-    def grid(self) -> int:
-        """Number of patches along a side, so that N = grid²."""
-        return int(self.patch_embed.grid_size[0])
-
-    @property
-    def patch_size(self) -> int:
-        """Side of a patch in pixels."""
-        return int(self.patch_embed.patch_size[0])
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens block 0 sees: the patches, the class token, a distillation token."""
-        return int(self.patch_embed.num_patches) + 1 + int(self.variant.distillation_token)
-
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay: timm's and the new tables."""
-        return {*super().no_weight_decay(), "unk_embed", "index_embed", "dist_pos_embed"}
+        tables = {"pos_embed", "unk_embed", "index_embed", "dist_pos_embed"}
+        return {"cls_token", "dist_token", *tables}
 
     @property
     def table(self) -> Tensor:
@@ -206,10 +233,15 @@ class MJPVisionTransformer(VisionTransformer):
         """The tokens (B, tokens, D) after the last norm; token 0 is [CLS]."""
         return self.norm(self.blocks(self.embed(x, mask)))
 
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """Logits (B, classes) from the tokens (B, tokens, D) after the last norm."""
+        logits: Tensor = self.head(tokens[:, 0])
+        return logits
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
         if mask is not None:
-            check_mask(mask, self.patch_embed.num_patches, len(x))
+            check_mask(mask, self.grid**2, len(x))
         return self.forward_head(self.forward_features(x, mask))
 
     # localization -----------------------------------------------------------------------------
@@ -220,43 +252,36 @@ class MJPVisionTransformer(VisionTransformer):
         A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
         same n in each row.
         """
-        hidden = self._hidden(mask)
-        target, prediction = self._localize(hidden, normalize)
-        if hidden.ndim == 1:
-            return target[~hidden], prediction[~hidden]
-        counts = (~hidden).sum(-1)
-        if not bool((counts == counts[0]).all()):
+        target, prediction, visible = self._localize(mask, normalize)
+        counts = visible.sum(-1)
+        if bool((counts != counts.max()).any()):
             raise UserError(
                 "dal() returns one tensor, so every row of the mask must leave the same number of "
                 f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
             )
-        shape = (hidden.shape[0], int(counts[0]), 2)
+        shape = (*counts.shape, int(counts.max()), 2)
         target = target.expand_as(prediction)
-        return target[~hidden].reshape(shape), prediction[~hidden].reshape(shape)
+        return target[visible].reshape(shape), prediction[visible].reshape(shape)
 
     def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
         """L_DAL over the unmasked positions; for a batch of masks, the mean over its rows."""
-        hidden = self._hidden(mask)
-        target, prediction = self._localize(hidden, normalize)
-        return masked_l1(target, prediction, ~hidden).mean()
+        return masked_l1(*self._localize(mask, normalize)).mean()
 
-    def _hidden(self, mask: Tensor | None) -> Tensor:
-        patches = self.patch_embed.num_patches
+    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Target and prediction of all positions, and which of them are not masked."""
         if mask is None:
-            return torch.zeros(patches, dtype=torch.bool, device=self.cls_token.device)
-        check_mask(mask, patches)
-        return mask.to(self.cls_token.device)
-
-    def _localize(self, hidden: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+            mask = torch.zeros(self.grid**2, dtype=torch.bool, device=self.like.device)
+        check_mask(mask, self.grid**2)
         if self.dal_regressor is None:
             raise UserError(
                 "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
                 "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
             )
-        embeddings = self.table[0, 1:].expand(*hidden.shape, -1)
-        prediction = self.dal_regressor(embeddings, ~hidden)
+        embeddings = self.table[0, 1:].expand(*mask.shape, -1)
+        visible = ~mask.to(embeddings.device)
+        prediction = self.dal_regressor(embeddings, visible)
         target = grid_positions(self.grid, normalize=normalize, device=prediction.device)
-        return target.to(prediction.dtype), prediction
+        return target.to(prediction.dtype), prediction, visible
 
 
 def check_mask(mask: Tensor, patches: int, batch: int | None = None) -> None:
@@ -281,7 +306,6 @@ def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
     altered = copy.deepcopy(model)
     if altered.first_block == "closed_form":
         return altered
-    block = altered.blocks[0]
-    assert isinstance(block, Block)
-    altered.blocks[0] = ClosedFormBlock(block)
+    altered.blocks[0] = ClosedFormBlock(altered.blocks[0])  # type: ignore[arg-type]
+    altered.first_block = "closed_form"
     return altered

@@ -75,31 +75,21 @@ def load_module(
                     f"Leave it out, or load the model with {key}=… as the client made its pictures."
                 )
         return cast(LoadedModel, module)
+    refusal: UserError | None = None
     try:
         plain = _plain_copy(module, given, num_heads)
         if img_size in (None, plain.card.img_size):
             return plain
-    except UserError as refused:
+    except UserError as error:
         if num_heads is not None:
             raise
-        _normalisation(module, given)
-        try:
-            return _other_copy(module, given, img_size)
-        except NoPatches:  # nobody's ViT: the first refusal says more
-            raise refused from None
-    return _other_copy(module, given, img_size)
-
-
-def _other_copy(
-    module: nn.Module, given: Mapping[str, Channels], img_size: int | None
-) -> LoadedModel:
-    """The module with its own forward."""
+        refusal = error
     pixels = _normalisation(module, given)
-
-    def logits(returned: Any) -> Tensor:
-        return next(_answers(returned))
-
-    return cast(LoadedModel, of_live(module, logits, **pixels, img_size=img_size))
+    try:  # the module with its own forward
+        other = of_live(module, lambda x: next(_answers(x)), **pixels, img_size=img_size)
+    except NoPatches as error:  # nobody's ViT: the first refusal says more
+        raise (refusal or error) from None
+    return cast(LoadedModel, other)
 
 
 def _plain_copy(

@@ -60,7 +60,6 @@ def check_parameters(
 
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "relu"]
-PLAIN_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Variant:
     qkv_bias: bool = True
     head_bias: bool = True
     distillation_token: bool = False
-    norm_eps: float = PLAIN_EPS
+    norm_eps: float = 1e-6
     activation: Activation = "gelu"
 
     def __str__(self) -> str:

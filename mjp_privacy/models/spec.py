@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -121,12 +121,6 @@ def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
         return spec
     assert spec.img_size is not None
     return replace(spec, img_size=size, resize=round(spec.resize * size / spec.img_size))
-
-
-def check_choice(key: str, value: str | None, kind: Any) -> None:
-    """Raise unless `value` is one of the strings of the Literal `kind`, or None."""
-    if value is not None and (not isinstance(value, str) or value not in get_args(kind)):
-        raise unknown_name(key, shown(value, 60), list(get_args(kind)))
 
 
 def stated(file: WeightFile) -> dict[str, Any]:

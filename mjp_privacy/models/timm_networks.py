@@ -319,23 +319,27 @@ def load_timm(
     facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
     facts |= {key: value for key, value in given.items() if value is not None}
     spec = _spec(name, facts, made_up)
-    with torch.device("meta"):
+    device = torch.device("cpu" if made_up is None else "meta")
+    with _drawn("a fresh classifier", spec.name), device:
         network = _built(spec)
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
         rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
     if not heads and spec.num_classes:
-        drawn = _drawn_head(spec)
-        tensors |= {key: tensor for key, tensor in drawn.items() if key not in tensors}
+        fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
+        generator = torch_generator("a fresh classifier", spec.name)
+        for tensor in fresh.values() if made_up is None else ():
+            if not bool(tensor.any()) and tensor.ndim > 1:  # zeros would send no gradient on
+                tensor.normal_(0, START_STD, generator=generator)
+        tensors = {**fresh, **tensors}
         notes.append("a fresh classifier, seeded")
     check_same(network, tensors, dict(network.named_parameters()), file.shown)
-    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     if made_up is None:
-        network = _built(spec)
         state = {key: tensor.float() for key, tensor in tensors.items()}
         network.load_state_dict(state, strict=False)  # buffers need not be there
         check_equation(network)
+    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
     return _with_card(network, spec, report)
 
 
@@ -386,7 +390,9 @@ def _spec(
 
 def _built(spec: ModelSpec) -> TimmNetwork:
     """The network of a complete spec, with weights as timm draws them; on a device that holds
-    numbers only if memory holds it."""
+    numbers only if memory holds it; a UserError where timm has none of this size."""
+    import timm
+
     if not torch.empty(0).is_meta:
         with torch.device("meta"):
             outline = _built(spec)
@@ -396,7 +402,18 @@ def _built(spec: ModelSpec) -> TimmNetwork:
                 f"{spec.name} takes {needed / 1e9:,.1f} GB: expected a network that fits into the "
                 f"{free / 1e9:.1f} GB of memory that are free. Give a smaller one."
             )
-    network = TimmNetwork(_created(spec), unknown_embedding=bool(spec.unknown_embedding))
+    base, sizes = spec.name.partition(".")[0], {"img_size": spec.img_size}
+    try:
+        try:
+            net = timm.create_model(base, num_classes=spec.num_classes, **sizes)  # type: ignore[arg-type]
+        except TypeError:  # no ViT, or one of a single size
+            net = timm.create_model(base, num_classes=spec.num_classes)
+    except Exception as error:  # each of timm's classes has its own limits
+        raise UserError(
+            f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
+            "Give another img_size, or none."
+        ) from error
+    network = TimmNetwork(net, unknown_embedding=bool(spec.unknown_embedding))
     side, asked = network.grid * network.patch_size, spec.img_size or 0
     if side != asked - asked % network.patch_size:
         raise UserError(
@@ -404,35 +421,6 @@ def _built(spec: ModelSpec) -> TimmNetwork:
             f"img_size={side} or none, got {asked}."
         )
     return network
-
-
-def _drawn_head(spec: ModelSpec) -> dict[str, Tensor]:
-    """A classifier's parameters as timm draws them, from a seed of the network's name."""
-    with _drawn("a fresh classifier", spec.name):
-        network = _built(spec)
-    drawn = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
-    generator = torch_generator("a fresh classifier", spec.name)
-    for tensor in drawn.values():  # one of zeros would send no gradient on
-        if not bool(tensor.any()) and tensor.ndim > 1:
-            tensor.normal_(0, START_STD, generator=generator)
-    return drawn
-
-
-def _created(spec: ModelSpec) -> nn.Module:
-    """timm's own network; a UserError where there is none of this size."""
-    import timm
-
-    base, sizes = spec.name.partition(".")[0], {"img_size": spec.img_size}
-    try:
-        try:
-            return timm.create_model(base, num_classes=spec.num_classes, **sizes)  # type: ignore[arg-type]
-        except TypeError:  # no ViT, or one of a single size
-            return timm.create_model(base, num_classes=spec.num_classes)
-    except Exception as error:  # each of timm's classes has its own limits
-        raise UserError(
-            f"{spec.name}: timm builds no such network of {shown(sizes)}: {format_error(error)}. "
-            "Give another img_size, or none."
-        ) from error
 
 
 def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:

@@ -1,8 +1,7 @@
-"""The plain Vision Transformer, with the parameter names and the numbers of timm's.
+"""The parts of a plain Vision Transformer, with the parameter names and the numbers of timm's.
 
-It is written here because `import timm` takes two seconds and 900 modules (torchvision, torch's
-compiler, SymPy), of which no attack needs any. Beside timm's network it has the same parameters,
-the same random start from the same seed, and the same outputs bit for bit: `tests/models/test_vit`.
+They are written here because `import timm` takes two seconds and 900 modules (torchvision, torch's
+compiler, SymPy), of which no attack needs any.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.sizes import Activation, Variant
 
 CHANNELS = 3
-START_STD, CLASS_START_STD = 0.02, 1e-6  # of tables and linear layers; of the class token
+START_STD = 0.02  # of tables and linear layers
 
 
 def start_(table: Tensor) -> Tensor:
@@ -60,9 +59,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, img_size: int, patch_size: int, width: int, *, bias: bool) -> None:
         super().__init__()
         self.img_size = (img_size, img_size)
-        self.patch_size = (patch_size, patch_size)
-        self.grid_size = (img_size // patch_size, img_size // patch_size)
-        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self.num_patches = (img_size // patch_size) ** 2
         self.proj = nn.Conv2d(CHANNELS, width, patch_size, stride=patch_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,15 +77,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, *, bias: bool) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = heads, width // heads
-        self.scale = self.head_dim**-0.5
+        self.num_heads, self.scale = heads, (width // heads) ** -0.5
         self.fused_attn = True  # torch's kernel; False: plain products
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        split = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
+        split = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
         if self.fused_attn:
             mixed = F.scaled_dot_product_attention(q, k, v)
@@ -163,66 +159,6 @@ class Common(nn.Module):
         """The patch embedding's bias (D,): zeros where it has none."""
         bias: Tensor | None = self.patch_embed.proj.bias
         return self.like.new_zeros(self.embed_dim) if bias is None else bias
-
-
-class VisionTransformer(Common):
-    """Patches, a class token, one table of positions, blocks, and a head on the class token.
-
-    VisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
-    num_classes=1000) has the parameters of timm's vit_tiny_patch16_224.
-    """
-
-    def __init__(
-        self,
-        *,
-        img_size: int,
-        patch_size: int,
-        embed_dim: int,
-        depth: int,
-        num_heads: int,
-        num_classes: int,
-        mlp_ratio: float = 4.0,
-        drop_path_rate: float = 0.0,
-        has_positions: bool = True,
-        variant: Variant | None = None,
-    ) -> None:
-        super().__init__()
-        self.variant = variant = variant or Variant()
-        self.embed_dim, self.num_classes = embed_dim, num_classes
-        self.patch_embed = PatchEmbedding(img_size, patch_size, embed_dim, bias=variant.patch_bias)
-        rows = self.patch_embed.num_patches + 1
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
-        self.pos_embed = nn.Parameter(torch.empty(1, rows, embed_dim)) if has_positions else None
-        eps, hidden = variant.norm_eps, int(embed_dim * mlp_ratio)
-        self.norm_pre = nn.LayerNorm(embed_dim, eps=eps) if variant.pre_norm else nn.Identity()
-        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
-        self.blocks = nn.Sequential(
-            *(Block(embed_dim, num_heads, hidden, variant, rate) for rate in rates)
-        )
-        self.norm = nn.LayerNorm(embed_dim, eps=eps)
-        self.head: nn.Module = (
-            nn.Linear(embed_dim, num_classes, bias=variant.head_bias)
-            if num_classes
-            else nn.Identity()
-        )
-        if not self.cls_token.is_meta:  # an outline without values; and there it would take seconds
-            self._start()
-
-    def _start(self) -> None:
-        """Draw the start of tables and linear layers, in timm's order."""
-        if self.pos_embed is not None:
-            start_(self.pos_embed)
-        nn.init.normal_(self.cls_token, std=CLASS_START_STD)
-        start_linear_layers(self)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimiser should not decay."""
-        return {"pos_embed", "cls_token", "dist_token"}
-
-    def forward_head(self, tokens: Tensor) -> Tensor:
-        """Logits (B, classes) from the tokens (B, tokens, D) after the last norm."""
-        logits: Tensor = self.head(tokens[:, 0])
-        return logits
 
 
 class ClosedFormBlock(nn.Module):

@@ -58,13 +58,14 @@ def spec_by_name(name: str) -> ModelSpec:
     """
     if name in NAMED_MODELS:
         return NAMED_MODELS[name]
-    if _sizes(name) is None and not is_timm_network(name):
+    plain = architecture(name)
+    if plain.depth is None and not is_timm_network(name):
         hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
         raise UserError(
             f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and timm's ViTs "
             "by their names, such as vit_tiny_patch16_224 or vit_small_patch14_dinov2."
         )
-    return timm_spec(name) if "." in name else architecture(name)
+    return timm_spec(name) if "." in name else plain
 
 
 def is_timm_network(name: str) -> bool:
@@ -72,32 +73,20 @@ def is_timm_network(name: str) -> bool:
 
     is_timm_network("vit_small_patch14_dinov2.lvd142m") is True
     """
-    if name in NAMED_MODELS or _sizes(name) is not None:
+    if name in NAMED_MODELS or architecture(name).depth is not None:
         return False
     import timm
 
     return timm.is_model(name.partition(".")[0])
 
 
-def pooling_of(name: str) -> str:
-    """How timm's network of this name makes one feature of its tokens: token, avg, map, ..."""
-    import timm
-    import torch
-
-    with torch.device("meta"):
-        return str(getattr(timm.create_model(name), "global_pool", ""))
-
-
-def _sizes(name: str) -> tuple[int, int, int, int, int] | None:
-    """Size, patch, width, depth and heads of a plain ViT of timm or torchvision; None of others."""
-    if match := _TIMM_NAME.fullmatch(name):
-        return int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]]
-    return _TORCHVISION.get(name)
-
-
 def architecture(name: str) -> ModelSpec:
-    """The dimensions that a plain ViT's name states; the name alone of any other."""
-    if (sizes := _sizes(name)) is None:
+    """The dimensions that the name of a plain ViT of timm or torchvision states; the name alone of
+    any other."""
+    sizes = _TORCHVISION.get(name)
+    if match := _TIMM_NAME.fullmatch(name):
+        sizes = (int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]])
+    if sizes is None:
         return ModelSpec(name)
     fields = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
     known: dict[str, Any] = dict(zip(fields, sizes, strict=True))
@@ -122,18 +111,6 @@ def timm_spec(name: str) -> ModelSpec:
         interpolation=declared.interpolation,  # type: ignore[arg-type]
         checkpoint=f"timm:{name}",
     )
-
-
-def declared_normalisation(name: str) -> dict[str, tuple[float, ...]]:
-    """The mean and std that timm declares for a plain ViT's weights; empty for other names.
-
-    declared_normalisation("vit_tiny_patch16_224")["mean"] is (0.5, 0.5, 0.5)
-    """
-    from timm.models import get_pretrained_cfg, is_model
-
-    known = _TIMM_NAME.fullmatch(name) is not None and is_model(name.partition(".")[0])
-    declared = get_pretrained_cfg(name, allow_unregistered=False) if known else None
-    return {} if declared is None else {"mean": tuple(declared.mean), "std": tuple(declared.std)}
 
 
 def check_timm_name(name: str) -> None:
@@ -167,8 +144,13 @@ def check_complete(
     if not missing:
         return
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-    declared = declared_normalisation(spec.name)
-    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
+    from timm.models import get_pretrained_cfg, is_model
+
+    pixels = ""  # that timm declares for a plain ViT's weights of this name
+    if _TIMM_NAME.fullmatch(spec.name) and is_model(spec.name.partition(".")[0]):
+        declared = get_pretrained_cfg(spec.name, allow_unregistered=False)
+        known = {key: tuple(getattr(declared, key)) for key in PIXELS} if declared else {}
+        pixels = ", ".join(f"{key}={known[key]}" for key in missing if key in known)
     raise UserError(
         f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
         f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "

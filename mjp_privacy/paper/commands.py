@@ -1,12 +1,69 @@
-"""The command `mjp analyse`."""
+"""The commands of this room: `mjp sample`, `mjp evaluate` and `mjp analyse`.
+
+Their work is imported when it begins, so that `--help` needs no torch.
+"""
 
 from __future__ import annotations
 
-from mjp_privacy.core.command import Usage, print_json, report_failed
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.data.opening import check_place
-from mjp_privacy.paper.arguments import AnalysisArguments
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.opening import check_place, open_images
+from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+
+Entry = TypeVar("Entry")
+
+
+def sample(argv: list[str], usage: Usage) -> int:
+    """`mjp sample`: write what `argv` describes and print what was chosen."""
+    arguments = usage.parse(SampleArguments, argv)
+    out, source, seed = arguments.out, arguments.source, arguments.seed
+    if [source, arguments.shapes, arguments.cifar10].count(None) != 2:
+        raise UserError("Expected one of --from DIR_OR_ZIP, --shapes NUMBER and --cifar10 TAR_GZ.")
+    if arguments.corrupt and source is None:
+        raise UserError("--corrupt takes the pictures of --from: expected no --shapes, --cifar10.")
+    if arguments.cifar10 is not None:
+        from mjp_privacy.paper.image_sets import make_cifar10
+
+        print(make_cifar10(arguments.cifar10, out, partial(_shown, "writing", "pictures")))
+        return DONE
+    if arguments.shapes is not None:
+        from mjp_privacy.paper.image_sets import make_shapes
+
+        print(make_shapes(out, arguments.shapes, seed))
+        return DONE
+    assert source is not None
+    images = open_images(source, arguments.labels)
+    count = len(images.records)
+    print(f"{count} images in {shown(source)}. {images.labels_described}", flush=True)
+    options: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
+    options |= {"seed": seed, "progress": partial(_shown, "choosing", "classes")}
+    if arguments.corrupt:
+        from mjp_privacy.paper.robustness_sets import make_corrupted
+
+        corrupting = partial(_shown, "corrupting", "images")
+        done = make_corrupted(images, out, size=arguments.size, corrupting=corrupting, **options)
+    else:
+        from mjp_privacy.data.sample import make_sample
+
+        done = make_sample(images, out, **options)
+    print(done.text)
+    return report_failed(done.failed, "not read; skipped.csv lists all")
+
+
+def _shown(doing: str, units: str, entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield the entries, and show how many are done."""
+    with Progress(doing, lambda: len(entries), units) as bar:
+        for entry in entries:
+            yield entry
+            bar.advance()
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:

@@ -2,7 +2,7 @@
 
 After Hendrycks and Dietterich, “Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations” (ICLR 2019), with the constants of the official generator. Written anew over NumPy,
-SciPy and Pillow, so no picture equals the official file's: DIFFERENCES in `corrupted_folder.py`
+SciPy and Pillow, so no picture equals the official file's: DIFFERENCES in `robustness_sets.py`
 says where they differ.
 
     pixels = corrupted(pixels, "fog", 3, np.random.default_rng(0))  # (H, W, 3) uint8 to the same
@@ -21,23 +21,6 @@ from scipy import ndimage
 from scipy.signal import fftconvolve
 
 from mjp_privacy.data.decoding import decode_image
-
-# ------------------------------------------------------------------------------------------------
-# The corruptions by family, as the folders of ImageNet-C are called, in the paper's order.
-
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-}
-"""By the official archive that holds them. Its fifth, `extra`, counts towards no mean."""
-
-CORRUPTIONS = tuple(name for names in FAMILIES.values() for name in names)
-SEVERITIES = (1, 2, 3, 4, 5)
-MARKER = "corrupted.json"
-"""A file that `mjp sample --corrupt` leaves in its folder; official files have none."""
-
 
 # ------------------------------------------------------------------------------------------------
 # Noise: Gaussian, shot (of few photons) and impulse (salt and pepper).
@@ -86,25 +69,21 @@ ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))
 
 
 def defocus_blur(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Every point becomes a disk with a soft edge; no chance is in it."""
-    kernel = disk(*DEFOCUS[severity - 1])
-    reach = kernel.shape[0] // 2
-    wide = np.pad(picture, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
-    blurred: Picture = fftconvolve(wide, kernel[..., None], mode="valid", axes=(0, 1))
-    return blurred
-
-
-def disk(radius: int, softness: float) -> Plane:
-    """A filled circle of sum 1; its edge is smoothed by a Gaussian of 3 or 5 taps."""
+    """Every point becomes a disk of sum 1; its edge is smoothed by a Gaussian of 3 or 5 taps. No
+    chance is in it."""
+    radius, softness = DEFOCUS[severity - 1]
     reach = max(8, radius)
     places = np.arange(-reach, reach + 1)
     filled = (places[:, None] ** 2 + places[None, :] ** 2 <= radius**2).astype(np.float64)
     half = 1 if radius <= 8 else 2
     taps = np.exp(-(np.arange(-half, half + 1) ** 2) / (2 * softness**2))
-    soft = filled / filled.sum()
+    disk = filled / filled.sum()
     for axis in (0, 1):
-        soft = ndimage.correlate1d(soft, taps / taps.sum(), axis, mode="mirror")
-    return soft / soft.sum()
+        disk = ndimage.correlate1d(disk, taps / taps.sum(), axis, mode="mirror")
+    disk /= disk.sum()
+    wide = np.pad(picture, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
+    blurred: Picture = fftconvolve(wide, disk[..., None], mode="valid", axes=(0, 1))
+    return blurred
 
 
 def glass_blur(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
@@ -174,12 +153,7 @@ def magnified(picture: Plane, factor: float) -> Plane:
 
 
 # ------------------------------------------------------------------------------------------------
-# Random textures: a cloud, and frost.
-
-CRYSTALS = 5
-"""Directions in which needles of ice grow."""
-ICE = (0.50, 0.56, 0.62)
-"""Mean colour of the frost: a bluish grey."""
+# Weather: snow, frost, fog, bright light.
 
 
 def plasma(shape: tuple[int, ...], decay: float, rng: np.random.Generator) -> Plane:
@@ -214,26 +188,6 @@ def _finer(coarse: Plane, chance: float, rng: np.random.Generator) -> Plane:
     return fine
 
 
-def frost_texture(shape: tuple[int, ...], rng: np.random.Generator) -> Plane:
-    """(H, W, 3) in [0, 1]: needles of ice in a few directions, dense where a cloud is thick.
-
-    It stands for the photographs of the official code, with which it shares no more than being
-    bright, bluish and streaked.
-    """
-    needles: Plane = np.zeros(shape)
-    for _ in range(CRYSTALS):
-        seeds = (rng.random(shape) < 0.03) * rng.random(shape)
-        reach = int(rng.integers(8, 20))
-        needles = np.maximum(needles, 8 * trail(seeds, reach, reach, angle=rng.uniform(0, 360)))
-    thickness = plasma(shape, 1.6, rng)
-    ice = np.clip(0.35 * thickness + thickness * needles, 0, None)
-    colour = ice[..., None] * np.array(ICE) / ice.mean()
-    return np.clip(colour, 0, 1)
-
-
-# ------------------------------------------------------------------------------------------------
-# Weather: snow, frost, fog, bright light.
-
 SNOW = (
     (0.1, 0.3, 3.0, 0.5, 10, 4, 0.8),
     (0.2, 0.3, 2.0, 0.5, 12, 4, 0.7),
@@ -245,6 +199,10 @@ SNOW = (
 trail, the picture's share."""
 FROST = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))
 """Shares of the picture and of the frost."""
+CRYSTALS = 5
+"""Directions in which needles of ice grow."""
+ICE = (0.50, 0.56, 0.62)
+"""Mean colour of the frost: a bluish grey."""
 FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
 """Thickness, and by how much finer structure is fainter."""
 BRIGHTNESS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -267,9 +225,22 @@ def snow(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
 
 
 def frost(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Ice on the pane. The official code adds photographs of frost; this texture is computed."""
+    """Ice on the pane: needles in a few directions, dense where a cloud is thick.
+
+    The official code adds photographs of frost, with which this texture shares no more than being
+    bright, bluish and streaked.
+    """
     kept, added = FROST[severity - 1]
-    return kept * picture + added * frost_texture(picture.shape[:2], rng)
+    shape = picture.shape[:2]
+    needles: Plane = np.zeros(shape)
+    for _ in range(CRYSTALS):
+        seeds = (rng.random(shape) < 0.03) * rng.random(shape)
+        reach = int(rng.integers(8, 20))
+        needles = np.maximum(needles, 8 * trail(seeds, reach, reach, angle=rng.uniform(0, 360)))
+    thickness = plasma(shape, 1.6, rng)
+    ice = np.clip(0.35 * thickness + thickness * needles, 0, None)
+    colour = ice[..., None] * np.array(ICE) / ice.mean()
+    return kept * picture + added * np.clip(colour, 0, 1)
 
 
 def fog(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
@@ -323,7 +294,11 @@ def elastic_transform(picture: Picture, severity: int, rng: np.random.Generator)
     strength, sigma, reach = (unit * share for share in ELASTIC[severity - 1])
     skewed = _skewed(picture, reach, rng)
     rows, columns = np.indices(picture.shape[:2], dtype=np.float64)
-    bends = [_smooth_field(rows.shape, sigma, rng) * strength for _ in range(2)]
+    bends = []
+    for _ in range(2):
+        noise = rng.uniform(-1, 1, rows.shape)
+        smooth = ndimage.gaussian_filter(noise, sigma, mode="reflect", truncate=3)
+        bends.append(smooth * strength)
     return _taken_at(skewed, rows + bends[0], columns + bends[1], "reflect")
 
 
@@ -343,19 +318,7 @@ def _skewed(picture: Picture, reach: float, rng: np.random.Generator) -> Picture
     return _taken_at(picture, old_rows, old_columns, "mirror")
 
 
-def _smooth_field(
-    shape: tuple[int, ...], sigma: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Uniform noise from -1 to 1, smoothed."""
-    field: NDArray[np.float64] = ndimage.gaussian_filter(
-        rng.uniform(-1, 1, shape), sigma, mode="reflect", truncate=3
-    )
-    return field
-
-
-def _taken_at(
-    picture: Picture, rows: NDArray[np.float64], columns: NDArray[np.float64], mode: str
-) -> Picture:
+def _taken_at(picture: Picture, rows: Plane, columns: Plane, mode: str) -> Picture:
     """The picture's values at these places, by linear interpolation."""
     channels = [
         ndimage.map_coordinates(picture[..., channel], (rows, columns), order=1, mode=mode)
@@ -389,19 +352,22 @@ def _values(image: Image.Image) -> Picture:
 
 
 # ------------------------------------------------------------------------------------------------
-# One picture under one corruption.
+# All of them, and one picture under one.
 
 Corruption = Callable[[Picture, int, np.random.Generator], Picture]
 
-_BY_NAME: Mapping[str, Corruption] = {
-    function.__name__: function
-    for function in (
-        *(gaussian_noise, shot_noise, impulse_noise),
-        *(defocus_blur, glass_blur, motion_blur, zoom_blur),
-        *(snow, frost, fog, brightness),
-        *(contrast, elastic_transform, pixelate, jpeg_compression),
-    )
+FAMILIES: Mapping[str, tuple[Corruption, ...]] = {
+    "noise": (gaussian_noise, shot_noise, impulse_noise),
+    "blur": (defocus_blur, glass_blur, motion_blur, zoom_blur),
+    "weather": (snow, frost, fog, brightness),
+    "digital": (contrast, elastic_transform, pixelate, jpeg_compression),
 }
+"""In the paper's order, by the official archive that holds them. Its fifth, `extra`, counts towards
+no mean."""
+
+BY_NAME = {function.__name__: function for family in FAMILIES.values() for function in family}
+CORRUPTIONS = tuple(BY_NAME)
+SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corrupted(
@@ -412,8 +378,6 @@ def corrupted(
     pixels (H, W, 3); what leaves [0, 1] is cut off and 8-bit values are rounded down, as the
     official code does.
     """
-    if corruption not in _BY_NAME or severity not in SEVERITIES:
-        raise ValueError(f"no corruption {corruption!r} of severity {severity!r}")
     picture = pixels.astype(np.float64) / 255
-    changed = _BY_NAME[corruption](picture, severity, rng)
+    changed = BY_NAME[corruption](picture, severity, rng)
     return np.floor(np.clip(changed, 0, 1) * 255 + 1e-9).astype(np.uint8)

@@ -80,12 +80,17 @@ class JigsawSwin(OtherNetwork):
         hidden = mask.to(self.table.device).reshape(-1, self.tokens, 1)
         return torch.where(hidden, self.unk_embed, self.table)
 
-    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over all places after the last norm, (B, 1, D)."""
-        z = self.patch_embed(x)  # (B, rows, columns, D)
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z (B, rows, columns, D), the input of the first stage."""
+        z: Tensor = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             z = z + self.positions(mask).unflatten(1, (self.grid, self.grid))
-        pooled: Tensor = self.head(self.norm(self.layers(z)), pre_logits=True)
+        return z
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over all places after the last norm, (B, 1, D)."""
+        z = self.layers(self.embed(x, mask))
+        pooled: Tensor = self.head(self.norm(z), pre_logits=True)
         return pooled.unsqueeze(1)
 
     def forward_head(self, features: Tensor) -> Tensor:
@@ -108,10 +113,6 @@ def _table(rows: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(1, rows, width))
 
 
-CHILDREN = ("conv1", "bn1", "act1", "maxpool", "layer{}", "global_pool", "fc")
-"""timm's parts of a ResNet in the order of its forward pass; `layer{}` stands for all stages."""
-
-
 class JigsawResNet(OtherNetwork):
     """timm's ResNet of bottleneck blocks, under its own parameter names.
 
@@ -123,25 +124,23 @@ class JigsawResNet(OtherNetwork):
         from timm.models.resnet import Bottleneck, ResNet
 
         super().__init__(sizes)
-        stages = range(len(sizes.stages))
         plain = ResNet(
             Bottleneck,  # type: ignore[arg-type]  # timm says the block, and means its class
             layers=sizes.stages,
             num_classes=sizes.num_classes,
-            channels=tuple(sizes.embed_dim << stage for stage in stages),
+            channels=tuple(sizes.embed_dim << stage for stage in range(len(sizes.stages))),
             drop_path_rate=drop_path,
         )
-        self.order = [
-            name
-            for part in CHILDREN
-            for name in ([part.format(k + 1) for k in stages] if "{}" in part else [part])
-        ]
+        self.order = [name for name, _ in plain.named_children()]
         for name in self.order:
             self.add_module(name, plain.get_submodule(name))
         start_linear_layers(self)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over all places after the last stage, (B, 1, D); the mask is not used."""
+        """The mean over all places after the last stage, (B, 1, D); the mask is not used.
+
+        timm's parts stand in the order of its forward pass, from conv1 to global_pool and fc.
+        """
         for name in self.order[:-1]:
             x = self.get_submodule(name)(x)
         return x.unsqueeze(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import Attention
 from mjp_privacy.training.config import recipe_in
 from mjp_privacy.training.learner import build_network
@@ -84,33 +84,24 @@ def noise_table(grid: int, width: int, seed: int) -> PositionTable:
 
 DIMENSIONS = (3, 4, 5, 6, 7)
 """Columns of the paper's Table 6."""
-MOST_ENERGY = 0.9
 
 
-def explained_variance(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the variance that k dimensions of PCA hold, up to 1 (Table 6).
+def cumulative_shares(rows: Matrix) -> Matrix:
+    """Entry k-1 is the share of Σσ² that the k largest singular values of a matrix hold, up to 1.
 
-    The formula of the paper's Definition 1 is lost in the text at hand; it speaks of singular
-    values σ and of PCA. As in every library's PCA, rows are centred and a direction counts by σ²:
-    shares of σ would be far lower (35 for 46 % at three).
+    Of a table's rows it is their energy (Fig. 4); of the centred ones the variance that k
+    dimensions of PCA keep (Table 6). The formula of the paper's Definition 1 is lost in the text at
+    hand; it speaks of singular values σ and of PCA. As in every library's PCA, rows are centred and
+    a direction counts by σ²: shares of σ would be far lower (35 for 46 % at three).
     """
-    return _cumulative(table.centred())
-
-
-def energy(table: PositionTable) -> Matrix:
-    """Entry k-1 is the share of the energy Σσ² in the k largest singular values (Fig. 4), of the
-    table itself: rows are not centred."""
-    return _cumulative(table.rows)
+    squares = np.linalg.svd(rows, compute_uv=False) ** 2
+    shares: Matrix = np.cumsum(squares) / np.sum(squares)
+    return shares
 
 
 def at(curve: Matrix, dimensions: int) -> float:
-    """The share that a curve reaches at so many dimensions: at(explained_variance(table), 3)."""
+    """The share that a curve reaches at so many dimensions: at(curve, 3)."""
     return float(curve[min(dimensions, len(curve)) - 1])
-
-
-def dimensions_for(curve: Matrix, share: float) -> int:
-    """The fewest dimensions that hold this share."""
-    return int(np.searchsorted(curve, share - 1e-12)) + 1
 
 
 def projection(table: PositionTable, dimensions: int = 3) -> Matrix:
@@ -124,13 +115,6 @@ def projection(table: PositionTable, dimensions: int = 3) -> Matrix:
     signs = np.sign(coordinates[largest, np.arange(coordinates.shape[1])])
     signed: Matrix = coordinates * np.where(signs == 0, 1, signs)
     return signed
-
-
-def _cumulative(rows: Matrix) -> Matrix:
-    """The shares of Σσ² that the largest singular values of a matrix hold."""
-    squares = np.linalg.svd(rows, compute_uv=False) ** 2
-    shares: Matrix = np.cumsum(squares) / np.sum(squares)
-    return shares
 
 
 # how alike the embeddings of two places are: the maps of the paper's poster -----------------------
@@ -180,35 +164,24 @@ def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) 
     folds, 4.5 % in 1D and 1.6 % in 2D for a ViT-Ti, as in Table 8's rows; over the folds it would
     be 11 %.
     """
-    errors = np.stack([_left_out_errors(table, seed, draw) for draw in range(repeats)])
     places = table.places()
+    errors = np.zeros((repeats, FOLDS, 3))  # of number, row and column
+    for draw in range(repeats):
+        order = np.random.default_rng(derive_seed("folds", seed, draw)).permutation(len(places))
+        for fold, left_out in enumerate(np.array_split(order, FOLDS)):
+            known = np.setdiff1d(order, left_out)
+            rows, targets = table.rows[known], places[known]
+            middle, target = rows.mean(axis=0), targets.mean(axis=0)
+            weights = np.linalg.lstsq(rows - middle, targets - target, rcond=None)[0]
+            predicted = (table.rows[left_out] - middle) @ weights + target
+            errors[draw, fold] = np.abs(predicted - places[left_out]).mean(axis=0)
+    of_draws = errors.mean(axis=1)
     middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
     found: dict[str, float] = {}
-    for name, of_draws in (("mae_1d", errors[:, 0]), ("mae_2d", errors[:, 1:].mean(axis=1))):
-        found[name] = float(of_draws.mean())
-        found[f"{name}_std"] = float(of_draws.std()) if repeats > 1 else math.nan
+    for name, each in (("mae_1d", of_draws[:, 0]), ("mae_2d", of_draws[:, 1:].mean(axis=1))):
+        found[name] = float(each.mean())
+        found[f"{name}_std"] = float(each.std()) if repeats > 1 else math.nan
     return found | {"constant_1d": float(middle[0]), "constant_2d": float(middle[1:].mean())}
-
-
-def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
-    """(3,) mean absolute errors of number, row and column, the mean over the folds."""
-    places = table.places()
-    order = np.random.default_rng(derive_seed("folds", seed, draw)).permutation(len(places))
-    errors = []
-    for left_out in np.array_split(order, FOLDS):
-        known = np.setdiff1d(order, left_out)
-        predicted = _predicted(table.rows[known], places[known], table.rows[left_out])
-        errors.append(np.abs(predicted - places[left_out]).mean(axis=0))
-    mean: Matrix = np.mean(errors, axis=0)
-    return mean
-
-
-def _predicted(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
-    """Least squares with an intercept, of least norm, applied to other rows."""
-    middle, target = rows.mean(axis=0), targets.mean(axis=0)
-    weights = np.linalg.lstsq(rows - middle, targets - target, rcond=None)[0]
-    predicted: Matrix = (others - middle) @ weights + target
-    return predicted
 
 
 # how much of a trained table is still the noise it started from -----------------------------------
@@ -258,7 +231,6 @@ def beside_start(table: PositionTable, start: PositionTable) -> Start:
 
 # where the class token of the last block looks: Fig. 8 --------------------------------------------
 
-Maps = NDArray[np.float64]
 BATCH = 32
 
 
@@ -273,7 +245,7 @@ class LastAttention:
     The paper calls MJP's heads “more diverse and content-aware” and prints no number.
     """
 
-    maps: Maps
+    maps: Matrix
     head_diversity: float
     image_diversity: float
     spread: float
@@ -294,7 +266,7 @@ def last_attention(model: MJPVisionTransformer, x: Tensor) -> LastAttention:
 
 
 @torch.no_grad()
-def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
+def class_attention(model: MJPVisionTransformer, x: Tensor) -> Matrix:
     """(B, heads, N): the last block's softmax weights of the class token on the patches."""
     attention = model.blocks[-1].attn
     assert isinstance(attention, Attention)
@@ -308,11 +280,11 @@ def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
     split = attention.qkv(tokens).reshape(*tokens.shape[:2], 3, attention.num_heads, -1)
     query, key = split[:, 0, 0], split[:, :, 1]  # (B, heads, d) of [CLS]; (B, tokens, heads, d)
     scores = torch.einsum("bhd,bnhd->bhn", query * attention.scale, key)
-    weights: Maps = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
+    weights: Matrix = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
     return weights
 
 
-def divergence(maps: Maps) -> float:
+def divergence(maps: Matrix) -> float:
     """The generalised Jensen-Shannon divergence of the maps along the first axis of (n, ..., N):
     the entropy of their mean minus the mean of their entropies, over log n, its mean. 0 where all
     are equal, 1 where no two look at the same patch."""
@@ -322,10 +294,10 @@ def divergence(maps: Maps) -> float:
     return float(gained.mean()) / math.log(len(maps))
 
 
-def _entropy(maps: Maps) -> Maps:
+def _entropy(maps: Matrix) -> Matrix:
     """In nats, along the last axis; a share of 0 adds nothing."""
     logs = np.log(np.where(maps > 0, maps, 1))
-    entropy: Maps = -(maps * logs).sum(axis=-1)
+    entropy: Matrix = -(maps * logs).sum(axis=-1)
     return entropy
 
 
@@ -341,7 +313,7 @@ SEEDS = 10
 class Figures:
     """What a table holds.
 
-    variance  cumulative shares by PCA (Table 6); energy: the same of its SVD (Fig. 4)
+    variance  `cumulative_shares` of its centred rows (Table 6); energy: of the rows (Fig. 4)
     numbers   by their column of analysis.csv: the table's size, shares in percent, errors in
               patches (Table 8), and the cosine similarity of patches that share a side, and of all
               other pairs
@@ -378,62 +350,30 @@ class Analysed:
         return self.rest if self.start is not None and self.start.share > MOSTLY else None
 
 
-Noise = Sequence[Figures]
-"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
-
-
-def ends(noise: Noise, number: str) -> tuple[float, float]:
-    """The smallest and the largest of a number over tables of noise."""
-    values = [figures.numbers[number] for figures in noise]
-    return min(values), max(values)
-
-
 def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
     """All figures of one table; seed, repeats: of the draws of the regression's folds."""
-    variance, of_energy = explained_variance(table), energy(table)
+    variance, energy = cumulative_shares(table.centred()), cumulative_shares(table.rows)
     neighbours, others = neighbours_and_others(table)
     numbers = {
         **{"grid": table.grid, "width": table.width},
         **{f"variance_{k}": 100 * at(variance, k) for k in DIMENSIONS},
-        **{f"energy_{k}": 100 * at(of_energy, k) for k in DIMENSIONS},
-        "dimensions_for_90": dimensions_for(of_energy, MOST_ENERGY),
+        **{f"energy_{k}": 100 * at(energy, k) for k in DIMENSIONS},
+        "dimensions_for_90": int(np.searchsorted(energy, 0.9 - 1e-12)) + 1,
         **place_error(table, seed=seed, repeats=repeats),
         "neighbour_similarity": neighbours,
         "other_similarity": others,
     }
-    return Figures(table, variance, of_energy, numbers)
+    return Figures(table, variance, energy, numbers)
 
 
-def analysed(
-    label: str,
-    model: LoadedModel,
-    metadata: Mapping[str, str],
-    pixels: Tensor,
-    *,
-    seed: int = 0,
-) -> Analysed:
-    """Analyse a loaded model; metadata: its file's, pixels (B, 3, S, S) in [0, 1]."""
-    table = position_table(model, label)
-    start = None if table is None else start_in(model, table, metadata)
-    with torch.no_grad():
-        attention = last_attention(model, model.normalize(pixels))
-    return Analysed(
-        label,
-        model.card.architecture,
-        model.card.trained_gamma,
-        None if table is None else figures_of(table, seed=seed),
-        start,
-        None if start is None else figures_of(start.rest, seed=seed),
-        attention,
-        len(pixels),
-        model.card.checkpoint.notes,
-    )
+Noise = Sequence[Figures]
+"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
 
 
-def noise(grid: int, width: int, seeds: int = SEEDS) -> Noise:
+def noise(grid: int, width: int) -> Noise:
     """Figures of tables that were drawn and never trained, one for each seed.
 
     Each has one draw of the folds: what differs between tables is more than that.
     """
-    drawn = enumerate(noise_table(grid, width, seed) for seed in range(seeds))
+    drawn = enumerate(noise_table(grid, width, seed) for seed in range(SEEDS))
     return [figures_of(table, seed=seed, repeats=1) for seed, table in drawn]

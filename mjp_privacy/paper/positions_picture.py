@@ -50,14 +50,21 @@ def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Pa
         parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
         curves = parts[0].subplots(1, 3)
         _curves(curves[0], results, noises, "variance")
+        curves[0].set_title("variance % (Table 6)")
+        curves[0].legend(fontsize=6, loc="lower right")
         _curves(curves[1], results, noises, "energy")
+        curves[1].set_title("energy % (Fig. 4)")
         _errors(curves[2], results, noises)
         for part, (title, table) in zip(parts[1:], tables, strict=True):
             plane = part.add_subplot(1, 3, 1)
             draw_joined(plane, projection(table, 2).reshape(table.grid, table.grid, 2))
             plane.set_xlabel("2 principal directions", fontsize=8)
             plane.set_title(title, fontweight="bold", loc="left")
-            _space(part.add_subplot(1, 3, 2, projection="3d"), table)
+            space: Any = part.add_subplot(1, 3, 2, projection="3d")
+            draw_joined(space, projection(table, 3).reshape(table.grid, table.grid, 3))
+            space.set_title("3 principal directions", fontsize=8)
+            space.set_in_layout(False)  # its bounds, with the cube's edges outside, leave no room
+            space.set(xticklabels=[], yticklabels=[], zticklabels=[])
             _similarities(part.add_subplot(1, 3, 3), table)
 
 
@@ -89,13 +96,9 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
                 label = drawn(result.label) if style == "-" else None
                 dimensions = np.arange(1, len(curve) + 1)
                 axes.plot(dimensions, curve, style, color=shade, label=label, linewidth=1.4)
-    titles = {"variance": "variance % (Table 6)", "energy": "energy % (Fig. 4)"}
-    axes.set_title(titles[name])
     axes.set_xlabel("dimensions   (dotted: learned beside its start)", fontsize=8)
     axes.set_ylim(0, 102)
     axes.tick_params(labelsize=7)
-    if name == "variance":
-        axes.legend(fontsize=6, loc="lower right")
 
 
 def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) -> None:
@@ -119,14 +122,6 @@ def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) ->
     axes.set_xlabel("patches   (dashed: a constant guess)", fontsize=8)
     axes.set_title("2D error of a linear map (Table 8)")
     axes.tick_params(labelsize=7)
-
-
-def _space(axes: Any, table: PositionTable) -> None:
-    draw_joined(axes, projection(table, 3).reshape(table.grid, table.grid, 3))
-    axes.set_title("3 principal directions", fontsize=8)
-    axes.set_in_layout(False)  # its bounds, with the cube's edges outside, leave no room
-    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-        axis.set_ticklabels([])
 
 
 def draw_joined(axes: Any, points: Matrix) -> None:
@@ -171,11 +166,8 @@ def umap_plane(table: PositionTable, seed: int) -> Matrix:
     neighbours = min(NEIGHBOURS, len(table.rows) - 1)
     with warnings.catch_warnings():  # it says that a seed costs it its threads
         warnings.simplefilter("ignore")
-        plane: Matrix = (
-            umap_library()
-            .UMAP(n_neighbors=neighbours, min_dist=APART, random_state=seed, n_jobs=1)
-            .fit_transform(table.rows)
-        )
+        settings = {"n_neighbors": neighbours, "min_dist": APART, "random_state": seed}
+        plane: Matrix = umap_library().UMAP(**settings, n_jobs=1).fit_transform(table.rows)
     return plane
 
 

@@ -41,10 +41,12 @@ from mjp_privacy.paper.positions import (
     REPEATS,
     Analysed,
     Noise,
-    analysed,
-    ends,
+    PositionTable,
+    figures_of,
+    last_attention,
     noise,
     position_table,
+    start_in,
 )
 from mjp_privacy.paper.positions_picture import (
     draw_analysis,
@@ -87,7 +89,7 @@ def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
     numbers, start, learned = result.figures.numbers, result.start, result.learned
     size = [numbers["grid"], numbers["width"]]
     of_size = next(n for n in noises if size == [n[0].numbers["grid"], n[0].numbers["width"]])
-    low, high = ends(of_size, "variance_3")
+    shares = [figures.numbers["variance_3"] for figures in of_size]
     kept = ""
     if start is not None and learned is not None:
         verdict = "mostly the noise it started from"
@@ -102,7 +104,7 @@ def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
         verdict = "a linear map reads little of the patches' places"
     return (
         f"{result.label}: {verdict}. 3 dimensions hold {numbers['variance_3']:.1f} % of the "
-        f"variance (noise {low:.1f} to {high:.1f}), a linear map misses a patch by "
+        f"variance (noise {min(shares):.1f} to {max(shares):.1f}), a linear map misses a patch by "
         f"{numbers['mae_2d']:.2f} (a constant by {numbers['constant_2d']:.2f}){kept}."
     )
 
@@ -119,12 +121,24 @@ def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[Row]:
 
     Shares are in percent, errors in patches.
     """
-    lines = [_of_model(result) for result in results]
+    lines: list[Row] = []
+    for result in results:
+        line: Row = {"kind": "model", "label": result.label, "architecture": result.architecture}
+        line["trained_gamma"] = result.trained_gamma
+        line |= result.figures.numbers if result.figures is not None else {}
+        if result.start is not None and result.rest is not None:
+            start, rest = result.start, result.rest.numbers
+            line |= {"start_std": start.std, "start_left": start.left}
+            line["start_share"] = 100 * start.share
+            line |= {f"rest_{name}": rest[name] for name in rest if name not in OF_SIZE}
+        looked = result.attention
+        line |= {"head_diversity": looked.head_diversity, "image_diversity": looked.image_diversity}
+        lines.append(line | {"attention_spread": looked.spread, "images": result.images})
     for drawn in noises:
         about = {"kind": "noise", "label": "N(0, 1), not trained"}
         lines += [{**about, **f.numbers, "seed": seed} for seed, f in enumerate(drawn)]
     for published in PRINTED:
-        line: Row = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
+        line = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
         for k, share in zip(DIMENSIONS, published["variance"] or (), strict=False):
             line[f"variance_{k}"] = share
         for name in ("1d", "2d"):
@@ -132,24 +146,6 @@ def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[Row]:
             line[f"mae_{name}_std"] = published[f"std_{name}"]
         lines.append(line)
     return lines
-
-
-def _of_model(result: Analysed) -> Row:
-    row: Row = {
-        "kind": "model",
-        "label": result.label,
-        "architecture": result.architecture,
-        "trained_gamma": result.trained_gamma,
-    }
-    row |= result.figures.numbers if result.figures is not None else {}
-    if result.start is not None and result.rest is not None:
-        start, learned = result.start, result.rest.numbers
-        row |= {"start_std": start.std, "start_left": start.left, "start_share": 100 * start.share}
-        own = [name for name in learned if name not in OF_SIZE]
-        row |= {f"rest_{name}": learned[name] for name in own}
-    looked = result.attention
-    row |= {"head_diversity": looked.head_diversity, "image_diversity": looked.image_diversity}
-    return row | {"attention_spread": looked.spread, "images": result.images}
 
 
 # what is printed and written ----------------------------------------------------------------------
@@ -230,7 +226,12 @@ def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
         if kind != "noise":
             for line in same.to_dict("records"):
                 name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
-                yield [name, *(_number(line, column) for column in COLUMNS)]
+                cells = []
+                for column, (_, decimals) in COLUMNS.items():
+                    number = shown_number(line.get(column), f".{decimals}f")
+                    around = line.get(f"{column}_std")
+                    cells.append(number if pd.isna(around) else f"{number}±{around:.{decimals}f}")
+                yield [name, *cells]
             continue
         first, cells = same.iloc[0], []
         for column, (_, decimals) in COLUMNS.items():
@@ -238,13 +239,6 @@ def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
             low, high = (values.min(), values.max()) if column in RANGED else (math.nan, math.nan)
             cells.append(with_interval(values.mean(), low, high, f".{decimals}f"))
         yield [f"noise {first.grid}×{first.grid}×{first.width}, {len(same)} seeds", *cells]
-
-
-def _number(line: Mapping[Any, Any], column: str) -> str:
-    form = f".{COLUMNS[column][1]}f"
-    around = line.get(f"{column}_std")
-    number = shown_number(line.get(column), form)
-    return number if pd.isna(around) else f"{number}±{around:{form}}"
 
 
 def _escaped(text: object) -> str:
@@ -274,20 +268,28 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     keep_apart(arguments.out, {"--images": arguments.images})
     keep_earlier(arguments.out, "analysis.csv", named, "label")
-    models = [_load(checkpoint, arguments) for checkpoint in named]
-    _check_comparable([checkpoint.label for checkpoint in named], models)
+    loaded = _loaded(named, arguments)
     out = output_folder(arguments.out)
     results: list[Analysed] = []
     failed: dict[str, str] = {}
-    for checkpoint, model in zip(named, models, strict=True):
+    for checkpoint, (model, table) in zip(named, loaded, strict=True):
         pixels = _pixels(model, source, records, failed)
-        metadata = read_metadata(checkpoint.source)
-        label = checkpoint.label
-        results.append(analysed(label, model, metadata, pixels, seed=arguments.seed))
+        start = start_in(model, table, read_metadata(checkpoint.source)) if table else None
+        result = Analysed(
+            checkpoint.label,
+            model.card.architecture,
+            model.card.trained_gamma,
+            figures_of(table, seed=arguments.seed) if table else None,
+            start,
+            figures_of(start.rest, seed=arguments.seed) if start else None,
+            last_attention(model, model.normalize(pixels)),
+            len(pixels),
+            model.card.checkpoint.notes,
+        )
+        results.append(result)
         path = out / f"attention_{len(results)}.png"
-        draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
-    tables = [result.figures.table for result in results if result.figures is not None]
-    sizes = dict.fromkeys((table.grid, table.width) for table in tables)
+        draw_attention(result, pixels[:PICTURES_DRAWN], path)
+    sizes = dict.fromkeys((table.grid, table.width) for _, table in loaded if table is not None)
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
     if arguments.umap:
@@ -296,34 +298,37 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
 
 
-def _load(checkpoint: NamedCheckpoint, arguments: AnalysisArguments) -> LoadedModel:
-    name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
-    return load_model(
-        name,
-        checkpoint=checkpoint.source,
-        unknown_init="mean_position",
-        img_size=arguments.img_size,
-        mean=for_all_channels(mean),
-        std=for_all_channels(std),
-    )
-
-
-def _check_comparable(labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
-    """Raise unless the grids are one and some model has position embeddings."""
-    tables = [position_table(model, label) for label, model in zip(labels, models, strict=True)]
-    if len({model.grid for model in models}) > 1:
-        sizes = zip(labels, (model.grid for model in models), strict=True)
-        grids = ", ".join(f"{label} {grid}×{grid}" for label, grid in sizes)
+def _loaded(
+    named: Sequence[NamedCheckpoint], arguments: AnalysisArguments
+) -> list[tuple[LoadedModel, PositionTable | None]]:
+    """The models with their tables; UserError unless the grids are one and some table is there."""
+    loaded: list[tuple[LoadedModel, PositionTable | None]] = []
+    for checkpoint in named:
+        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
+        model = load_model(
+            name,
+            checkpoint=checkpoint.source,
+            unknown_init="mean_position",
+            img_size=arguments.img_size,
+            mean=for_all_channels(mean),
+            std=for_all_channels(std),
+        )
+        loaded.append((model, position_table(model, checkpoint.label)))
+    labels, grids = [one.label for one in named], [model.grid for model, _ in loaded]
+    if len(set(grids)) > 1:
+        sizes = zip(labels, grids, strict=True)
+        listed = ", ".join(f"{label} {grid}×{grid}" for label, grid in sizes)
         raise UserError(
-            f"Position embeddings of different grids: {grids}. Expected one grid, for an error in "
+            f"Position embeddings of different grids: {listed}. Expected one grid, for an error in "
             "patches and a share in 3 dimensions depend on it. Analyse them one by one, or "
             "resample all to one size with --img-size."
         )
-    if not any(tables):
+    if all(table is None for _, table in loaded):
         raise UserError(
             f"{' and '.join(labels)}: no position embeddings, expected a model with a learned "
             "table whose rows differ. Name one, such as cifar_vit."
         )
+    return loaded
 
 
 def _pixels(

@@ -77,10 +77,6 @@ class Sets:
     unreadable: dict[str, str] = field(default_factory=dict)
     """The reasons of images that could not be read, by their paths."""
 
-    def chosen(self, records: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
-        """As many as the command line asks for."""
-        return spread_subset(records, self.arguments.limit, self.arguments.seed)
-
     def photographs(
         self,
         model: Model,
@@ -92,7 +88,7 @@ class Sets:
         them and no image can be read. They are cut out as ImageNet-C's were, not with the
         checkpoint's own crop."""
         prepare = Preprocessing.robustness_sets(model.network.card.img_size)
-        chosen = self.chosen(records)
+        chosen = spread_subset(records, self.arguments.limit, self.arguments.seed)
         with Progress(model.label, len(chosen), "images") as bar:
             rows = answers(model.network, source, chosen, prepare, bar, self.unreadable, classes)
         if classes is not None and rows["correct"].isna().all():
@@ -199,14 +195,28 @@ def _measured(
         whole = official and sets.arguments.limit is None
         yield "ImageNet-A", hard_lines(rows, model.paper if whole else {})
     if sets.strange and sets.ordinary:
-        yield "ImageNet-O", _on_strange(model, sets, *sets.strange, sets.ordinary)
+        source, official = sets.strange
+        classes = _classes(source)
+        of_them = [record for record in sets.ordinary.records if record.label in classes]
+        if not of_them:
+            raise UserError(
+                "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, "
+                f"as ImageNet's validation set has them. {sets.ordinary.labels_described}"
+            )
+        strange = sets.photographs(model, source, source.records, classes)
+        known = sets.photographs(model, sets.ordinary, of_them, classes)
+        whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
+        published = whole and sets.arguments.limit is None
+        yield "ImageNet-O", strange_lines(strange, known, model.paper if published else {})
 
 
 def _under_corruptions(
     model: Model, sets: Sets, folders: CorruptionFolders, errors: dict[str, pd.DataFrame]
 ) -> tuple[str, list[Line]]:
     columns: dict[tuple[str, int], pd.Series[float]] = {}
-    chosen = {record.image_id for record in sets.chosen(folders.images.records)}
+    limit, seed = sets.arguments.limit, sets.arguments.seed
+    subset = spread_subset(folders.images.records, limit, seed)
+    chosen = {record.image_id for record in subset}
     size = model.network.card.img_size
     whole = Preprocessing(size, size, "bilinear")  # the pictures are cut out already
     with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
@@ -221,30 +231,11 @@ def _under_corruptions(
     lines = corruption_lines(mine, model.paper if published else {}, classes=classes)
     if sets.ordinary:
         rows = sets.photographs(model, sets.ordinary, sets.ordinary.records)
-        lines.insert(
-            0, line("error without corruption", share(1 - rows["correct"].to_numpy(dtype=float)))
-        )
+        lines.insert(0, line("error without corruption", share(1 - rows["correct"])))
     for other, others in errors.items():
         lines += difference_lines(mine, other, others, classes=classes)
     errors[model.label] = mine
     return "ImageNet-C" if folders.official else OURS, lines
-
-
-def _on_strange(
-    model: Model, sets: Sets, source: ImageSource, official: bool, ordinary: ImageSource
-) -> list[Line]:
-    classes = _classes(source)
-    of_them = [record for record in ordinary.records if record.label in classes]
-    if not of_them:
-        raise UserError(
-            "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, as "
-            f"ImageNet's validation set has them. {ordinary.labels_described}"
-        )
-    strange = sets.photographs(model, source, source.records, classes)
-    known = sets.photographs(model, ordinary, of_them, classes)
-    whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
-    published = whole and sets.arguments.limit is None
-    return strange_lines(strange, known, model.paper if published else {})
 
 
 def _classes(source: ImageSource) -> list[int]:
@@ -294,7 +285,8 @@ def markdown(table: pd.DataFrame) -> str:
 def _corruption_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     """A row for each corruption: its severities, their mean, and the mean against AlexNet's."""
     columns = lines["severity"].astype("string").fillna(lines["measure"])
-    texts = [_with_interval(one) for one in lines.to_dict("records")]
+    shown_lines = lines.to_dict("records")
+    texts = [with_interval(one["percent"], one["low"], one["high"]) for one in shown_lines]
     wide = lines.assign(column=columns, text=texts).pivot(
         index="corruption", columns="column", values="text"
     )
@@ -311,7 +303,8 @@ def _plain_rows(lines: pd.DataFrame, printed: bool) -> list[str]:
     rows = []
     for one in lines.to_dict("records"):
         n = f"{one['n']}" + (f" ({one['failed']} unreadable)" if one["failed"] else "")
-        cells = [one["measure"], _with_interval(one), one["interval"], n]
+        percent = with_interval(one["percent"], one["low"], one["high"])
+        cells = [one["measure"], percent, one["interval"], n]
         rows.append([*cells, *([beside(one["paper"], one["percent"], ".2f")] if printed else [])])
     heads = ["measure", "%", "interval", "n", *(["paper's"] if printed else [])]
     return markdown_table(heads, rows)
@@ -329,7 +322,3 @@ def _notes(table: pd.DataFrame) -> Iterator[str]:
             yield note
     if corrupted["paper"].notna().any():
         yield from CAVEATS
-
-
-def _with_interval(one: Mapping[Any, Any]) -> str:
-    return with_interval(one["percent"], one["low"], one["high"])

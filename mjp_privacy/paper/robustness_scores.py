@@ -103,21 +103,24 @@ Figure = dict[str, Any]
 
 
 def figure(
-    percent: float, low: float, high: float, interval: str, n: int, failed: int = 0
+    percent: float,
+    n: int,
+    failed: int,
+    ends: tuple[float, float] = (math.nan, math.nan),
+    interval: str = "",
 ) -> Figure:
     """The last columns of a line of robustness.csv."""
-    return {
-        **{"percent": percent, "low": low, "high": high},
-        **{"interval": interval, "n": n, "failed": failed},
-    }
+    figures = {"percent": percent, "low": ends[0], "high": ends[1]}
+    return {**figures, "interval": interval, "n": n, "failed": failed}
 
 
-def share(hits: Floats) -> Figure:
-    """A share of images: share(array([1.0, 0.0, nan])) is 50 % of two, and counts one as failed."""
-    ok = hits[~np.isnan(hits)]
+def share(hits: pd.Series[float]) -> Figure:
+    """A share of images: share(Series([1.0, 0.0, nan])) is 50 % of two, and counts one as
+    failed."""
+    ok = hits.dropna().to_numpy(np.float64)
     part = float(ok.mean()) if len(ok) else math.nan
     low, high = wilson(part, len(ok))
-    return figure(100 * part, 100 * low, 100 * high, "Wilson", len(ok), len(hits) - len(ok))
+    return figure(100 * part, len(ok), len(hits) - len(ok), (100 * low, 100 * high), "Wilson")
 
 
 def mean(values: Floats, *, whole: float | None = None) -> Figure:
@@ -131,8 +134,8 @@ def mean(values: Floats, *, whole: float | None = None) -> Figure:
     failed = len(values) - len(ok)
     if whole is not None and len(ok) and (np.all(ok == 0) or np.allclose(ok, whole)):
         low, high = wilson(float(ok[0] > 0), len(ok))
-        return figure(average, whole * low, whole * high, "Wilson", len(ok), failed)
-    return figure(average, *bootstrap_interval(ok), RESAMPLED, len(ok), failed)
+        return figure(average, len(ok), failed, (whole * low, whole * high), "Wilson")
+    return figure(average, len(ok), failed, bootstrap_interval(ok), RESAMPLED)
 
 
 def resampled(score: Callable[..., float], *groups: tuple[Floats, ...], failed: int = 0) -> Figure:
@@ -151,7 +154,7 @@ def resampled(score: Callable[..., float], *groups: tuple[Floats, ...], failed: 
     low, high = np.quantile(values, [0.025, 0.975])
     value = score(*(array for arrays in groups for array in arrays))
     n = sum(len(arrays[0]) for arrays in groups)
-    return figure(100 * value, 100 * float(low), 100 * float(high), RESAMPLED, n, failed)
+    return figure(100 * value, n, failed, (100 * float(low), 100 * float(high)), RESAMPLED)
 
 
 # what the paper prints ----------------------------------------------------------------------------
@@ -211,16 +214,9 @@ def hard_lines(rows: pd.DataFrame, paper: Mapping[str, Any]) -> list[Line]:
     # percentiles lie above the estimate
     calibration = 100 * rms_calibration(confidence, correct)
     return [
-        line(
-            "accuracy",
-            share(rows["correct"].to_numpy(dtype=np.float64)),
-            paper=paper.get("accuracy"),
-        ),
+        line("accuracy", share(rows["correct"]), paper=paper.get("accuracy")),
         line("AURRA", aurra, paper=paper.get("aurra")),
-        line(
-            "RMS calibration error",
-            figure(calibration, math.nan, math.nan, "", len(correct), failed),
-        ),
+        line("RMS calibration error", figure(calibration, len(correct), failed)),
     ]
 
 
@@ -234,7 +230,7 @@ def strange_lines(
     total = len(doubts[0]) + len(doubts[1])
     failed = len(strange) + len(ordinary) - total
     aupr = resampled(average_precision, (doubts[0],), (doubts[1],), failed=failed)
-    chance = figure(100 * len(doubts[0]) / total, math.nan, math.nan, "", total, failed)
+    chance = figure(100 * len(doubts[0]) / total, total, failed)
     return [line("AUPR", aupr, paper=paper.get("aupr")), line("AUPR by chance", chance)]
 
 
@@ -248,10 +244,7 @@ def corruption_lines(errors: pd.DataFrame, paper: Mapping[str, Any], *, classes:
 
     classes  how many the model has; without AlexNet's, nothing stands against its errors
     """
-    lines = [
-        line("error", share(errors[cell].to_numpy(dtype=np.float64)), *cell)
-        for cell in errors.columns
-    ]
+    lines = [line("error", share(errors[cell]), *cell) for cell in errors.columns]
     means = of_corruptions(errors)
     for name, values in means.items():
         of_name = mean(values, whole=100)

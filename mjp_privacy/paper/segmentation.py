@@ -49,7 +49,6 @@ from mjp_privacy.training.evaluation import (
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.processes import World
 from mjp_privacy.training.trainer import Task
 
 # scores ------------------------------------------------------------------------------------------
@@ -81,11 +80,11 @@ def measured(counts: Counts) -> Counts:
     Pixels without a label are left out, whatever is predicted there. A mean over nothing is NaN.
     """
     right, truth, said = np.moveaxis(counts, -2, 0)
-    total = truth.sum(-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        overall = right.sum(-1) / total
-    of_classes = (_mean(right, truth + said - right), _mean(right, truth), overall)
-    return 100 * np.stack(of_classes, -1)
+    with np.errstate(invalid="ignore"):
+        overall = right.sum(-1) / truth.sum(-1)
+        shares = np.stack([right / (truth + said - right), right / truth])  # NaN: no such class
+        means = np.nansum(shares, -1) / (~np.isnan(shares)).sum(-1)
+    return 100 * np.stack([*means, overall], -1)
 
 
 def scored(counts: Counts) -> dict[str, float]:
@@ -123,15 +122,6 @@ def _with_ends(values: Counts, resampled: Counts) -> dict[str, float]:
     return dict(zip(names, np.stack([values, *ends], -1).ravel().tolist(), strict=True))
 
 
-def _mean(parts: Counts, wholes: Counts) -> Counts:
-    """The mean of the shares of classes whose whole is not 0; NaN where there is none."""
-    shares = np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
-    number = (wholes > 0).sum(-1)
-    with np.errstate(invalid="ignore"):
-        mean: Counts = shares.sum(-1) / number
-    return mean
-
-
 # training -----------------------------------------------------------------------------------------
 
 
@@ -167,15 +157,7 @@ class SegmentationLearner(Learner):
         return {f"val_{name}": round(x, 4) for name, x in zip(MEASURES, values, strict=True)}
 
 
-def checked_batches(
-    config: TrainingConfig, pairs: Pairs, world: World, workers: int, used_for: str = "training"
-) -> Batches:
-    """Batches of these pictures with their label maps, all of which are checked before."""
-    pairs.check()
-    return pair_batches(config, pairs, world, workers)
-
-
-SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, checked_batches)
+SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, pair_batches)
 
 
 # what the paper prints ----------------------------------------------------------------------------
@@ -267,19 +249,17 @@ def markdown(table: pd.DataFrame, unreadable: Mapping[str, Mapping[str, str]]) -
                 f"{label}: without {len(reasons)} that could not be read; the first: "
                 f"{next(iter(reasons.values()))}."
             )
-    cells = [_cells(line) for line in table.to_dict("records")]
+    cells = []
+    for line in table.to_dict("records"):
+        n = f"{line['n']}" + (f" ({line['failed']} unreadable)" if line["failed"] else "")
+        forms = {**dict.fromkeys(MEASURES, ".1f"), "miou_over_first": "+.1f"}
+        scores = [
+            with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
+            for name, form in forms.items()
+        ]
+        printed = [beside(line[f"paper_{name}"], line[name], ".2f") for name in ("miou", "macc")]
+        cells.append([line["model"], line["head"], n, f"{line['classes']}", *scores, *printed])
     return "\n".join([*markdown_table(HEADS, cells), "", *(f"- {note}" for note in notes), ""])
-
-
-def _cells(line: Mapping[Any, Any]) -> tuple[str, ...]:
-    n = f"{line['n']}" + (f" ({line['failed']} unreadable)" if line["failed"] else "")
-    forms = {**dict.fromkeys(MEASURES, ".1f"), "miou_over_first": "+.1f"}
-    scores = [
-        with_interval(line[name], line[f"{name}_low"], line[f"{name}_high"], form)
-        for name, form in forms.items()
-    ]
-    printed = [beside(line[f"paper_{name}"], line[name], ".2f") for name in ("miou", "macc")]
-    return (line["model"], line["head"], n, f"{line['classes']}", *scores, *printed)
 
 
 # `mjp evaluate --ade20k` --------------------------------------------------------------------------
@@ -317,11 +297,10 @@ def _check_options(arguments: EvaluationArguments) -> None:
         for field in fields(arguments)
         if field.name not in READ and getattr(arguments, field.name) != field.default
     ]
-    if given or not arguments.checkpoint:
-        option = f"--{given[0].replace('_', '-')}" if given else "no --checkpoint"
+    if given:
         raise UserError(
-            f"--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
-            f"--device and --out beside it, got {option}."
+            "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
+            f"--device and --out beside it, got --{given[0].replace('_', '-')}."
         )
 
 
@@ -339,10 +318,9 @@ def _measured(
             f"--ade20k: expected pictures under images/{VALIDATION}, got none. Give the folder "
             "that holds this split."
         )
-    places = {name: number for number, name in enumerate(pairs.pictures)}
     records = [ImageRecord(name) for name in pairs.pictures]
     chosen = spread_subset(records, arguments.limit, arguments.seed)
-    measured_at = [places[record.image_id] for record in chosen]
+    measured_at = [pairs.pictures.index(record.image_id) for record in chosen]
     largest = pairs.largest_label(measured_at)
     for checkpoint, (_, config) in zip(named, loaded, strict=True):
         # else the pictures left would be a choice of the easier ones
@@ -356,10 +334,10 @@ def _measured(
     for checkpoint, (network, config) in zip(named, loaded, strict=True):
         label, own = checkpoint.label, replace(pairs, classes=config.model.num_classes)
         with Progress(label, len(measured_at), "images") as bar:
-            found = _answers(network.to(device), config, own, measured_at, bar)
-        rows, counts, unreadable = found
+            network = network.to(device)
+            rows, counts, unreadable = _answers(network, config, own, measured_at, bar)
         if not len(counts):
-            reason = next(iter(unreadable.values()), "--limit 0")
+            reason = next(iter(unreadable.values()))
             raise UserError(
                 f"--ade20k: {label}: expected pictures that can be scored, got none of "
                 f"{len(measured_at)}; the first: {reason}. Repair them, or give another folder."

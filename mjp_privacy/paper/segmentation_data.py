@@ -225,7 +225,9 @@ class Augmented(Whole):
         for _ in range(TRIES):
             left, top = (chance.randint(0, max(length - self.side, 0)) for length in picture.size)
             crop = numbers[top : top + self.side, left : left + self.side]
-            if self._mixed(crop):
+            counts = np.bincount(crop.ravel())[1:]
+            labelled, most = counts.sum(), self.settings.most_of_one_class
+            if labelled and counts.max() <= most * labelled:
                 break
         height, width = crop.shape
         cut = picture.crop((left, top, left + width, top + height))
@@ -235,13 +237,6 @@ class Augmented(Whole):
         if self.flip and chance.random() < 0.5:
             return pixels.flip(-1), cropped.flip(-1)
         return pixels, cropped
-
-    def _mixed(self, crop: NDArray[np.uint8]) -> bool:
-        """Whether no class has too large a share of the labelled pixels."""
-        counts = np.bincount(crop.ravel())[1:]
-        return bool(counts.sum()) and bool(
-            counts.max() <= self.settings.most_of_one_class * counts.sum()
-        )
 
 
 def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Image:
@@ -254,8 +249,11 @@ def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Ima
 # batches ------------------------------------------------------------------------------------------
 
 
-def pair_batches(config: TrainingConfig, pairs: Pairs, world: World, workers: int) -> LoadedBatches:
-    """Crops (b, 3, S, S) with labels (b, S, S); in order whole pictures of a size of their own,
-    which only fit into batches of one."""
+def pair_batches(
+    config: TrainingConfig, pairs: Pairs, world: World, workers: int, used_for: str = "training"
+) -> LoadedBatches:
+    """Crops (b, 3, S, S) with labels (b, S, S), all of which are checked before; in order whole
+    pictures of a size of their own, which only fit into batches of one."""
+    pairs.check()
     training, plain = (Items(partial(pairs.drawn, t)) for t in (Augmented(config), Whole(config)))
     return LoadedBatches(config, len(pairs), training, plain, world, workers)

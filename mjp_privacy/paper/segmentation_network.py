@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
+from mjp_privacy.models.checkpoints import check_same, resampled
 from mjp_privacy.models.loading import outline_spec
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.training.config import TrainingConfig, check_config
@@ -26,7 +27,6 @@ from mjp_privacy.training.learner import check_initial as check_sizes
 
 PYRAMID = 4
 """Maps that are read off a ViT, at the ends of the quarters of its blocks."""
-
 
 Maps = Sequence[tuple[int, float]]
 """What a network offers: the width of each map, and the factor by which a pyramid resizes it."""
@@ -46,37 +46,26 @@ def features(network: Any, images: Tensor, mask: Tensor | None = None) -> list[T
 
     mask: as the network itself takes it, True where a patch is shuffled
     """
-    read = _of_vit if network.family == "vit" else _of_swin
-    return read(network, images, mask)
+    is_vit = network.family == "vit"
+    maps: list[Tensor] = []
+    z = network.embed(images, mask)
+    for stage in network.blocks if is_vit else network.layers:
+        z = stage(z)
+        maps.append(z)
+    if not is_vit:
+        maps[-1] = network.norm(maps[-1])
+        return [z.permute(0, 3, 1, 2).contiguous() for z in maps]
+    maps = [maps[end] for end in block_ends(len(maps))]
+    maps[-1] = network.norm(maps[-1])
+    grid = network.grid
+    return [  # without the class token in front, and a distillation token behind
+        z[:, 1 : grid * grid + 1].transpose(1, 2).unflatten(2, (grid, grid)) for z in maps
+    ]
 
 
 def block_ends(depth: int) -> Sequence[int]:
     """Indices of the blocks that a ViT's maps come from: 2, 5, 8 and 11 of twelve."""
     return [max(depth * quarter // PYRAMID, 1) - 1 for quarter in range(1, PYRAMID + 1)]
-
-
-def _of_vit(network: Any, images: Tensor, mask: Tensor | None) -> list[Tensor]:
-    tokens, kept = network.embed(images, mask), []
-    for block in network.blocks:
-        tokens = block(tokens)
-        kept.append(tokens)
-    read = [kept[end] for end in block_ends(len(kept))]
-    read[-1] = network.norm(read[-1])
-    grid = network.grid
-    return [  # without the class token in front, and a distillation token behind
-        tokens[:, 1 : grid * grid + 1].transpose(1, 2).unflatten(2, (grid, grid)) for tokens in read
-    ]
-
-
-def _of_swin(network: Any, images: Tensor, mask: Tensor | None) -> list[Tensor]:
-    z, read = network.patch_embed(images), []
-    if network.absolute_pos_embed is not None:
-        z = z + network.positions(mask).unflatten(1, (network.grid, network.grid))
-    for stage in network.layers:
-        z = stage(z)
-        read.append(z)
-    read[-1] = network.norm(read[-1])
-    return [z.permute(0, 3, 1, 2).contiguous() for z in read]
 
 
 # heads: from maps (B, D, h, w) to logits (B, K, h', w') -------------------------------------------
@@ -121,21 +110,18 @@ class PyramidHead(nn.Module):
         for read, side, factor in zip(maps, self.sides, self.factors, strict=True):
             size = [max(round(length * factor), 1) for length in read.shape[-2:]]
             levels.append(resized(side(read), size))
-        levels[-1] = self._with_surroundings(levels[-1])
+        top = levels[-1]
+        around = [
+            resized(layer(averages(top, side)), top.shape[-2:])
+            for layer, side in zip(self.pooled, POOLED, strict=True)
+        ]
+        levels[-1] = self.top(torch.cat((top, *around), 1))
         for below in range(len(levels) - 2, -1, -1):
             levels[below] = levels[below] + resized(levels[below + 1], levels[below].shape[-2:])
         smooth = [layer(level) for layer, level in zip(self.smooth, levels, strict=False)]
         largest = levels[0].shape[-2:]
         joined = [resized(level, largest) for level in (*smooth, levels[-1])]
         return cast(Tensor, self.classifier(self.joined(torch.cat(joined, 1))))
-
-    def _with_surroundings(self, top: Tensor) -> Tensor:
-        size = top.shape[-2:]
-        around = [
-            resized(layer(averages(top, side)), size)
-            for layer, side in zip(self.pooled, POOLED, strict=True)
-        ]
-        return cast(Tensor, self.top(torch.cat((top, *around), 1)))
 
 
 def averages(picture: Tensor, side: int) -> Tensor:
@@ -247,31 +233,13 @@ def fill_swin(model: Any, checkpoint: str) -> None:
         for one in (model, loaded)
     )
     if POSITIONS in wanted and POSITIONS in stored:
-        stored[POSITIONS] = _resampled(stored[POSITIONS], model.grid)
-    check_same_shapes(checkpoint, shapes_of(wanted), shapes_of(stored))
+        below_a_class = F.pad(stored[POSITIONS].detach(), (0, 0, 1, 0))  # as a ViT's table stands
+        rows = resampled(below_a_class, model.grid, POSITIONS, [], shown(checkpoint))
+        stored[POSITIONS] = rows[:, 1:]
+    check_same(model, stored, wanted, shown(checkpoint))
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(stored[name])
-
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """The shapes of tensors by their names."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def check_same_shapes(source: str, expected: Shapes, got: Shapes) -> None:
-    """Raise unless a file has the tensors that a config states."""
-    for name in sorted(expected.keys() | got.keys()):
-        if expected.get(name) != got.get(name):
-            stated, stored = (shapes.get(name, "no such tensor") for shapes in (expected, got))
-            raise UserError(
-                f"{shown(source)}: its tensors are not those of the network that the config "
-                f"describes: {shown(name, 60)}: expected {stated}, got {stored}. Give the file of "
-                "this network as `mjp train` wrote it, or the file's sizes in the config."
-            )
 
 
 def check_initial(config: TrainingConfig) -> None:
@@ -295,16 +263,6 @@ def check_unknown(source: str, stored: bool, wanted: bool) -> None:
         f"start from with {kinds[wanted]}, got {kinds[stored]}. Give weights trained "
         f"{'with' if wanted else 'without'} MJP, or the row for these."
     )
-
-
-def _resampled(table: Tensor, grid: int) -> Tensor:
-    """The table (1, N, D) for a square grid of this side: bicubic, antialiased, as a ViT's."""
-    side = round(table.shape[1] ** 0.5)
-    if side == grid:
-        return table
-    picture = table.detach().reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    picture = F.interpolate(picture, size=(grid, grid), mode="bicubic", antialias=True)
-    return picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1)
 
 
 # network and loss ---------------------------------------------------------------------------------
@@ -369,16 +327,8 @@ class PixelObjective(nn.Module):
         logits = self.model(images, mask).movedim(1, -1).flatten(0, 2)
         classes = labels.flatten().long() - 1
         number = (classes != UNLABELLED).sum().clamp(min=1)
-        loss = (
-            F.cross_entropy(
-                logits,
-                classes,
-                ignore_index=UNLABELLED,
-                label_smoothing=self.smoothing,
-                reduction="sum",
-            )
-            / number
-        )
+        how: dict[str, Any] = {"label_smoothing": self.smoothing, "ignore_index": UNLABELLED}
+        loss = F.cross_entropy(logits, classes, reduction="sum", **how) / number
         right = (logits.argmax(-1) == classes).sum() / number
         return loss, torch.stack((loss, loss, torch.zeros_like(loss), right)).detach()
 
@@ -407,8 +357,9 @@ def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]
     check_config(config, shown(path))
     from_random = replace(config, initial=None)
     with torch.device("meta"):  # before memory is taken for either
-        expected = shapes_of(build_segmentation(from_random).state_dict())
-    check_same_shapes(str(file.path), expected, file.shapes)
+        outline = build_segmentation(from_random)
+        came = {name: torch.empty(shape) for name, shape in file.shapes.items()}
+    check_same(outline, came, outline.state_dict(), shown(path))
     network, stored = build_segmentation(from_random), file.tensors()
     check_finite(stored, path, KIND)
     network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})

@@ -215,6 +215,9 @@ class PublishedRow:
         return f"({self.group}) {self.model} {self.setting}"
 
 
+PAPERS_SIZE = 224
+"""Pixels of a side of what the paper's models take."""
+
 TABLE5 = (
     PublishedRow(1, "ViT-S", "a", 78.1, 0.0278, 0.0039, 19.27, 0.5203, 0.3623),
     PublishedRow(1, "DeiT-S", "a", 79.8, 0.0350, 0.0057, 18.94, 0.5182, 0.3767),

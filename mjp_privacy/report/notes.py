@@ -17,11 +17,10 @@ from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
+from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS, unshuffled_images
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
-from mjp_privacy.training.published import PAPERS_SIZE
 
 REASONS_SHOWN = 30
 NAMED = 3
@@ -125,7 +124,10 @@ def choice_sentence(line: DerivedLine) -> str:
     """What a derived line is made of."""
     how = "smallest gradient residual, without the private images"
     if line.rule is WORST_CASE:
-        how = "highest PSNR (standard), an upper bound for any selector"
+        how = (
+            f"highest PSNR (standard; from {PSNR_CAP:.0f} dB on one that does not assume 8-bit "
+            "pixels), an upper bound for any selector"
+        )
     counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
     said = (
         f"Line {line.number}, {line.attack}: for each image the attack with the {how}. "

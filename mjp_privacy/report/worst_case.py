@@ -2,7 +2,7 @@
 
 For each image of a client, with the attacks a on it in the order of the cells,
 
-    worst_case        argmax_a PSNR_a (standard)     needs the truth: an upper bound of any selector
+    worst_case        argmax_a min(PSNR_a, 100 dB)   needs the truth: an upper bound of any selector
     attackers_choice  argmin_a gradient_residual_a   needs no truth
 
 is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
+from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     OF_PICTURE,
@@ -149,13 +150,16 @@ def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> li
 
 
 def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
-    """The place of the best member for each image; among equals the first in the order of the
-    cells. Images for which none has a value are left out."""
+    """The place of the best member for each image; of equals, or of PSNR at the cap, one that does
+    not assume 8-bit pixels, and then the first in the order of the cells. Images for which none has
+    a value are left out."""
+    order = sorted(range(len(members)), key=lambda place: "8 bit" in traits(members[place]))
     merits = pd.concat(
-        [rule.sign * line.scored(rule.metric, rule.variant) for line in members], axis=1
+        [rule.sign * members[place].scored(rule.metric, rule.variant) for place in order], axis=1
     ).sort_index()
     worst = -sys.float_info.max  # of what is known, also where that is -inf
-    best = merits.clip(lower=worst).fillna(-np.inf).to_numpy().argmax(axis=1)
+    known = merits.clip(lower=worst, upper=PSNR_CAP if rule is WORST_CASE else None)
+    best = np.array(order, dtype=np.int16)[known.fillna(-np.inf).to_numpy().argmax(axis=1)]
     return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
 
 

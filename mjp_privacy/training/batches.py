@@ -16,6 +16,7 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, default_collate
+from torchvision.transforms import Compose, Normalize
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
@@ -50,6 +51,7 @@ class Batches(Protocol):
 
 
 SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))
+"""The usual names of folders of training and of validation images."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,10 @@ def find_examples(
 
     Without `val` they are looked for in `data`, which holds both in ImageNet's layout.
     """
-    if val is None and (splits := splits_under(data)):
-        data, val = splits
+    if val is None:
+        parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
+        if parts[0] and parts[1]:
+            data, val = parts[0], parts[1]
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
     _check_classes(config, train, held_out)
@@ -108,12 +112,6 @@ def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tenso
     """
     order = torch.randperm(number, generator=torch_generator("epoch order", seed, epoch))
     return order.repeat_interleave(repeats)[:number]
-
-
-def splits_under(data: Path) -> tuple[Path, Path] | None:
-    """The folders of training and validation images under `data`, by any of their usual names."""
-    parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
-    return (parts[0], parts[1]) if parts[0] and parts[1] else None
 
 
 def _opened(path: Path, option: str) -> Examples:
@@ -164,19 +162,15 @@ def check_labels(
             f"{option} holds a label {max(labels)}, but {owner} has {classes} classes: expected "
             "labels of the data that it is for."
         )
-    by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
-    if by_name and len(labels) != classes and not partial:
+    by_name = bool(records) and records[0].label_source == "folder"
+    numbered = all(is_class_index(_class_name(record)) for record in records)
+    if by_name and not numbered and len(labels) != classes and not partial:
         raise UserError(
             f"{option} has {len(labels)} class folders, but {owner} has {classes} classes: plain "
             "folders are numbered in sorted order, so if some are missing the others get wrong "
             "numbers. Expected all class folders, synset folders, folders named by the class index "
             "(7, not 007), or a labels.csv with the header file,label."
         )
-
-
-def numbered(records: Sequence[ImageRecord]) -> bool:
-    """Whether all class folders are named by their class index, such as `7` but not `07`."""
-    return all(is_class_index(_class_name(record)) for record in records)
 
 
 def _class_name(record: ImageRecord) -> str:
@@ -268,9 +262,6 @@ class LoadedBatches:
             yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
-# images of any size -------------------------------------------------------------------------------
-
-
 def seed_libraries(seed: int) -> None:
     """Seed the libraries' own generators."""
     random.seed(seed)
@@ -278,48 +269,10 @@ def seed_libraries(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def file_batches(
-    config: TrainingConfig, examples: Examples, world: World, workers: int
-) -> LoadedBatches:
-    """The `Batches` of images that are decoded from their files each time they are needed."""
-    shape, augmentation = config.model, config.augmentation
-    try:
-        augmented = create_transform(
-            shape.img_size,
-            is_training=True,
-            auto_augment=augmentation.rand_augment,
-            re_prob=augmentation.erasing,
-            re_mode="pixel",
-            hflip=0.5 * augmentation.flip,
-            interpolation="bicubic",
-            mean=shape.mean,
-            std=shape.std,
-        )
-    except (AssertionError, ValueError, KeyError) as error:
-        raise UserError(
-            f"augmentation.rand_augment: expected one that timm knows, such as "
-            f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
-        ) from error
-    training, plain = (Items(partial(_read, examples, t)) for t in (augmented, _Plain(config)))
-    return LoadedBatches(config, len(examples), training, plain, world, workers)
-
-
 def _read(examples: Examples, transform: Any, place: int, seed: int) -> tuple[Tensor, int]:
     record = examples.records[place]
     seed_libraries(seed)  # timm's augmentation draws from them
     return transform(examples.source.decode(record)), int(record.label or 0)
-
-
-class _Plain:
-    """Resize, centre crop and normalise; a class, because workers need it pickled."""
-
-    def __init__(self, config: TrainingConfig) -> None:
-        self.preprocessing = Preprocessing(config.model.img_size)
-        self.mean = torch.tensor(config.model.mean).view(3, 1, 1)
-        self.std = torch.tensor(config.model.std).view(3, 1, 1)
-
-    def __call__(self, picture: Any) -> Tensor:
-        return (self.preprocessing(picture) - self.mean) / self.std
 
 
 # small images, kept in memory ---------------------------------------------------------------------
@@ -410,7 +363,28 @@ def make_batches(
     workers: int,
     used_for: str = "training",
 ) -> Batches:
-    """Batches of these images, from memory or from files as the config says."""
+    """Batches of these images, from memory or decoded from their files each time, as the config
+    says."""
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world, used_for)
-    return file_batches(config, examples, world, workers)
+    shape, augmentation = config.model, config.augmentation
+    try:
+        augmented = create_transform(
+            shape.img_size,
+            is_training=True,
+            auto_augment=augmentation.rand_augment,
+            re_prob=augmentation.erasing,
+            re_mode="pixel",
+            hflip=0.5 * augmentation.flip,
+            interpolation="bicubic",
+            mean=shape.mean,
+            std=shape.std,
+        )
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UserError(
+            f"augmentation.rand_augment: expected one that timm knows, such as "
+            f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
+        ) from error
+    plain = Compose([Preprocessing(shape.img_size), Normalize(shape.mean, shape.std)])
+    training, validation = (Items(partial(_read, examples, t)) for t in (augmented, plain))
+    return LoadedBatches(config, len(examples), training, validation, world, workers)

@@ -32,7 +32,6 @@ from mjp_privacy.core.schema import (
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import Family, Sizes, Stages, check_parameters
 
-_PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 Preset = Literal["ours", "paper", "authors_code"]
 
 MeanOfPixels = Annotated[float, Field(strict=True, ge=-2, le=2)]
@@ -46,8 +45,6 @@ RandAugment = Annotated[
     str, Field(strict=True, max_length=200, pattern=r"^[a-z0-9]+(-[a-z]+[0-9.]+)*$")
 ]
 
-
-Head = Literal["linear", "upernet"]
 Channels = Annotated[int, Field(strict=True, ge=8, le=2048)]
 """UPerNet has 512; a head of 2048 has about 480 million parameters."""
 Scale = Annotated[float, Field(strict=True, ge=0.1, le=10)]
@@ -172,7 +169,7 @@ class Initial:
 class Segmentation:
     """The head, and how pictures and label maps are drawn for it."""
 
-    head: Head = "linear"
+    head: Literal["linear", "upernet"] = "linear"
     """`linear`: one linear layer on the last tokens. `upernet`: four maps of features become a
     pyramid with UPerNet's pooling on top, as `PyramidHead` says."""
     channels: Channels = 512
@@ -225,7 +222,7 @@ class TrainingConfig:
     def warmup_epochs(self) -> float:
         """Length of the warm-up in epochs; it need not be a whole number."""
         epochs = self.recipe.warmup_epochs
-        return self.recipe.epochs * _PAPER_WARMUP / _PAPER_EPOCHS if epochs is None else epochs
+        return self.recipe.epochs * 20 / 300 if epochs is None else epochs
 
     @property
     def first_epoch(self) -> float:

@@ -56,8 +56,7 @@ from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 ACCURACY = ("top1", "top5", "top1_shuffled")
 CONSISTENCY = ("diff_norm", "consistency")
-OUR_GAMMA, AUTHORS_ACCURACY_GAMMA, AUTHORS_CONSISTENCY_GAMMA = 0.27, 0.9, 0.5
-Fit = Literal["checkpoint", "crop_256", "squash"]
+OUR_GAMMA = 0.27
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Protocol:
 
     measures: tuple[str, ...] = (*ACCURACY, *CONSISTENCY)
     gammas: tuple[float, ...] = (OUR_GAMMA,)
-    fit: Fit = "checkpoint"
+    fit: Literal["checkpoint", "crop_256", "squash"] = "checkpoint"
     mask_per: Literal["image", "batch"] = "image"
 
     def preparation(self, model: LoadedModel) -> Preprocessing:
@@ -88,8 +87,8 @@ def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[
     if preset != "authors_code":
         return (Protocol(gammas=given or (OUR_GAMMA,)),)
     return (
-        Protocol(ACCURACY, given or (AUTHORS_ACCURACY_GAMMA,), "crop_256", "batch"),
-        Protocol(CONSISTENCY, given or (AUTHORS_CONSISTENCY_GAMMA,), "squash"),
+        Protocol(ACCURACY, given or (0.9,), "crop_256", "batch"),
+        Protocol(CONSISTENCY, given or (0.5,), "squash"),
     )
 
 
@@ -155,16 +154,18 @@ def _measured(
         fed = shuffle_patches(images, permutation, model.patch_size)
         shuffled, shuffled_embedding = _outputs(model, fed, mask)
         predicted, jumbled = plain.argmax(-1), shuffled.argmax(-1)
-        values = {
+        found = {
+            "predicted": predicted,
+            "predicted_shuffled": jumbled,
             "top1": (predicted == labels).double(),
             "top5": (best == labels[:, None]).any(-1).double(),
             "top1_shuffled": (jumbled == labels).double(),
             "diff_norm": (embedding - shuffled_embedding).norm(dim=-1),
             "consistency": (predicted == jumbled).double(),
+            "masked_patches": mask.sum(-1),
         }
-        found: dict[str, Tensor] = {"predicted": predicted, "predicted_shuffled": jumbled}
-        found |= {name: values[name] for name in protocol.measures}
-        found["masked_patches"] = mask.sum(-1)
+        for name in MEASURES.keys() - set(protocol.measures):
+            del found[name]
         columns = {name: column.tolist() for name, column in found.items()}
         for place, record in enumerate(records):
             own = {name: column[place] for name, column in columns.items()}
@@ -224,12 +225,6 @@ class Evaluated:
     paper: PublishedModel | None
     cond_w: float = math.nan  # of the patch embedding
     notes: tuple[str, ...] = ()
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """Why images were not measured, by the image."""
-        rows = self.rows[self.rows["status"] != "ok"]
-        return dict(zip(rows["image_id"], rows["reason"], strict=True))
 
 
 def summary_table(models: Sequence[Evaluated], preset: Preset = "ours") -> pd.DataFrame:
@@ -352,14 +347,8 @@ def draw_sweep(table: pd.DataFrame, path: Path) -> None:
         for axes, name in zip(figure.subplots(1, 3), names, strict=True):
             for number, (label, line) in enumerate(table.groupby("model", sort=False)):
                 points = line[line[name].notna()]  # a protocol measures some of the three
-                look = {"color": colour(number), "linestyle": dashes(number)}
-                axes.plot(
-                    *(points["gamma"], points[name]),
-                    marker="o",
-                    markersize=3,
-                    label=drawn(label),
-                    **look,
-                )
+                look = {"color": colour(number), "linestyle": dashes(number), "marker": "o"}
+                axes.plot(points["gamma"], points[name], markersize=3, label=drawn(label), **look)
                 ends = points[f"{name}_low"], points[f"{name}_high"]
                 band(axes, points["gamma"], *ends, colour(number))
             axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}")
@@ -377,19 +366,20 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     """
     prepare_folder(arguments, "summary.csv", "data")
     models: list[Evaluated] = []
-    text = ""
+    text, table, rows = "", pd.DataFrame(), pd.DataFrame()
     for model in evaluate(arguments):
         models.append(model)
+        rows = pd.concat([one.rows.assign(model=one.label) for one in models])
         table = summary_table(models, arguments.preset)
         text = markdown(table, models)
         if arguments.out:
-            rows = pd.concat([model.rows.assign(model=model.label) for model in models])
             tables = {"per_image.csv": rows, "summary.csv": table}
             write_report(arguments.out, tables, "table.md", text)
             if table["gamma"].nunique() > 1:
                 draw_sweep(table, arguments.out / "sweep.png")
-    failed = {k: v for model in models for k, v in model.failed.items()}
-    return Outcome(text, failed, summary_table(models, arguments.preset).to_dict("records"))
+    failed = rows[rows["status"] != "ok"]
+    reasons = dict(zip(failed["image_id"], failed["reason"], strict=True))
+    return Outcome(text, reasons, table.to_dict("records"))
 
 
 def prepare_folder(arguments: EvaluationArguments, table: str, *images: str) -> None:

@@ -71,7 +71,7 @@ LINES = FileKind(
     "Delete this file; what it lists is measured no more.",
     1 << 30,
 )
-VALIDATED = {"val_top1": "val top-1", "val_miou": "val mIoU"}
+VALIDATED = {"val_top1": "top-1", "val_miou": "mIoU"}
 """What a validation measures, as the screen and the curves call it."""
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
@@ -81,6 +81,9 @@ class Journal:
 
     What depends on the clock stands under `timing` in each line; all else is reproducible.
     """
+
+    mark = ""
+    """What messages begin with."""
 
     def __init__(self, folder: Path, steps: int, *, quiet: bool = False) -> None:
         self.path, self.steps, self.quiet = folder / METRICS, steps, quiet
@@ -97,36 +100,31 @@ class Journal:
         write_atomically(self.path, lambda file: file.write_text(text, "utf-8"), durable=True)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line to the file; one of a training is shown every PLAIN_INTERVAL seconds, and
-        the last one."""
+        """Append a line to the file; of a training's, loss, accuracy, speed and time left are shown
+        every PLAIN_INTERVAL seconds, and at the end."""
         if self.quiet:
             return
         append_json_line(self.path, line)
         due = time.monotonic() - self.last_shown > PLAIN_INTERVAL or line["step"] == self.steps
-        if due and "loss" in line:
-            self.last_shown = time.monotonic()
-            self.say(_progress(line, self.steps))
+        if not due or "loss" not in line:
+            return
+        self.last_shown, timing = time.monotonic(), line["timing"]
+        left = (self.steps - line["step"]) * timing["seconds_per_step"]
+        minutes, seconds = divmod(round(left), 60)
+        held_out = "".join(
+            f" · val {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
+        )
+        self.say(
+            f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
+            f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
+            f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
+            f"{minutes} min {seconds:02d} s left"
+        )
 
     def say(self, message: str) -> None:
         """Print a message, unless this process is a quiet one."""
         if not self.quiet:
-            print(message, file=sys.stderr, flush=True)
-
-
-def _progress(line: dict[str, Any], steps: int) -> str:
-    """Loss, accuracy, speed and time left, of a training's line."""
-    timing = line["timing"]
-    left = (steps - line["step"]) * timing["seconds_per_step"]
-    minutes, seconds = divmod(round(left), 60)
-    held_out = "".join(
-        f" · {VALIDATED[name]} {line[name]:.1f} %" for name in VALIDATED & line.keys()
-    )
-    return (
-        f"epoch {line['epoch']:.2f} · step {line['step']}/{steps} · "
-        f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "
-        f"{timing['images_per_s']:.0f} images/s · {100 * timing['waiting']:.0f} % waiting · "
-        f"{minutes} min {seconds:02d} s left"
-    )
+            print(self.mark + message, file=sys.stderr, flush=True)
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -197,7 +195,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
             look = {"color": colour(number), "linewidth": 1}
             losses = [(point.epoch, point.cross_entropy) for point in points]
             left.plot(*zip(*losses, strict=True), label=drawn(run.resolve().name), **look)
-            for measure, name in (("val_miou", "mIoU"), ("val_top1", "top-1")):
+            for measure, name in VALIDATED.items():
                 scores = [(point.epoch, getattr(point, measure)) for point in points]
                 scores = [score for score in scores if score[1] is not None]
                 if scores:

@@ -98,15 +98,13 @@ def has_bfloat16() -> bool:
 
 # the paper's Table 7 ------------------------------------------------------------------------------
 
-POSITIONS = frozenset({"pos_embed", "unk_embed", "absolute_pos_embed"})
-
 
 def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW. Biases, norms and embedding tables do not decay, except MJP's position embeddings if
     the config follows the paper's code."""
     spared = model.no_weight_decay()
     if config.positions_as_paper:
-        spared = spared - POSITIONS
+        spared = spared - {"pos_embed", "unk_embed", "absolute_pos_embed"}
     groups = param_groups_weight_decay(
         model, config.recipe.weight_decay, no_weight_decay_list=spared
     )
@@ -256,8 +254,8 @@ class Learner:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
         self.model = self._network().to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
-        rounded = rounds_products(config, world.device)
-        self.products: Any = RoundedProducts() if rounded else nullcontext()
+        self.rounded = rounds_products(config, world.device)
+        self.products: Any = RoundedProducts() if self.rounded else nullcontext()
         if self.bfloat16 and world.device.type == "cpu":
             for module in self.model.modules():  # fused attention takes seven times as long there
                 if hasattr(module, "fused_attn"):
@@ -266,7 +264,7 @@ class Learner:
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
         self.objective: Any = self._objective()
-        if config.recipe.compile and not rounded:
+        if config.recipe.compile and not self.rounded:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
             self.objective = DistributedDataParallel(self.objective)
@@ -284,7 +282,7 @@ class Learner:
         return Objective(self.model, self.config)
 
     @property
-    def trained(self) -> nn.Module:
+    def trained(self) -> Any:
         """The model that is validated and exported: the average of the weights, if it is kept."""
         return self.average.module if self.average is not None else self.model
 
@@ -337,11 +335,10 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the learner."""
-        average = self.average.state_dict() if self.average is not None else None
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "average": average,
+            "average": self.average.state_dict() if self.average is not None else None,
         }
 
     def restore(self, stored: TrainingCheckpoint, path: Path) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 
 PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
-PAPERS_SIZE = 224
 
 
 def is_papers_model(architecture: str | None, size: int | None) -> bool:
     """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
-    return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
+    return size == 224 and PAPERS_MODEL.match(architecture or "") is not None
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class PublishedModel:
     top1: float
     consistency: float
     diff_norm: float | None = None
-    network: tuple[str | bool, ...] = ()
+    network: Sequence[str | bool] = ()
 
     @property
     def label(self) -> str:
@@ -39,11 +37,7 @@ class PublishedModel:
         return f"Table {self.table}, {self.row}"
 
 
-def _printed(table: int, row: Mapping[str, Any]) -> PublishedModel:
-    return PublishedModel(table, **{**row, "network": tuple(row.get("network", ()))})
-
-
-TABLE1 = tuple(_printed(1, row) for row in PUBLISHED["table_1"])
+TABLE1 = tuple(PublishedModel(1, **row) for row in PUBLISHED["table_1"])
 TABLE3 = {
     row["gamma"]: PublishedModel(
         3, f"γ = {row['gamma']:g}", row["top1"], row["consistency"], row["diff_norm"]
@@ -51,7 +45,7 @@ TABLE3 = {
     for row in PUBLISHED["table_3"]
 }
 """DeiT-S + MJP by the shuffle ratio it was trained with."""
-TABLE4 = {row["row"][0]: _printed(4, row) for row in PUBLISHED["table_4"]}
+TABLE4 = {row["row"][0]: PublishedModel(4, **row) for row in PUBLISHED["table_4"]}
 MAIN_GAMMA = 0.03
 """The shuffle ratio that the rows of Tables 1 and 4 were trained with."""
 
@@ -65,10 +59,10 @@ def counterpart(config: TrainingConfig | None) -> PublishedModel | None:
     if config is None or config.initial is not None:
         return None
     model, jigsaw = config.model, config.jigsaw
-    network = (
+    network = [
         *(config.family, model.position_embedding, jigsaw.shuffle),
         *(model.unknown_embedding, model.index_embedding, model.dal),
-    )
+    ]
     row = next((row for row in (*TABLE4.values(), *TABLE1) if row.network == network), None)
     weight = (jigsaw.dal_lambda, jigsaw.dal_target, jigsaw.dal_schedule)
     shuffles = jigsaw.shuffle != "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,8 +32,6 @@ from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, pl
 from mjp_privacy.training.journal import Percent
 
 CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
-TASK = "task"
-"""The entry of a model's metadata that names another task than classification."""
 
 # a checkpoint -------------------------------------------------------------------------------------
 
@@ -168,31 +166,24 @@ def check_weights(stored: Any, like: Mapping[str, Tensor], path: Path, field: st
 
 
 def export_model(
-    folder: Path,
-    model: MJPVisionTransformer,
-    config: TrainingConfig,
-    facts: dict[str, Any],
-    *,
-    half: bool = False,
+    folder: Path, model: MJPVisionTransformer, config: TrainingConfig, facts: dict[str, Any]
 ) -> Path:
-    """Write the weights as safetensors; their metadata holds all that `load_model` needs as JSON,
-    and the file its own digest.
+    """Write the weights as safetensors, once in float32 and once in float16; the first one's path.
 
-    facts  further metadata
-    half   in float16, under a name of its own
+    The metadata holds all that `load_model` needs as JSON, and each file its own digest.
+    facts: further metadata.
     """
-    path = folder / (HALF if half else MODEL)
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
-    save_tensors(path, exported(model, half=half), metadata, digest=True)
-    return path
+    for name, tensors in exported(model):
+        save_tensors(folder / name, tensors, metadata, digest=True)
+    return folder / MODEL
 
 
-def exported(model: MJPVisionTransformer, *, half: bool = False) -> dict[str, Tensor]:
-    """The weights as a file has them."""
-    kind = torch.float16 if half else torch.float32
-    return {
-        key: value.detach().to("cpu", kind).contiguous() for key, value in weights_of(model).items()
-    }
+def exported(model: MJPVisionTransformer) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The names of the files, each with the weights as it has them."""
+    for name, kind in ((MODEL, torch.float32), (HALF, torch.float16)):
+        kept = weights_of(model).items()
+        yield name, {key: value.detach().to("cpu", kind).contiguous() for key, value in kept}
 
 
 def export_fault(path: Path, expected: Mapping[str, Tensor]) -> str:
@@ -219,7 +210,7 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
     arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
     sizes = other_sizes(config)
     classifies = config.task == "classification"
-    other: dict[str, Any] = {} if classifies else {TASK: config.task}
+    other: dict[str, Any] = {} if classifies else {"task": config.task}
     if sizes is not None and classifies:
         other[SIZES] = sizes.stated()
     if shape.dal == "pca" and classifies:  # the one kind that no tensor shows

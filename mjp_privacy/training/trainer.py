@@ -34,12 +34,10 @@ from mjp_privacy.training.learner import (
     build_mixup,
     check_initial,
     learning_rate,
-    rounds_products,
 )
 from mjp_privacy.training.processes import World, joined
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
-    HALF,
     MODEL,
     TrainingCheckpoint,
     export_fault,
@@ -78,7 +76,7 @@ class Trainer:
         self.config, self.batches, self.validation = config, batches, validation
         self.folder, self.world = folder, world
         self.identity = dict(identity or {})
-        self.made_with: list[dict[str, Any]] = []
+        self.made_with: list[dict[str, Any]] = []  # software and machine of every process
         self.steps_per_epoch = images // config.recipe.batch
         self.steps = self.steps_per_epoch * config.recipe.epochs
         self.learner = learner(config, self.steps_per_epoch, world)
@@ -92,7 +90,7 @@ class Trainer:
         if self.step == self.steps and self.world.agreed(self._is_exported()):
             self.journal.say("finished already; nothing to do")
             return self.folder / MODEL
-        if rounds_products(self.config, self.world.device):
+        if self.learner.rounded:
             self.journal.say(REMARK)
         drawn_at = -math.inf
         while self.step < self.steps:
@@ -143,17 +141,15 @@ class Trainer:
 
     def _measured(self, window: Window) -> dict[str, Any]:
         """The line of metrics.jsonl for a window of steps. Stops the run if the loss diverged."""
-        loss, entropy, dal, accuracy, norm = self.world.mean(window.mean()).tolist()
+        names = ("loss", "cross_entropy", "dal", "accuracy", "gradient_norm")
+        numbers = dict(zip(names, self.world.mean(window.mean()).tolist(), strict=True))
+        loss, norm = numbers["loss"], numbers["gradient_norm"]
         if not math.isfinite(loss + norm):
             raise self._diverged(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         return {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
-            "loss": loss,
-            "cross_entropy": entropy,
-            "dal": dal,
-            "accuracy": accuracy,
-            "gradient_norm": norm,
+            **numbers,
             "lr": learning_rate(self.config, self.step - 1, self.steps_per_epoch),
             "timing": window.timing(),
         }
@@ -193,7 +189,15 @@ class Trainer:
             self.step, self.score = stored.step, getattr(stored, self.learner.measure)
             self.made_with, line = stored.made_with, stored.unvalidated
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
-        now = made_with(self.config, self.world)
+        now = {  # on a CPU the number of threads changes results, and how it multiplies
+            "commit": commit(),
+            "torch": str(torch.__version__),
+            "device": self.world.device.type,
+            "threads": torch.get_num_threads(),
+            "processes": self.world.size,
+        }
+        if self.learner.rounded:
+            now["products"] = "float32, rounded to bfloat16"
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
         self.world.wait()
@@ -205,9 +209,8 @@ class Trainer:
         """Whether the files of the finished weights are there as they were written; says which is
         not. Only the first process looks."""
         whole = True
-        for name in (MODEL, HALF) if self.world.first else ():
-            trained: Any = self.learner.trained
-            if fault := export_fault(self.folder / name, exported(trained, half=name == HALF)):
+        for name, weights in exported(self.learner.trained) if self.world.first else ():
+            if fault := export_fault(self.folder / name, weights):
                 whole = False
                 self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
         return whole
@@ -220,23 +223,7 @@ class Trainer:
             "made_with": self.made_with,
             "initial_sha256": self.identity.get("initial"),
         }
-        trained: Any = self.learner.trained
-        for half in (False, True):
-            export_model(self.folder, trained, self.config, facts, half=half)
-
-
-def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
-    """Software and machine of this process; on a CPU the number of threads changes results, and
-    how it multiplies."""
-    rounded = rounds_products(config, world.device)
-    return {
-        "commit": commit(),
-        "torch": str(torch.__version__),
-        "device": world.device.type,
-        "threads": torch.get_num_threads(),
-        "processes": world.size,
-        **({"products": "float32, rounded to bfloat16"} if rounded else {}),
-    }
+        export_model(self.folder, self.learner.trained, self.config, facts)
 
 
 # a run --------------------------------------------------------------------------------------------

@@ -200,8 +200,7 @@ def test_what_was_altered_is_noted_and_said_once(
         noise(48, 40, 1).save(altered / name, save_all=True, append_images=[noise(48, 40, 2)])
     decoded, opened = open_images(altered), open_images(altered)
     pictures = {record.image_id: decoded.decode(record) for record in decoded.records}
-    for record in opened.records:
-        opened.check_header(record)
+    assert len(readable_subset(opened, opened.records, 9, 0)[0]) == 9
     assert pictures["frames.png"].tobytes() == noise(48, 40, 1).tobytes()
     assert pictures["turned.jpg"].size == (40, 48)
     for source in (decoded, opened):

@@ -18,7 +18,6 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
 from mjp_privacy.federation.comparison import defence_text
-from mjp_privacy.federation.config import plain
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
@@ -180,7 +179,7 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
     found = rows(tmp_path / "attacked").groupby("attack")
     assert set(found.get_group("patch_gradient")["status"]) == {"unsupported"}
     assert set(found.get_group("inverting_gradients")["status"]) == {"ok"}
-    text = defence_text(plain(config(client=CLIENT)))
+    text = defence_text(config(client=CLIENT))
     assert text == "lora {rank: 2, targets: [qkv, fc1]}"
     assert family_and_strength(text)[0] == "withheld"
     (client, *_) = clients_of(load_runs([tmp_path / "attacked"]).lines)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from tests.helpers import federations
-from tests.helpers.federations import federated_images, small_federation
+from tests.helpers.federations import assert_close, federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
@@ -30,7 +30,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.flower import app as flower_app
 from mjp_privacy.federation.flower.app import order_of, reply_of
 from mjp_privacy.federation.flower.run import CLIENT_APP, RUN_CONFIG, SERVER_APP
@@ -99,7 +99,7 @@ def config() -> FederationConfig:
 def serve(grid: Grid, images: Path, out: Path, config: FederationConfig, **run: Any) -> Path:
     """What the ServerApp does, told by a run config."""
     path = out.parent / f"{out.name}.json"
-    path.write_text(json.dumps(plain(config)))
+    path.write_text(json.dumps(asdict(config)))
     given = {"config": str(path), "data": str(images), "out": str(out), "patience": 0.1, **run}
     flower_app.serve(grid, context(node={}, **given))  # type: ignore[arg-type]
     return out
@@ -109,14 +109,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
 
 
-def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """One process makes several clients' gradients together, which rounds otherwise."""
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
-
-
 def assert_equal_weights(one: Path, other: Path) -> None:
+    """But for rounding: one process makes several clients' gradients together."""
     assert_close(*(load_file(run / "model.safetensors") for run in (one, other)))
 
 

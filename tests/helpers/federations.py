@@ -1,5 +1,6 @@
 """Small federations on generated images."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,8 @@ def small_federation(**changes: Any) -> FederationConfig:
 
 def federated_images(root: Path) -> Path:
     return class_folders(root, images=8)
+
+
+def assert_close(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    """Tensors of the same names, equal but for the order in which they were summed."""
+    torch.testing.assert_close(dict(one), dict(other), rtol=0, atol=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig, load_training, merged
 from tests.helpers.training import PICTURES_AS_THEY_ARE
 
 CLASSES = 3
@@ -42,10 +42,7 @@ def content(**changes: Any) -> dict[str, Any]:
         "log_every": 2,
         "checkpoint_minutes": 0,
     }
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(fields.get(name), dict)
-        fields[name] = {**fields[name], **value} if both else value
-    return fields
+    return merged(fields, changes)
 
 
 def small(**changes: Any) -> TrainingConfig:

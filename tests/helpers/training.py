@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig, load_training, merged
 from mjp_privacy.training.journal import Journal, whole_lines
 from mjp_privacy.training.learner import Learner
 
@@ -50,9 +50,10 @@ def class_folders(root: Path, images: int = 12, classes: int = CLASSES, side: in
     return root
 
 
-def content(**changes: dict[str, Any]) -> dict[str, Any]:
+def content(**changes: Any) -> dict[str, Any]:
     """Fields of a small MJP model's config: 16 patches, in memory, light augmentation."""
-    fields: dict[str, dict[str, Any]] = {
+    fields: dict[str, Any] = {
+        "name": "small",
         "model": {
             "img_size": SIDE,
             "patch_size": 7,
@@ -76,13 +77,10 @@ def content(**changes: dict[str, Any]) -> dict[str, Any]:
         "augmentation": {**PICTURES_AS_THEY_ARE, "crop_padding": 2},
         "jigsaw": {"shuffle": "patches", "gamma": 0.5},
         "data": {"store": "memory"},
+        "log_every": 2,
+        "checkpoint_minutes": 0,
     }
-    merged: dict[str, Any] = {"name": "small", "log_every": 2, "checkpoint_minutes": 0}
-    for name in {*fields, *changes}:
-        value = changes.get(name)
-        both = isinstance(value, dict) and name in fields
-        merged[name] = {**fields[name], **value} if both else (value or fields.get(name))  # type: ignore[dict-item]
-    return merged
+    return merged(fields, changes)
 
 
 def small(**changes: Any) -> TrainingConfig:

@@ -24,7 +24,7 @@ from mjp_privacy.data.labels import parse_label_file
 from mjp_privacy.experiment.config import parse_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text
-from mjp_privacy.federation.config import load_federation, plain
+from mjp_privacy.federation.config import load_federation
 from mjp_privacy.federation.rounds import evaluations, stored_config
 from mjp_privacy.models import load_model
 from mjp_privacy.models.loading import outline_model
@@ -183,7 +183,7 @@ def curves(folder: Path) -> None:
 
 def comparison(folder: Path) -> None:
     evaluations(folder / "federation")
-    defence_text(plain(stored_config(folder / "federation")))
+    defence_text(stored_config(folder / "federation"))
 
 
 def zipped(folder: Path) -> None:

@@ -39,9 +39,9 @@ def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
     assert summary.counts == Counts(ok=2, failed=3, unsupported=1, unscored=1)
     with pytest.raises(UserError, match="'okay'"):
         summarise([1.0], ["okay"])
-    for figure in (summarise, success_curve):
+    for figure, more in ((summarise, {}), (success_curve, {"thresholds": [1.0]})):
         with pytest.raises(ValueError, match="image"):
-            figure([1.0], ["ok"], groups=["a", "b"])
+            figure([1.0], ["ok"], **more, groups=["a", "b"])
 
 
 def test_psnr_is_capped_in_the_mean_only_and_groups_are_of_the_scored() -> None:

@@ -108,15 +108,16 @@ class Bomb:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("where", ["beside", "pickle"])
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
-    tmp_path: Path, where: str
+    tmp_path: Path, form: str
 ) -> None:
     trap, path = tmp_path / "ran", tmp_path / "weights.pth"
-    if where == "pickle":
+    if form == "pickle":
         path.write_bytes(pickle.dumps(Bomb(trap)))
     else:
-        torch.save({"model": state_of(), "hook": Bomb(trap)}, path)
+        content = {"model": state_of(), "hook": Bomb(trap)}
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
     assert "weights.pth" in refusal(checkpoint=path, **KNOWN)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Bomb(trap)))  # noqa: S301 (the trap works)

@@ -27,10 +27,9 @@ from mjp_privacy.paper.positions import (
     at,
     beside_start,
     class_attention,
-    dimensions_for,
+    cumulative_shares,
     divergence,
-    energy,
-    explained_variance,
+    figures_of,
     last_attention,
     neighbours_and_others,
     noise_table,
@@ -138,8 +137,8 @@ def test_the_zoos_mjp_table_is_its_start_and_what_it_learned_is_a_grid() -> None
         assert table is not None
         start = start_in(model, table, read_metadata(f"packaged:{name}"))
         assert start is not None
-        assert at(explained_variance(start.rest), 3) > 0.65
-        found[name] = start.share, at(explained_variance(table), 3), start.left
+        assert at(cumulative_shares(start.rest.centred()), 3) > 0.65
+        found[name] = start.share, at(cumulative_shares(table.centred()), 3), start.left
     assert found["cifar_vit_mjp"][:2] == pytest.approx((0.993, 0.1214), abs=0.001)
     assert found["cifar_vit_mjp_controlled"][:2] == pytest.approx((0.058, 0.8136), abs=0.001)
     # what weight decay alone leaves of a start: Π (1 - rate · decay), the product over all steps
@@ -162,15 +161,19 @@ def test_variance_and_energy_beside_eigenvalues() -> None:
     table = noise_table(6, 20, seed=1)
     moved = PositionTable(6, table.rows + 3)
     for curve, matrix in (
-        (explained_variance(table), np.cov(table.rows.T)),
-        (energy(moved), moved.rows.T @ moved.rows),
+        (cumulative_shares(table.centred()), np.cov(table.rows.T)),
+        (cumulative_shares(moved.rows), moved.rows.T @ moved.rows),
     ):
         eigenvalues = np.sort(np.linalg.eigvalsh(matrix))[::-1]
         assert curve == pytest.approx(np.cumsum(eigenvalues) / eigenvalues.sum())
-    assert at(energy(moved), 1) > at(explained_variance(moved), 1) + 0.5  # the common part
-    curve = np.array([18 / 28, 26 / 28, 1, 1])
-    assert [dimensions_for(curve, share) for share in (0.9, 26 / 28, 0.95)] == [2, 2, 3]
-    assert at(curve, 3) == at(curve, 99) == 1
+    common, own = (at(cumulative_shares(rows), 1) for rows in (moved.rows, moved.centred()))
+    assert common > own + 0.5
+    for squares, enough in (((18, 8, 2), 2), ((17, 1, 2), 2), ((2, 2, 1), 3)):  # 90 % exactly
+        rows = np.zeros((9, 3))
+        rows[:3] = np.diag(np.sqrt(squares))
+        figures = figures_of(PositionTable(3, rows))
+        assert figures.numbers["dimensions_for_90"] == enough
+        assert at(figures.energy, 3) == at(figures.energy, 99) == 1
 
 
 def test_the_projection_keeps_distances_where_it_loses_nothing_and_has_one_sign() -> None:
@@ -187,7 +190,7 @@ def test_the_projection_keeps_distances_where_it_loses_nothing_and_has_one_sign(
 def test_noise_has_the_variance_of_noise() -> None:
     """Marchenko-Pastur's largest share, and no table like another."""
     tables = [noise_table(8, 160, seed) for seed in range(10)]
-    shares = [at(explained_variance(table), 3) for table in tables]
+    shares = [at(cumulative_shares(table.centred()), 3) for table in tables]
     edge = (1 + np.sqrt(64 / 160)) ** 2 * 160  # of the largest squared singular value
     assert 0.08 < min(shares) < max(shares) < 3 * edge / (63 * 160)
     assert len(set(shares)) == 10

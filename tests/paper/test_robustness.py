@@ -59,9 +59,10 @@ def paint(path: Path, rng: np.random.Generator, size: tuple[int, int] = (32, 32)
 def corrupted_set(root: Path, classes: int = 5, form: str = "{name}") -> Path:
     """ImageNet-C's layout with one image of each class."""
     rng = np.random.default_rng(0)
-    for family, names in FAMILIES.items():
-        for name, severity, label in product(names, SEVERITIES, range(classes)):
-            folder = root / form.format(family=family, name=name) / str(severity)
+    for family, functions in FAMILIES.items():
+        for function, severity, label in product(functions, SEVERITIES, range(classes)):
+            name = form.format(family=family, name=function.__name__)
+            folder = root / name / str(severity)
             paint(folder / str(label) / f"ILSVRC2012_val_{label:08d}.JPEG", rng)
     return root
 

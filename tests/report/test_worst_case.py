@@ -67,6 +67,16 @@ def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
     assert not worst.count("cond_a", "diagnostic") + worst.count("top1", "altered")
 
 
+def test_of_exact_pictures_one_that_assumes_less_is_taken(tmp_path: Path) -> None:
+    lattice, span = intact("pixel_lattice", **MJP), intact("masked_span", **MJP)
+    known = {"zero_rows": 3.0}
+    exact = [math.inf, math.inf, 60.0]
+    run_of(tmp_path, (lattice, exact, known), (span, [120.0, 99.0, 50.0], known))
+    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+    assert worst.counts == {"pixel_lattice": 2, "masked_span": 1}
+    assert psnr_of(worst) == [120.0, math.inf, 60.0]
+
+
 def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
     x, y = intact("x"), intact("y")
     run_of(tmp_path, (x, [math.nan, math.nan, 7.0]), (y, [9.0, math.nan, 8.0]))

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from tests.helpers.federations import federated_images, small_federation
+from tests.helpers.federations import assert_close, federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
@@ -245,9 +244,3 @@ def test_programs_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def rounds(out: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)

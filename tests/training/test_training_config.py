@@ -14,7 +14,7 @@ import yaml
 from mjp_privacy.cli import main
 from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training
+from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training, merged
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart
 from mjp_privacy.training.trainer import train
@@ -210,11 +210,8 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
 def test_a_mistake_is_named(family: str, changes: dict[str, Any], named: str) -> None:
     """Any value in any field: tests/inputs/test_readers.py."""
     fields = content() if family == "vit" else family_content(family)
-    for name, value in changes.items():
-        nested = isinstance(value, dict) and isinstance(fields.get(name), dict)
-        fields[name] = {**fields[name], **value} if nested else value
     with pytest.raises(UserError, match=named) as caught:
-        load_training(fields)
+        load_training(merged(fields, changes))
     assert len(str(caught.value)) < 3000
 
 

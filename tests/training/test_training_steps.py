@@ -28,8 +28,8 @@ from mjp_privacy.training.batches import (
     MemoryBatches,
     decode_all,
     epoch_order,
-    file_batches,
     find_examples,
+    make_batches,
 )
 from mjp_privacy.training.learner import (
     Objective,
@@ -141,13 +141,11 @@ def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
         augmentation={"rand_augment": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "repeats": 2},
         data={"store": "files"},
     )
-    return file_batches(config, examples, world, workers=int(kind))
+    return make_batches(config, examples, world, workers=int(kind))
 
 
 def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:
-    for (images, labels), (again, same) in zip(one, other, strict=True):
-        assert torch.equal(images, again)
-        assert torch.equal(labels, same)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_copies_of_an_image_stand_together_in_an_epochs_random_order() -> None:

@@ -87,9 +87,6 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Change:
 
 
 NAN = float("nan")
-
-
-NAN = float("nan")
 WRONG: dict[str, tuple[str, Change]] = {
     "a bit": ("", flipped),
     "a list": ("", lambda path: torch.save([1], path)),

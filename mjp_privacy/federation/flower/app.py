@@ -34,13 +34,12 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, json_lines
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
-from mjp_privacy.federation.config import FederationConfig, load_federation, plain
+from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
 from mjp_privacy.federation.recording import header_of, kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.training.journal import Journal
 from mjp_privacy.uploads.record import write_upload
 
 try:
@@ -131,7 +130,7 @@ def serve(grid: Grid, context: Context) -> None:
     with lock(folder):
         task = Task(config, Path(run.data), val, pick_device(run.device or "cpu"))
         federation = Federation(task, folder)
-        federation.journal = _Marked(folder, config.rounds)
+        federation.journal.mark = MARK
         if federation.begin():
             return
         strategy = RecordingStrategy(federation, run.record, run.patience)
@@ -139,14 +138,6 @@ def serve(grid: Grid, context: Context) -> None:
         left, timeout = config.rounds - federation.round, run.round_timeout
         strategy.start(grid, arrays(federation.weights), num_rounds=left, timeout=timeout)
         federation.end()
-
-
-class _Marked(Journal):
-    """Marks our lines, so that they can be told from Flower's."""
-
-    def say(self, message: str) -> None:
-        """Print a message behind the mark."""
-        super().say(MARK + message)
 
 
 # the rounds ---------------------------------------------------------------------------------------
@@ -181,12 +172,12 @@ class RecordingStrategy(Strategy):
         """Wait until every client has a node, but no longer than `patience`."""
         clients = range(self.federation.config.clients.number)
         until = time.monotonic() + self.patience
-        while absent := [client for client in clients if self._host(client) is None]:
+        while True:
             self._introduce(grid)
-            if time.monotonic() > until:
+            absent = [client for client in clients if self._host(client) is None]
+            if not absent or time.monotonic() > until:
                 break
-            if any(self._host(client) is None for client in absent):
-                time.sleep(WAIT)
+            time.sleep(WAIT)
         if len(absent) == len(clients):
             raise UserError(
                 f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
@@ -359,7 +350,7 @@ TENSORS = ("grads", "noise", "rounding")
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
     """What the server sends to a client; the config goes along, so that nodes need only images."""
     fields: dict[str, Any] = {"client": client, "round": round}
-    fields["config"] = json.dumps(plain(config))
+    fields["config"] = json.dumps(dataclasses.asdict(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
 
 

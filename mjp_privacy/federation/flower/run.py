@@ -23,7 +23,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +31,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.schema import PathText, Positive, schema
 from mjp_privacy.core.text import shown
-from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.federation.task import data_path
 from mjp_privacy.training.snapshots import MODEL
@@ -103,7 +102,7 @@ def run_flower(
     }
     simulated = number if engine == "flower" else None
     with lock(home), superlink(home, simulated) as link:
-        write_json(home / RESOLVED, plain(config))
+        write_json(home / RESOLVED, dataclasses.asdict(config))
         if simulated is None:
             link.start_nodes(min(number, max(2, os.cpu_count() or 2)))
         link.run(write_app(home / NAME, client), run)
@@ -181,7 +180,7 @@ def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
         link = SuperLink(home, address, simulated, {**os.environ, **QUIET, **places})
         try:
             started = link.start(command, "superlink")
-            link.wait_for(started, lambda: _answers(f"http://{address}/health"))
+            link.wait_for(started, lambda _: _answers(f"http://{address}/health"))
             yield link
         finally:
             for process, _ in link.started:
@@ -207,12 +206,12 @@ class SuperLink:
             self.started.append((_popen(command, file, self.environment), log))
         return self.started[-1]
 
-    def wait_for(self, program: tuple[Process, Path], ready: Callable[[], bool]) -> None:
-        """Wait until a program is ready; UserError with the end of its log where it does not come
-        to it."""
+    def wait_for(self, program: tuple[Process, Path], ready: Callable[[Path], bool]) -> None:
+        """Wait until a program is ready, as its log may say; UserError with the end of the log
+        where it does not come to it."""
         process, log = program
         until = time.monotonic() + START_SECONDS
-        while not ready():
+        while not ready(log):
             if process.poll() is not None or time.monotonic() > until:
                 raise UserError(
                     f"Flower's {log.stem} did not start: expected it on the loopback interface "
@@ -229,7 +228,7 @@ class SuperLink:
             command += ["--node-config", f"partition-id={node} num-partitions={number}"]
             nodes.append(self.start(command, f"supernode{node}"))
         for program in nodes:
-            self.wait_for(program, partial(_says, program[1], b"SuperNode ID"))
+            self.wait_for(program, lambda log: b"SuperNode ID" in log.read_bytes())
 
     def run(self, app: Path, config: Mapping[str, str | float]) -> None:
         """Submit the app, show what its server says, and return when it has finished."""
@@ -309,10 +308,6 @@ def _stop(process: Process) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _says(log: Path, words: bytes) -> bool:
-    return words in log.read_bytes()
 
 
 def _answers(url: str) -> bool:

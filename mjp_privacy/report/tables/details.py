@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.metrics.identification import (
+from mjp_privacy.metrics.matching import (
     SIDE,
     Pointing,
     distances,

@@ -25,6 +25,7 @@ from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_cl
 from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
+    PAPERS_SIZE,
     TABLE5,
     TITLES,
     PublishedRow,
@@ -34,7 +35,7 @@ from mjp_privacy.report.figures import (
 )
 from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
-from mjp_privacy.training.published import PAPERS_SIZE, is_papers_model
+from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}

@@ -14,7 +14,8 @@ from skimage.data import astronaut
 
 from mjp_privacy.cli import main
 from mjp_privacy.data import open_images
-from mjp_privacy.paper.corruptions import CORRUPTIONS, MARKER, SEVERITIES, corrupted
+from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES, corrupted
+from mjp_privacy.paper.robustness_sets import MARKER
 from tests.helpers.image_files import make_images
 
 Pixels = NDArray[np.uint8]

@@ -1,4 +1,5 @@
-"""`mjp sample --cifar10`: the official binary files become zips of class folders."""
+"""`mjp sample --cifar10` and `--shapes`: the official binary files become zips of class folders;
+pictures and label maps are drawn by code."""
 
 import io
 import tarfile
@@ -10,15 +11,25 @@ import pytest
 
 from mjp_privacy.cli import main
 from mjp_privacy.data import open_images
-from mjp_privacy.paper import cifar10
-from mjp_privacy.paper.cifar10 import CLASSES, FILES
+from mjp_privacy.paper import image_sets
+from mjp_privacy.paper.image_sets import (
+    CLASSES,
+    FILES,
+    GROUND,
+    HIGH_DISC,
+    LOW_DISC,
+    SHAPES,
+    SKY,
+    drawn,
+)
+from mjp_privacy.paper.segmentation_data import splits_of
 
 IN_A_FILE = 30
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "IN_A_FILE", IN_A_FILE)
+    monkeypatch.setattr(image_sets, "IN_A_FILE", IN_A_FILE)
 
 
 def batches() -> dict[str, bytes]:
@@ -41,7 +52,7 @@ def archive(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def command(*words: object) -> int:
-    return main(["sample", "--cifar10", *map(str, words)])
+    return main(["sample", *map(str, words)])
 
 
 def test_every_picture_has_its_class_and_its_values(
@@ -50,7 +61,7 @@ def test_every_picture_has_its_class_and_its_values(
     """From the archive, and to the same bytes from its unpacked files."""
     files = batches() | {"batches.meta.txt": b"airplane\n", "readme.html": b"<p>"}
     packed, out = archive(tmp_path / "c.tar.gz", files), tmp_path / "data"
-    assert command(packed, "--out", out) == 0
+    assert command("--cifar10", packed, "--out", out) == 0
     for zipped, of in FILES.items():
         source = open_images(out / zipped)
         expected: dict[int, list[np.ndarray]] = {label: [] for label in range(10)}
@@ -67,13 +78,13 @@ def test_every_picture_has_its_class_and_its_values(
     (tmp_path / "unpacked").mkdir()
     for name, content in batches().items():
         (tmp_path / "unpacked" / name).write_bytes(content)
-    assert command(tmp_path / "unpacked", "--out", tmp_path / "two") == 0
+    assert command("--cifar10", tmp_path / "unpacked", "--out", tmp_path / "two") == 0
     for name in FILES:
         assert (out / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     own = tmp_path / "three" / "cifar10-test.zip"  # what is there is not replaced
     own.parent.mkdir()
     own.write_bytes(b"mine")
-    assert command(packed, "--out", own.parent) == 2
+    assert command("--cifar10", packed, "--out", own.parent) == 2
     assert own.name in capsys.readouterr().err
     assert [path.read_bytes() for path in own.parent.iterdir()] == [b"mine"]
 
@@ -108,6 +119,57 @@ def test_what_is_no_such_archive_is_refused(
     elif kind != "no file":
         content = archive(path, files).read_bytes()
         path.write_bytes(content[:5000] if kind == "cut off" else content)
-    assert command(path, *more, "--out", tmp_path / "out") == 2
+    assert command("--cifar10", path, *more, "--out", tmp_path / "out") == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# shapes
+
+
+def test_the_layout_is_ade20ks_and_a_seed_is_a_set(tmp_path: Path) -> None:
+    for name, seed in (("one", 3), ("same", 3), ("other", 4), ("one", 3)):
+        assert command("--shapes", 8, "--seed", seed, "--out", tmp_path / name) == 0
+    sets = [splits_of(tmp_path / name, 6, "--data") for name in ("one", "same", "other")]
+    assert [len(sets[0][split]) for split in ("training", "validation")] == [8, 2]
+    digests = [one["training"].digest() for one in sets]
+    assert digests[0] == digests[1] != digests[2]
+    picture, labels = sets[0]["validation"].read(1)
+    assert picture.size == labels.shape[::-1]
+
+
+def test_every_class_occurs_and_discs_differ_only_by_where_they_are() -> None:
+    """Outlines have no label; a disc's class is that of the ground below its centre."""
+    sets = [drawn(seed) for seed in range(150)]
+    for _, one in sets:
+        assert (one[0] != GROUND).all()
+        assert (one[-1] != SKY).all()
+    shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for _, one in sets], 0)
+    assert len(shares) == len(SHAPES) + 1
+    assert 0.02 < shares[0] < 0.2
+    assert shares[1:].min() > 0.01
+    high, low = (
+        np.array([pixels[one == kind].mean() for pixels, one in sets if (one == kind).sum() > 60])
+        for kind in (HIGH_DISC, LOW_DISC)
+    )
+    assert min(len(high), len(low)) > 30
+    assert abs(high.mean() - low.mean()) < 3 * np.hypot(high.std(), low.std()) / 5
+
+
+def test_options_that_do_not_fit_and_a_folder_with_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine" / "file.png"
+    mine.parent.mkdir()
+    mine.touch()
+    for words, out, said in (
+        (["--shapes", 0], "out", "got 0"),
+        (["--shapes", 4, "--from", "x"], "out", "--shapes"),
+        (["--shapes", 4, "--corrupt"], "out", "--corrupt"),
+        ([], "out", "--from"),
+        (["--shapes", 4], "mine", "mine"),
+        (["--shapes", 4], "mine/file.png", "file.png"),
+    ):
+        assert command(*words, "--out", tmp_path / out) == 2
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == [mine.parent, mine]
