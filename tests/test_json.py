@@ -51,7 +51,9 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = parsed(capsys, 0, "report", folder, "--out", tmp_path / "out", "--pictures", "none")
     card = card_of(folder)
     assert found["verdict"] == card.verdict
-    assert [client["client"] for client in found["clients"]] == [row.client for row in card.rows]
+    assert [client["client"] for client in found["clients"]] == [
+        row.client.title for row in card.rows
+    ]
     assert found["about"] == card.main
     best, figure = card.rows[card.main].one_upload, found["clients"][card.main]["one_upload"]
     assert best is not None

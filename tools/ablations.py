@@ -38,7 +38,7 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock
-from mjp_privacy.report.charts.tradeoff import TradeoffPoint, draw_tradeoff
+from mjp_privacy.report.tradeoff import TradeoffPoint, draw_tradeoff
 from tools import published_rows
 from tools.published_rows import read, short_commits
 from tools.trained_rows import ANY, ONE, Clients, clients

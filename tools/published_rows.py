@@ -110,7 +110,7 @@ def _rows(line: ReportLine, source: str) -> pd.DataFrame:
         if name not in LEFT_OUT
     }
     facts |= {"line": line.number, "run": line.run, "data": source}
-    facts |= {"attack": line.attack, "role": line.role, "uploads": line.uploads}
+    facts |= {"attack": line.attack, "role": line.cell.role, "uploads": line.uploads}
     facts |= {"client": client_text(cell, client), "image_id": images.to_numpy()}
     scores = {
         name: line.scored(*key).reindex(images).to_numpy(dtype=np.float32)

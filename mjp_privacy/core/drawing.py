@@ -1,4 +1,5 @@
-"""What all pictures share: the house's colours and axes, strangers' words as texts, whole files.
+"""What all pictures share: the house's colours and axes, strangers' words as texts, whole files,
+and charts of the page.
 
     with picture(out / "curves.png", 9, 3.4) as figure:
         axes = figure.subplots()
@@ -9,11 +10,17 @@ matplotlib is imported when something is drawn, and never through pyplot, which 
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
-from collections.abc import Iterator
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import cut, plain
@@ -87,7 +94,6 @@ def picture(
 
     few_colours: a third of the bytes, for what holds no photographs
     """
-    import numpy as np
     from PIL import Image
 
     with house_style():
@@ -111,3 +117,130 @@ def picture(
 def band(axes: Axes, x: Any, low: Any, high: Any, shade: str, **look: Any) -> None:
     """An interval around a curve of this colour."""
     axes.fill_between(x, low, high, color=shade, alpha=0.14, linewidth=0, **look)
+
+
+# charts of a page ---------------------------------------------------------------------------------
+
+SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+WIDTH = 440.0
+"""Pixels: a phone shows it at nine tenths of its size, a wide screen two beside each other."""
+HOVER = "hover: "
+"""Begins the id of what has a hover text; the text follows."""
+
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", PAPER: "paper"}
+"""Colours for which the page has variables of its own, one for light and one for dark."""
+LIGHTER = {"#0072b2": "#5c9dff", "#882255": "#c278e0", "#d55e00": "#ff7a1f"}
+"""Colours of the house that are too dark for a dark page, and what stands there instead."""
+FONT = 12.0
+PAINT = re.compile("|".join((*VARIABLES, *LIGHTER)))
+_DARK = "".join(f"--{name[1:]}:{light};" for name, light in LIGHTER.items())
+STYLE = (
+    "svg.drawing *{stroke-linejoin:round}"
+    f"@media screen and (prefers-color-scheme:dark){{svg.drawing{{{_DARK}}}}}"
+)
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing as inline SVG, made by us; its text is escaped already.
+
+    Texts stay texts (`svg.fonttype` none): they are searched, copied and read aloud, and take a
+    tenth of the bytes of outlines. Browsers set them in fonts that are narrower than DejaVu Sans,
+    by which matplotlib measures, so what is apart here is apart there. Equal figures are equal
+    bytes.
+    """
+
+    name: str  # id on the page and file name of its download: "success"
+    title: str
+    caption: str
+    svg: str
+
+
+def hover(artist: Any, words: str) -> None:
+    """Let the words show where a pointer rests on an artist."""
+    artist.set_gid(HOVER + " ".join(readable(words).split()))
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """A figure in pixels, of which an inch has 72."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+def axes_at(figure: Figure, left: float, top: float, right: float, bottom: float) -> Axes:
+    """Axes in a rectangle of pixels, counted from the upper left."""
+    wide, tall = 72 * figure.get_size_inches()
+    box = (left / wide, 1 - bottom / tall, (right - left) / wide, (bottom - top) / tall)
+    return figure.add_axes(box)
+
+
+def stretch(axes: Axes, knots: Sequence[float], places: Sequence[float]) -> None:
+    """Give some stretches of the axis across more room: straight between knots."""
+
+    def to_place(values: Any) -> Any:
+        return np.interp(values, knots, places)
+
+    def to_value(at: Any) -> Any:
+        return np.interp(at, places, knots)
+
+    axes.set_xscale("function", functions=(to_place, to_value))
+    axes.minorticks_off()
+
+
+def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
+    """The chart of a figure, to be called while the house's style is on.
+
+    Of what matplotlib writes, names of parts become hover texts or go, colours become variables of
+    the page, and coordinates have one decimal.
+    """
+    import matplotlib
+
+    written = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # else ids are drawn at random
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())
+    for element in list(root.iter(f"{{{SVG}}}g")):
+        known = element.attrib.pop("id", "")
+        if known.startswith(HOVER):
+            told = ElementTree.Element(f"{{{SVG}}}title")
+            told.text = known.removeprefix(HOVER)
+            element.insert(0, told)
+    for element in root.iter():
+        for place in ("d", "x", "y", "transform", "width", "height"):
+            if place in element.attrib:
+                words = " ".join(element.get(place, "").split())
+                element.set(place, NUMBER.sub(_rounded, words))
+        if style := element.get("style"):
+            style = style.replace("'DejaVu Sans'", "system-ui, sans-serif")
+            element.set("style", PAINT.sub(_variable, style))
+    wide = 72 * figure.get_figwidth()
+    look = {
+        "class": "drawing",
+        "role": "img",
+        "viewBox": NUMBER.sub(_rounded, root.get("viewBox", "")),
+        "style": f"width:100%;min-width:{0.75 * wide:.0f}px;max-width:{1.25 * wide:.0f}px",
+    }
+    head = ElementTree.Element(f"{{{SVG}}}svg", look)
+    for tag, text in (("title", readable(title)), ("desc", readable(caption)), ("style", STYLE)):
+        ElementTree.SubElement(head, f"{{{SVG}}}{tag}").text = text
+    head.extend(child for child in root if not child.tag.endswith(("metadata", "}defs")))
+    head.extend(root.findall(f"{{{SVG}}}defs")[1:])  # the first is a style for a whole page
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", LINK)
+    return Chart(name, title, caption, ElementTree.tostring(head, encoding="unicode"))
+
+
+def standalone(svg: str) -> str:
+    """The same drawing as a file of its own, for programs that know no variables."""
+    return re.sub(r"var\(--[\w-]+, (#\w+)\)", r"\1", svg)
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{round(float(found.group()), 1) + 0:g}"
+
+
+def _variable(found: re.Match[str]) -> str:
+    colour = found.group()
+    return f"var(--{VARIABLES.get(colour, colour[1:])}, {colour})"

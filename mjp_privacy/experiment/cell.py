@@ -292,7 +292,7 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
     facts, remark = task.facts, ""
     if cause:
         remark = (
-            f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, "
+            f"{facts.model} {facts.setting} {facts.attack} {facts.dtype}: {cause}, "
             f"computed {most} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random "
             "choices of an attack may differ from those of a whole block"
         )

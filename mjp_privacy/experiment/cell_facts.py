@@ -1,15 +1,8 @@
-"""The facts of a cell in five typed parts, and the columns of the list of cells.
-
-    model     what was attacked: the network and where its weights come from
-    client    how the client made its upload
-    attack    who attacked
-    outcome   which rows the cell has, and whether it could be run
-    command   the images and circumstances of the command that ran it
+"""The facts of a cell, typed, and the columns of the list of cells: each fact is a column.
 
 `describe` collects them once the model was loaded. Two hashes identify a cell: `cell_key` its line
-in a table, `run_id` its rows on disk; both stay the same from one version to the next. A column has
-the name of its field, unless the field names another one. Names of columns never
-change; cells that an earlier version wrote are read with the defaults given here.
+in a table, `run_id` its rows on disk; both stay the same from one version to the next. Names of
+columns never change; cells that an earlier version wrote are read with the defaults given here.
 """
 
 from __future__ import annotations
@@ -36,15 +29,53 @@ UNRESOLVED = "unresolved"
 OPTION = FileKind("a file that an attack's option names", "Give a smaller file.", 1 << 31)
 
 
-def _column(name: str, default: Any = "") -> Any:
-    return field(default=default, metadata={"column": name})
+@dataclass(frozen=True, kw_only=True)
+class SettingFacts:
+    """What is asked of the model of a cell."""
+
+    setting: str
+    gamma: float
+    dtype: str
+    seed: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class OutcomeFacts:
+    """Which rows belong to the cell, and whether it could be run."""
+
+    run_id: str = ""  # under which the cell's rows are stored
+    cell_key: str | None = None
+    planned_images: int = 0
+    notes: tuple[str, ...] = ()
+    status: str = "ok"
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackFacts:
+    """The attack or control of a cell."""
+
+    attack: str = ""  # what tables call it
+    attack_name: str = ""
+    role: str = "attack"
+    uploads: int = 1
+    victim: str | None = None
+    engine: str | None = None
+    attack_options: str | None = None  # JSON
+    paper_row: Mapping[str, str] | None = None
+
+    @property
+    def known_as(self) -> str:
+        """Its name in the registry; cells written before there were labels have only a title."""
+        return self.attack_name or self.attack
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """The model of a cell; most fields are empty until its checkpoint was loaded."""
+    """The network that was attacked and where its weights come from; most fields are empty until
+    its checkpoint was loaded."""
 
-    label: str = _column("model")
+    model: str = ""  # its label
     checkpoint_sha: str | None = None
     architecture: str | None = None
     trained_gamma: float | None = None
@@ -58,28 +89,9 @@ class ModelFacts:
     interpolation: str | None = None
 
 
-@dataclass(frozen=True)
-class AttackFacts:
-    """The attack or control of a cell."""
-
-    title: str = _column("attack")
-    name: str = _column("attack_name")
-    role: str = "attack"
-    uploads: int = 1
-    victim: str | None = None
-    engine: str | None = None
-    options: str | None = _column("attack_options", None)  # JSON
-    paper_row: Mapping[str, str] | None = None
-
-    @property
-    def known_as(self) -> str:
-        """Its name in the registry; cells written before there were labels have only a title."""
-        return self.name or self.title
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """The client of a cell: every field of `ClientConfig`, lists written out as text."""
+    """How the client made its upload: every field of `ClientConfig`, lists written out as text."""
 
     mode: str | None = None
     loss: str | None = None
@@ -107,21 +119,9 @@ class ClientFacts:
     pseudo_gradient: str = "exact"
 
 
-@dataclass(frozen=True)
-class OutcomeFacts:
-    """Which rows belong to the cell, and whether it could be run."""
-
-    run_id: str = ""
-    cell_key: str | None = None
-    planned_images: int = 0
-    notes: tuple[str, ...] = ()
-    status: str = "ok"
-    reason: str = ""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommandFacts:
-    """Circumstances of the command that ran the cell; a later command may have others."""
+    """Images and circumstances of the command that ran the cell; a later one may have others."""
 
     data: str | None = None
     data_place: str | None = None  # tells folders of uploads of one name apart
@@ -131,79 +131,42 @@ class CommandFacts:
     lpips: str | None = None
 
 
-@dataclass(frozen=True)
-class CellFacts:
-    """All facts of a cell: `facts.columns["attack"]` is a column of the list of cells."""
+@dataclass(frozen=True, kw_only=True)
+class CellFacts(CommandFacts, ClientFacts, ModelFacts, AttackFacts, OutcomeFacts, SettingFacts):
+    """All facts of a cell: `facts.columns["attack"]` is a column of the list of cells.
 
-    model: ModelFacts
-    attack: AttackFacts
-    setting: str
-    gamma: float
-    dtype: str
-    seed: int
-    client: ClientFacts = ClientFacts()
-    outcome: OutcomeFacts = OutcomeFacts()
-    command: CommandFacts = CommandFacts()
+    Its columns are the fields of the parts, those of the last named part first.
+    """
+
     other: Mapping[str, Any] = field(default_factory=dict)
     """Columns that only some sources have, such as the round of recorded uploads."""
-
-    @property
-    def run_id(self) -> str:
-        """The hash under which the cell's rows are stored."""
-        return self.outcome.run_id
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
         """Every fact by the name of its column."""
-        found = {name: getattr(self, name) for name in OWN}
-        for part in (getattr(self, name) for name in PARTS):
-            found |= {_name(f): getattr(part, f.name) for f in dataclasses.fields(part)}
+        *own, _ = columns_of(CellFacts)  # the last is `other`
+        found = {name: getattr(self, name) for name in own}
         lists = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
         return {**found, **lists, **self.other}
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
         """The facts in a row of the list of cells; columns that it lacks get their defaults."""
-        known: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in columns.items()
-        }
-        parts: dict[str, Any] = {}
-        for name, kind in PARTS.items():
-            names = {f.name: _name(f) for f in dataclasses.fields(kind)}
-            own = {field: known.pop(column) for field, column in names.items() if column in known}
-            parts[name] = kind(**own)
-        without_part = {name: known.pop(name) for name in OWN}
-        other = {name: columns[name] for name in known}
-        return cls(**parts, **without_part, other=other)
-
-
-PARTS: Mapping[str, type[Any]] = {
-    "outcome": OutcomeFacts,
-    "attack": AttackFacts,
-    "model": ModelFacts,
-    "client": ClientFacts,
-    "command": CommandFacts,
-}
-OWN = ("setting", "gamma", "dtype", "seed")
-"""Fields of `CellFacts` that are columns themselves and belong to no part."""
+        *own, _ = columns_of(cls)
+        known: dict[str, Any] = {name: columns[name] for name in own if name in columns}
+        other = {name: value for name, value in columns.items() if name not in known}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known, other=other)
 
 
 def columns_of(kind: type[Any]) -> tuple[str, ...]:
     """The columns of one part: columns_of(AttackFacts)[:2] is ("attack", "attack_name")."""
-    return tuple(_name(f) for f in dataclasses.fields(kind))
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def defaults_of(kind: type[Any]) -> dict[str, str | float | int | bool]:
-    """The values that a part's columns have in cells that lack them; None is left out.
-
-    defaults_of(AttackFacts)["uploads"] is 1.
-    """
-    defaults: dict[str, Any] = {_name(f): f.default for f in dataclasses.fields(kind)}
-    return {name: value for name, value in defaults.items() if value is not None}
-
-
-def _name(f: dataclasses.Field[Any]) -> str:
-    return str(f.metadata.get("column", f.name))
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """The values that a part's columns have in cells that lack them: of AttackFacts, 1 upload."""
+    return {f.name: f.default for f in dataclasses.fields(kind)}
 
 
 # describing a cell --------------------------------------------------------------------------------

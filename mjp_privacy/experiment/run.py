@@ -360,7 +360,7 @@ class Run:
         self._say_replaced(opened)
         self.facts |= opened.facts
         for facts in opened.facts.values():
-            self.listed[str(facts.outcome.cell_key)] = dict(facts.columns)
+            self.listed[str(facts.cell_key)] = dict(facts.columns)
         self.store.write_cells(list(self.listed.values()))
         if opened.uploads is None:
             if self.foreseen.unopened.get(opened.name) != opened.reason:
@@ -385,11 +385,11 @@ class Run:
         another one under the same name; their rows stay on disk, under their run_ids."""
         lost = []
         for facts in opened.facts.values():
-            before = self.listed.get(str(facts.outcome.cell_key), {})
+            before = self.listed.get(str(facts.cell_key), {})
             run_id = str(before.get("run_id"))
             others = before.get("status") == "ok" and run_id != facts.run_id
             if others and self.store.files(run_id):
-                lost.append(f"{facts.attack.title} ({facts.setting})")
+                lost.append(f"{facts.attack} ({facts.setting})")
         if lost:
             self.progress.say(
                 f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
@@ -440,7 +440,7 @@ class Run:
             rows = rows[rows["image_id"].isin(planned)].assign(run_id=facts.run_id)
             place = f"{cell.model}, {cell.setting}, " + rows["image_id"]
             place = place.mask(rows["status"] == "unreadable", rows["image_id"])
-            rows["place"] = place.mask(rows["reason"] == facts.outcome.reason, cell.model)
+            rows["place"] = place.mask(rows["reason"] == facts.reason, cell.model)
             found.append(rows)
         return pd.concat(found, ignore_index=True)
 

@@ -22,11 +22,11 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
-from mjp_privacy.report.charts.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.report.flags import unshuffled_images
 from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.text import DASH
+from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.training.evaluation import write_report
 from mjp_privacy.training.journal import METRICS
 
@@ -164,7 +164,7 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     scope: one of SCOPES, the attacks that are considered; lines: of one round, controls included.
     """
     reach = [line for line in lines if scope != SCOPES[0] or line.uploads == 1]
-    attacks = [line for line in reach if line.role == "attack"]
+    attacks = [line for line in reach if line.cell.role == "attack"]
     floor = _floors(lines)
     found = [line.scored("psnr", "standard") for line in attacks]
     best = pd.concat([*found, pd.Series(dtype=float)]).groupby(level=0).max()

@@ -62,16 +62,16 @@ def build_card(clients: Sequence[Client]) -> Card:
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
     rows, main = tuple(map(card_row, shown_ones)), main_client(shown_ones)
-    client, row = shown_ones[main], rows[main]
+    row = rows[main]
     return Card(
-        verdict=verdict(client, row),
-        assumptions=assumptions(client, row),
-        beside=beside(shown_ones, rows, main),
+        verdict=verdict(row),
+        assumptions=assumptions(row),
+        beside=beside(rows, row),
         rows=rows,
         further=further,
-        facts=facts(client, row),
-        not_tried=not_tried(attacked_ones(clients), client),
-        would_change=would_change(client, row),
+        facts=facts(row),
+        not_tried=not_tried(attacked_ones(clients), row.client),
+        would_change=would_change(row),
         main=main,
     )
 
@@ -97,9 +97,10 @@ def of_several(card: Card, runs: Sequence[Path]) -> Card:
     return replace(card, verdict=said)
 
 
-def verdict(client: Client, row: CardRow) -> str:
+def verdict(row: CardRow) -> str:
     """Whether the client's pictures are protected, as far as the attacks that were run show it:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
+    client = row.client
     if all(len(failed_images(line)) == max(len(line.images), 1) for line in client.attacks):
         return f"Not shown: every attack on the {client.name} client failed, for the reasons below."
     if not client.matching:
@@ -113,10 +114,10 @@ def verdict(client: Client, row: CardRow) -> str:
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
     pictures = "the shuffled pictures" if shuffled else "these pictures"  # what was compared
-    if not best.exact and (why := _failure(best, row)):
-        said = f"{defence} protects {pictures}" if row.defended else f"{pictures} leak"
+    if not best.exact and (why := _failure(best, row.floor)):
+        said = f"{defence} protects {pictures}" if client.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
-    if row.defended:
+    if client.defended:
         said = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
     else:
         said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
@@ -130,13 +131,12 @@ def verdict(client: Client, row: CardRow) -> str:
     return longer if more else f"{said}."
 
 
-def _failure(best: CardFigure, row: CardRow) -> str:
+def _failure(best: CardFigure, floor: CardFigure | None) -> str:
     """Why pictures that are not exact show no leak; empty where they do."""
     if best.flagged("below_floor"):
         return "the best attack gets less than a picture made without any gradient: it failed"
     if not best.above_20:
         return "no attack of this report reaches 20 dB, and others may"
-    floor = row.floor
     if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
         return "as many pictures reach 20 dB without any gradient"
     return ""
@@ -155,8 +155,9 @@ def main_figure(row: CardRow) -> CardFigure | None:
     return max(known, key=lambda figure: figure.above_20 / figure.of)
 
 
-def assumptions(client: Client, row: CardRow) -> str:
+def assumptions(row: CardRow) -> str:
     """Who the attacker is and what is assumed, in one sentence."""
+    client = row.client
     several = main_figure(row) is row.any_uploads is not None
     line = client.any_uploads if several else client.one_upload
     chosen = shown_attacks(line) if line else client.matching
@@ -166,7 +167,7 @@ def assumptions(client: Client, row: CardRow) -> str:
     return (
         f"Attacker: a server that follows the protocol, sees "
         f"{_uploads(line.uploads if several and line else 1)} ({_batch(client)}"
-        f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model.label})"
+        f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model})"
         f"{', the labels' if 'steps' in known else ''} and normalisation as declared"
         f"{'; it ' if further else ''}{' and '.join(further)}."
     )
@@ -177,24 +178,24 @@ def _uploads(most: int) -> str:
 
 
 def _batch(client: Client) -> str:
-    return f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
+    return f"batch {client.cell.batch}, " if client.cell.batch else ""
 
 
 def _sent(client: Client) -> str:
     """`gradient`, `weight difference of 3 local steps`."""
-    facts = client.cell.client
-    kind = "weight difference" if facts.upload == "weight_difference" else "gradient"
-    return f"{kind} of {facts.steps} local steps" if facts.steps > 1 else kind
+    cell = client.cell
+    kind = "weight difference" if cell.upload == "weight_difference" else "gradient"
+    return f"{kind} of {cell.steps} local steps" if cell.steps > 1 else kind
 
 
-def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     """What the undefended client gives, what several uploads give, and the published attack; or
-    what can be said without the truth."""
-    client, row = clients[main], rows[main]
+    what can be said without the truth. `row`: the one of the rows that the answer is about."""
+    client = row.client
     best, published, floor = main_figure(row), row.published, row.floor
     if client.matching and best is None:
         return without_truth(client)
-    parts = [_undefended(clients, rows, main)]
+    parts = [_undefended(rows, row)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
         if best is row.any_uploads:  # what the verdict has said is not said again
             parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
@@ -215,21 +216,22 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
     return " ".join(part for part in parts if part)
 
 
-def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
     """What one upload of the undefended client gives that is most like the main one, if that is
     another."""
 
-    def likeness(place: int) -> tuple[bool, bool]:
-        one, other = clients[place], clients[main]
-        same_network = one.cell.model.architecture == other.cell.model.architecture
+    def likeness(row: CardRow) -> tuple[bool, bool]:
+        one, other = row.client, main.client
+        same_network = one.cell.architecture == other.cell.architecture
         return circumstances(one) == circumstances(other), same_network
 
-    found = {p: row.one_upload for p, row in enumerate(rows) if not row.defended and row.one_upload}
+    found = [row for row in rows if not row.client.defended and row.one_upload]
     if not found or main in found:
         return ""
-    place = max(found, key=likeness)
-    other = "" if all(likeness(place)) else f", but not alike ({rows[place].client})"
-    return f"Undefended{other}, one upload gives {found[place].counts(crops=False)}."
+    row = max(found, key=likeness)
+    other = "" if all(likeness(row)) else f", but not alike ({row.client.title})"
+    given = row.one_upload.counts(crops=False) if row.one_upload else ""
+    return f"Undefended{other}, one upload gives {given}."
 
 
 def without_truth(client: Client) -> str:
@@ -275,7 +277,7 @@ def _marked(client: Client, diagnostic: str) -> int:
     """
     of_lines = (line.scored(diagnostic, DIAGNOSTIC) for line in client.matching)
     marked = [set(values.index[values == 1]) for values in of_lines]
-    if (client.cell.client.batch or 1) > 1:
+    if (client.cell.batch or 1) > 1:
         return max(map(len, marked), default=0)
     return len(set().union(*marked))
 
@@ -296,29 +298,29 @@ ASSUMED = (
 )
 
 
-def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
+def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
-    cell, model, sent = client.cell, client.cell.model, client.cell.client
+    client, cell = row.client, row.client.cell
     letter = max(threat_letter(line) for line in client.matching or client.attacks)
     survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
     parts = [f"{cell.dtype} {_sent(client)}"]
-    parts += [f"batch {sent.batch}"] if sent.batch else []
-    parts += [f"without that of {sent.withhold}"] if sent.withhold else []
+    parts += [f"batch {cell.batch}"] if cell.batch else []
+    parts += [f"without that of {cell.withhold}"] if cell.withhold else []
     most = max((line.uploads for line in client.matching), default=1)
-    architecture = f" ({model.architecture})" if model.architecture else ""
-    weights = f", weights {model.checkpoint}" if model.checkpoint else ""
+    architecture = f" ({cell.architecture})" if cell.architecture else ""
+    weights = f", weights {cell.checkpoint}" if cell.checkpoint else ""
     recipe = "how it was trained is not in its file"
-    if model.trained_gamma is not None:
-        gamma = model.trained_gamma
+    if cell.trained_gamma is not None:
+        gamma = cell.trained_gamma
         recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
     elif cell.gamma:
         recipe += "; it is attacked as a client with MJP"
-    size = f" at {model.size}×{model.size}" if model.size else ""
+    size = f" at {cell.size}×{cell.size}" if cell.size else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
-    pictures += f", source: {cell.command.data or 'unknown files'}"
+    pictures += f", source: {cell.data or 'unknown files'}"
     if (groups := client.lines[0].groups) is not None:
         pictures += f", crops of {groups.nunique()} photographs"
-    if not cell.command.true_labels:
+    if not cell.true_labels:
         pictures += "; labels are the model's own predictions"
     accuracy = "not known: no labels, or nothing was scored."
     if row.accuracy is not None:
@@ -328,7 +330,7 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
         ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
         ("What is sent", f"{', '.join(parts)}; {_uploads(most)}."),
         ("What is assumed", ASSUMED),
-        ("The model", f"{model.label}{architecture}{weights}; {recipe}."),
+        ("The model", f"{cell.model}{architecture}{weights}; {recipe}."),
         ("The pictures", f"{pictures}."),
         ("Accuracy", accuracy),
     )
@@ -336,10 +338,10 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
 
 def threat_letter(line: Line) -> str:
     """The survey's letter for what an attack knows: B, C or D."""
-    client, options = line.cell.client, options_of(line.cell.attack.options) or {}
+    cell, options = line.cell, options_of(line.cell.attack_options) or {}
     if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
-    return "C" if client.upload == "weight_difference" or client.steps > 1 else "B"
+    return "C" if cell.upload == "weight_difference" or cell.steps > 1 else "B"
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
@@ -350,30 +352,30 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     """
     lines = [line for line in client.attacks if len(line.images)]
     cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
-    ran = {line.cell.attack.known_as for line in lines if not cut[line.number]}
-    in_vain = {line.cell.attack.known_as for line in lines} - ran
+    ran = {line.cell.known_as for line in lines if not cut[line.number]}
+    in_vain = {line.cell.known_as for line in lines} - ran
     masks = any(line.some_above_zero("zero_rows") for line in lines)
-    unfit = {"batches"} if (client.cell.client.batch or 1) == 1 else set()
+    unfit = {"batches"} if (client.cell.batch or 1) == 1 else set()
     unfit |= set() if client.cell.gamma and not masks else {"shuffled alone"}
     known = [name for name in ATTACKS if name != "mask_locator" and not unfit & traits_of(name)]
     missing = [name for name in known if name not in ran | in_vain]
     cells = [other.cell for other in clients]
-    shas = {cell.model.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
+    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
     items = {
         f"attacks on this client: {', '.join(missing)}": bool(missing),
         f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
-        "batches of more than one picture": all((c.client.batch or 1) == 1 for c in cells),
-        "several local steps": all(cell.client.steps == 1 for cell in cells),
+        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
+        "several local steps": all(cell.steps == 1 for cell in cells),
         "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
         "other checkpoints of the same recipe": len(shas) == 1,
     }
     return tuple(item for item, untried in items.items() if untried)
 
 
-def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
+def would_change(row: CardRow) -> tuple[str, ...]:
     """What would move the main figure, as far as this report's own lines show it: the best attack
     on one upload without a trait, where some attacks have it and some do not."""
-    items = []
+    client, items = row.client, []
     single = [line for line in client.matching if line.uploads == 1] if row.one_upload else []
     for trait, changed in WITHOUT.items():
         others = [line for line in single if trait not in traits(line)]
@@ -383,6 +385,6 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
             items.append(
                 f"{changed}: {best.attack} gets {given.count} of {given.of} exactly from one upload"
             )
-    if client.masks and client.cell.client.plain_share == 0:
+    if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)

@@ -19,12 +19,7 @@ from rich.text import Text
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
-from mjp_privacy.report.figures import (
-    capped_median,
-    exact_share,
-    success_share,
-    summary,
-)
+from mjp_privacy.report.figures import capped_median, exact_share, success_share, summary
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
 from mjp_privacy.report.lines import Line, once
 from mjp_privacy.report.tables.text import TextTable, capped, one_line
@@ -136,11 +131,9 @@ class CardFigure:
 
 @dataclass(frozen=True)
 class CardRow:
-    """One client: what it does, and what each attacker gets from it; None: no such attack ran."""
+    """One client, and what each attacker gets from it; None: no such attack ran."""
 
-    client: str  # "plain", "MJP γ .27", "MJP γ .27, gaussian noise 0.01"
-    details: str  # "ViT-Ti/16, float32"
-    defended: bool
+    client: Client
     accuracy: float | None  # top-1 in percent on the attacked images as fed
     published: CardFigure | None
     one_upload: CardFigure | None
@@ -214,27 +207,24 @@ def card_row(client: Client) -> CardRow:
     elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
         figures["one_upload"] = replace(best, without=missed_attacks(client, client.others))
     tried: dict[str, list[Line]] = {
-        "published": [x for x in client.attacks if x.cell.attack.known_as == PUBLISHED],
+        "published": [x for x in client.attacks if x.cell.known_as == PUBLISHED],
         "one_upload": [x for x in client.attacks if x.uploads == 1],
         "any_uploads": [x for x in client.attacks if x.uploads > 1],
     }
+    absent = {}
+    for column, lines_of in tried.items():
+        found = {s for x in lines_of for s in different(x.column("psnr", "standard").statuses)}
+        why = (words for status, words in ABSENT.items() if status in found)
+        absent[column] = next(why, NOT_RUN)
     hits = client.of_images("top1", "intact")
     return CardRow(
-        client=client.title,
-        details=client.details,
-        defended=client.defended,
+        client=client,
         accuracy=100 * float(hits.sum()) / len(hits) if len(hits) else None,
         accuracy_n=len(hits),
         flags=flags,
-        absent={column: _absence(of_column) for column, of_column in tried.items()},
+        absent=absent,
         **figures,
     )
-
-
-def _absence(lines: Sequence[Line]) -> str:
-    """In a few words why these attacks give no figure."""
-    statuses = {s for x in lines for s in different(x.column("psnr", "standard").statuses)}
-    return next((words for status, words in ABSENT.items() if status in statuses), NOT_RUN)
 
 
 def card_figure(client: Client, line: Line) -> CardFigure:
@@ -270,7 +260,7 @@ def card_table(card: Card) -> TextTable:
     rows = []
     for row in card.rows:
         cells = [_cell(card, row, column) for column in card.columns]
-        rows.append((row.client + card.numbers(row), *cells))
+        rows.append((row.client.title + card.numbers(row), *cells))
     header = ("Client", *card.columns.values())
     return TextTable("What leaks", CAPTION, header, tuple(rows), "l" * len(header))
 
@@ -339,7 +329,7 @@ def console_card(card: Card) -> str:
     said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
     if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
         return "\n".join(said + _wrapped(card.beside, LINES) * bool(card.assumptions)) + "\n"
-    kept = [card.main, *(p for p, row in enumerate(card.rows) if not row.defended)][:2]
+    kept = [card.main, *(p for p, row in enumerate(card.rows) if not row.client.defended)][:2]
     order = list(dict.fromkeys([*kept, *range(len(card.rows))]))
     for count in range(len(order), 0, -1):
         rows = [card.rows[place] for place in sorted(order[:count])]
@@ -367,7 +357,7 @@ def _aligned(card: Card, rows: Sequence[CardRow]) -> list[str]:
     for column in columns:
         table.add_column(SHORT_HEADINGS[column], no_wrap=True, overflow="fold")
     for row in rows:
-        name = cut(one_line(row.client), LONGEST) + card.numbers(row)
+        name = cut(one_line(row.client.title), LONGEST) + card.numbers(row)
         cells = [_short_cell(card, row, column, counted=every is None) for column in columns]
         table.add_row(*map(Text, (name, *cells)))
     out = io.StringIO()
@@ -412,7 +402,8 @@ def as_fields(card: Card) -> dict[str, object]:
     """The card for programs, as docs/json.md has it: flags are named by their keys."""
     clients = [
         {
-            **{name: getattr(row, name) for name in ("client", "details", "defended")},
+            **{"client": row.client.title, "details": row.client.details},
+            "defended": row.client.defended,
             **{"accuracy": row.accuracy, "accuracy_n": row.accuracy_n},
             **{"flags": [flag.key for flag in row.flags]},
             **{column: {"absent": row.absent_of(column)} for column in HEADINGS},

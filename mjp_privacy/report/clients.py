@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, ClientFacts
+from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, defaults_of
 from mjp_privacy.report.figures import PSNR, mean_of
 from mjp_privacy.report.lines import (
+    CLIENT_FACTS,
     DIAGNOSTIC,
     MODEL_FACTS,
     Line,
@@ -81,7 +82,7 @@ class Client:
         whose pictures are compared with the same images."""
         likes = (other for other in self.others if other is not self and _same_images(self, other))
         for client in (self, *likes):
-            floors = [line for line in client.controls if line.role == "floor"]
+            floors = [line for line in client.controls if line.cell.role == "floor"]
             if scored := [line for line in floors if line.count(*PSNR)]:
                 return scored
         return []
@@ -105,8 +106,8 @@ class Client:
         if cut := [line.frame["group"] for line in self.lines if "group" in line.frame]:
             photographs = pd.concat(cut).astype(object).dropna()
             rows["group"] = photographs[~photographs.index.duplicated()].reindex(grey.index)
-        facts = AttackFacts(title="uniform grey", name="grey", role="floor")
-        cell = replace(self.cell, attack=facts)
+        facts = {"attack": "uniform grey", "attack_name": "grey", "role": "floor"}
+        cell = replace(self.cell, **{**defaults_of(AttackFacts), **facts})
         return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
     @property
@@ -132,13 +133,13 @@ class Client:
     def defended(self) -> bool:
         """Whether it does anything against inversion: MJP, noise, withheld gradients."""
         return self.cell.gamma > 0 or any(
-            getattr(self.cell.client, name) != getattr(ClientFacts, name) for name in DEFENCES
+            getattr(self.cell, name) != getattr(CellFacts, name) for name in DEFENCES
         )
 
     @property
     def noisy(self) -> bool:
         """Whether its defence adds errors to the upload, which an attack can weigh."""
-        return bool(self.cell.client.defenses) or self.cell.client.position_noise > 0
+        return bool(self.cell.defenses) or self.cell.position_noise > 0
 
     @cached_property
     def name(self) -> str:
@@ -155,7 +156,7 @@ class Client:
     @property
     def details(self) -> str:
         """Its model and precision: `ViT-Ti, float32`."""
-        return f"{self.cell.model.label}, {self.cell.dtype}"
+        return f"{self.cell.model}, {self.cell.dtype}"
 
     @cached_property
     def matching(self) -> list[Line]:
@@ -173,7 +174,7 @@ class Client:
     @cached_property
     def published(self) -> Line | None:
         """The line of the published attack; None where it was not run or not scored."""
-        lines = (line for line in self.attacks if line.cell.attack.known_as == PUBLISHED)
+        lines = (line for line in self.attacks if line.cell.known_as == PUBLISHED)
         return next((line for line in lines if line.count(*PSNR)), None)
 
     @cached_property
@@ -205,7 +206,7 @@ def clients_of(lines: Sequence[Line]) -> list[Client]:
     by_target: dict[object, Client] = {}
     for line in lines:
         client = by_target.setdefault((line.run, target_of(line.cell)), Client())
-        (client.attacks if line.role == "attack" else client.controls).append(line)
+        (client.attacks if line.cell.role == "attack" else client.controls).append(line)
     clients = list(by_target.values())
     number = max((line.number for line in lines), default=0)
     for client in clients:
@@ -238,7 +239,7 @@ def _same_images(one: Client, other: Client) -> bool:
     def compared(client: Client) -> object:
         cell = client.cell
         target = cell.gamma if cell.setting == "b" else None
-        return client.lines[0].run, target, cell.client.augment, cell.seed, cell.model.size
+        return client.lines[0].run, target, cell.augment, cell.seed, cell.size
 
     return compared(one) == compared(other) and images_of(one.lines) == images_of(other.lines)
 
@@ -255,9 +256,9 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     models, seeds, batches, runs = (
         len({told(client) for client in clients}) > 1
         for told in (
-            lambda client: client.cell.model.label,
+            lambda client: client.cell.model,
             lambda client: client.cell.seed,
-            lambda client: client.cell.client.batch,
+            lambda client: client.cell.batch,
             lambda client: client.lines[0].run,
         )
     )
@@ -265,12 +266,12 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     for client in clients:
         cell = client.cell
         parts = [f"{client.name}, as shuffled" if cell.setting == "b" else client.name]
-        parts += [cell.model.label] if models else []
+        parts += [cell.model] if models else []
         if models and client.name == PLAIN:  # the model may be named after a defence
-            parts = [f"{cell.model.label}, no defence used"]
+            parts = [f"{cell.model}, no defence used"]
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
-        parts += [f"batch {cell.client.batch}"] if batches else []
+        parts += [f"batch {cell.batch}"] if batches else []
         known = {key: value for key, value in cell.other.items() if value is not None}
         label = known.pop("client_label", None)
         parts += [str(label)] if label is not None else []
@@ -294,14 +295,14 @@ def circumstances(client: Client) -> tuple[Any, ...]:
     """What two clients must share so that the defence is what they differ in."""
     cell = client.cell
     shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
-    return (*shared, ("size", cell.model.size), ("data", cell.command.data))
+    return (*shared, ("size", cell.size), ("data", cell.data))
 
 
 def same_client(client: Client) -> object:
     """What stays the same when only the setting's target and the precision change."""
     cell = client.cell
-    facts = (cell.model.label, cell.gamma, cell.client, cell.seed)
-    return client.lines[0].run, facts, repr(cell.other)
+    facts = [getattr(cell, name) for name in ("model", "gamma", "seed", *CLIENT_FACTS)]
+    return client.lines[0].run, tuple(facts), repr(cell.other)
 
 
 def same_kind(client: Client) -> object:
@@ -309,7 +310,7 @@ def same_kind(client: Client) -> object:
     the other as well, whatever their model, γ, precision or run."""
     cell = client.cell
     shuffled = cell.setting == "b", bool(cell.gamma), client.masks
-    return shuffled, cell.client.batch, cell.client.withhold
+    return shuffled, cell.batch, cell.withhold
 
 
 def distinct_clients(clients: Sequence[Client]) -> list[Client]:
@@ -346,11 +347,11 @@ def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
     there is any. Where one of `mjp list defenses` is compared with none it is a client with this
     one, best without MJP; else one with MJP, with another defence, or the undefended."""
-    used = {client.cell.client.defenses for client in clients} - {""}
+    used = {client.cell.defenses for client in clients} - {""}
 
     def rank(client: Client) -> tuple[bool, ...]:
         if len(used) == 1:
-            return not client.matching, not client.cell.client.defenses, client.masks
+            return not client.matching, not client.cell.defenses, client.masks
         return not client.matching, not client.masks, not client.defended
 
     return min(range(len(clients)), key=lambda place: rank(clients[place]))

@@ -9,35 +9,30 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import Card
-from mjp_privacy.report.charts.chart import Chart
-from mjp_privacy.report.charts.curves import (
+from mjp_privacy.report.card import HEADINGS, Card
+from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
+from mjp_privacy.report.curves import (
     batch_points,
     batches_charts,
     curve_points,
+    distribution_charts,
     uploads_charts,
 )
-from mjp_privacy.report.charts.distributions import distribution_charts
-from mjp_privacy.report.charts.tradeoff import clients_tradeoff
-from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines, images_of
 from mjp_privacy.report.figures import Table, build_tables
-from mjp_privacy.report.flags import Flag, figure_flags
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
-from mjp_privacy.report.pictures import Gallery, Strip, card_strip, fill_gallery
+from mjp_privacy.report.pictures import Gallery, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
 from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
-from mjp_privacy.report.tables.details import (
-    agreement_table,
-    identification_table,
-    measured_table,
-)
+from mjp_privacy.report.tables.details import agreement_table, identification_table, measured_table
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, main_table
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.tradeoff import clients_tradeoff
+from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
@@ -86,24 +81,34 @@ class Contents:
         return run_configs(self.runs)
 
     @cached_property
-    def image_ids(self) -> list[str]:
-        """Every image of the runs that a line has rows of, sorted."""
-        return sorted(images_of(self.lines))
-
-    @cached_property
     def card(self) -> Card:
         """The first screen."""
         return of_several(build_card(self.clients), self.runs)
 
     @cached_property
-    def strip(self) -> Strip | None:
-        """The columns of the card's pictures."""
-        return card_strip(self.clients, self.card)
+    def strip(self) -> tuple[tuple[str, Line], ...] | None:
+        """The lines behind the main figures of the card, under their headings: the columns of the
+        card's pictures. None where the card has no client."""
+        if not self.card.rows:
+            return None
+        row = self.card.rows[self.card.main]
+        client = row.client
+        if row.one_upload is None and row.any_uploads is None:
+            return tuple((line.attack, line) for line in client.attacks if picture_ids(line))
+        lines = (client.published, client.one_upload, client.any_uploads)
+        columns = zip(HEADINGS.values(), lines, strict=False)
+        return tuple((title, line) for title, line in columns if line is not None)
+
+    @property
+    def chooser(self) -> Line | None:
+        """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
+        by_heading = dict(self.strip or ())
+        return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
 
     @cached_property
     def gallery(self) -> Gallery:
         """The pictures that the page has room for."""
-        return fill_gallery(self.every_line, self.strip.chooser if self.strip else None)
+        return fill_gallery(self.every_line, self.chooser)
 
     @cached_property
     def client_names(self) -> dict[int, str]:
@@ -112,27 +117,9 @@ class Contents:
         return {line.number: client.title for client, lines in of_client for line in lines}
 
     @cached_property
-    def line_flags(self) -> dict[int, tuple[Flag, ...]]:
-        """What must not be taken at face value, by the line's number; controls have nothing."""
-        of_client = ((client, (*client.attacks, *client.derived)) for client in self.clients)
-        return {
-            line.number: figure_flags(client, line) for client, lines in of_client for line in lines
-        }
-
-    @cached_property
     def tables(self) -> tuple[Table, ...]:
         """Every line in the paper's variants of the metrics, and in the standard ones."""
         return build_tables(self.lines, self.derived)
-
-    @property
-    def paper(self) -> Table:
-        """The first of them."""
-        return self.tables[0]
-
-    @property
-    def standard(self) -> Table:
-        """The second of them."""
-        return self.tables[1]
 
     @cached_property
     def points(self) -> pd.DataFrame:
@@ -156,21 +143,22 @@ class Contents:
 
     def main(self, *, folded: bool) -> TextTable:
         """Every line; without the folded ones if there are others: those in float64."""
-        frame = self.standard.frame
+        _, standard = self.tables
+        frame = standard.frame
         single = frame[frame["dtype"] != "float64"]
         shown = frame if folded or single.empty else single
         left = len(frame) - len(shown)
         more = f" {left} lines in float64 are left out here." if left else ""
-        table = replace(self.standard, frame=shown)
+        table = replace(standard, frame=shown)
         many = self.loaded.many_runs
         return main_table(table, many_runs=many, caption=CAPTION + more, title="Every line")
 
     @cached_property
     def card_lines(self) -> list[tuple[str, Line]]:
         """The lines behind the card's figures, each with its client's name and its own."""
-        titles = [row.client for row in self.card.rows]
         attacked = attacked_ones(self.clients)
-        shown = [client for client in attacked if client.title in titles]
+        on_card = [row.client for row in self.card.rows]
+        shown = [client for client in attacked if client in on_card]
         named: dict[Line, str] = {}
         for client in shown or attacked:
             for line in (client.one_upload, client.any_uploads, client.published):
@@ -223,14 +211,14 @@ class Contents:
         and the paper's variants; identification of the card's main client before others'."""
         many = self.loaded.many_runs
         title = "Every line, metrics as the paper defines them"
-        paper = main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title)
-        main = self.card.rows[self.card.main].client if self.card.rows else ""
+        in_paper, standard = self.tables
+        paper = main_table(in_paper, many_runs=many, caption=CAPTION_PAPER, title=title)
+        main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
-        chooser = self.strip.chooser if self.strip else None
         tables = (
-            measured_table(self.standard),
+            measured_table(standard),
             identification_table(of_main[:IDENTIFIED]),
-            agreement_table(chooser) if chooser else None,
+            agreement_table(self.chooser) if self.chooser else None,
             paper,
         )
         return [table for table in tables if table is not None]

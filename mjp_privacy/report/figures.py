@@ -1,10 +1,10 @@
-"""The figures of a line, and the table of all lines as numbers."""
+"""The figures of a line, the paper's Table 5 as printed, and the table of all lines as numbers."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.metrics import METRICS as SCORES
+from mjp_privacy.metrics.pictures import arrow
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,
@@ -31,9 +35,26 @@ from mjp_privacy.report.lines import (
     once,
     traits,
 )
-from mjp_privacy.report.published import METRICS, PublishedRow, published_row
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
+
+METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
+"""The five scores in the paper's order of columns."""
+
+TITLES: Mapping[str, str] = {
+    "acc": "Acc.",
+    "mse": "MSE",
+    "fft2d": "FFT2D",
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "lpips": "LPIPS",
+}
+
+ARROWS: Mapping[str, str] = {
+    "acc": arrow(True),
+    **{name: arrow(SCORES[f"{name}/paper"].higher_is_better) for name in METRICS},
+}
+"""Which direction is better for the model owner: a bad reconstruction is good privacy."""
 
 THRESHOLDS = (20, 30)
 """PSNR in dB from which an image counts as recovered: at 20 its content is usually recognisable, at
@@ -170,6 +191,79 @@ def shared_scores(first: Line, second: Line) -> pd.DataFrame:
     return pd.concat(sides, axis=1, join="inner")
 
 
+# the paper's Table 5 as printed -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One printed row; accuracy in percent, PSNR in dB."""
+
+    group: int  # (1)-(4)
+    model: str
+    setting: str
+    acc: float
+    mse: float
+    fft2d: float
+    psnr: float
+    ssim: float
+    lpips: float
+    repeats: str | None = None  # the row whose five scores it repeats, digit for digit
+
+    @property
+    def label(self) -> str:
+        """The row's name, such as `(2) DeiT-S b`."""
+        return f"({self.group}) {self.model} {self.setting}"
+
+
+PAPERS_SIZE = 224
+"""Pixels of a side of what the paper's models take."""
+
+TABLE5 = (
+    PublishedRow(1, "ViT-S", "a", 78.1, 0.0278, 0.0039, 19.27, 0.5203, 0.3623),
+    PublishedRow(1, "DeiT-S", "a", 79.8, 0.0350, 0.0057, 18.94, 0.5182, 0.3767),
+    PublishedRow(1, "DeiT-S (w/o PEs)", "a", 77.5, 0.0379, 0.0082, 20.22, 0.5912, 0.2692),
+    PublishedRow(1, "DeiT-S+MJP", "a", 80.5, 0.1055, 0.0166, 11.52, 0.4053, 0.6545),
+    PublishedRow(2, "ViT-S", "b", 18.7, 0.0327, 0.0016, 18.44, 0.6065, 0.2836),
+    PublishedRow(2, "DeiT-S", "b", 36.0, 0.0391, 0.0024, 17.60, 0.5991, 0.3355),
+    PublishedRow(2, "DeiT-S (w/o PEs)", "b", 77.5, 0.0379, 0.0025, 20.25, 0.6655, 0.2370),
+    PublishedRow(2, "DeiT-S+MJP", "b", 62.9, 0.1043, 0.0059, 11.66, 0.4493, 0.6519),
+    PublishedRow(
+        *(3, "DeiT-S+MJP (w/o)", "a", 40.6, 0.1043, 0.0059, 11.66, 0.4493, 0.6519),
+        repeats="(2) DeiT-S+MJP b",
+    ),
+    PublishedRow(4, "DeiT-S+MJP", "c", 62.9, 0.1706, 0.0338, 8.07, 0.0875, 0.8945),
+)
+
+_BY_NAME = {(row.model, row.setting): row for row in TABLE5}
+
+
+def published_row(model: str, setting: str) -> PublishedRow:
+    """The printed row of a model in a setting, as in `published_row("DeiT-S", "b")`."""
+    row = _BY_NAME.get((model, setting))
+    if row is None:
+        names = [f"{row.model} {row.setting}" for row in TABLE5]
+        hint = did_you_mean(f"{model} {setting}", names)
+        raise UserError(
+            f"Expected a paper_row of the paper's Table 5, got model {model!r} in setting "
+            f"{setting!r}.{hint} Available: {', '.join(names)}."
+        )
+    return row
+
+
+def paper_row(line: Line) -> PublishedRow | None:
+    """The row of the paper's table that this line may stand beside; None where there is none.
+
+    Only attacks have one, and only where model family, input size and images are the paper's.
+    """
+    wanted = line.cell.paper_row if line.cell.role == "attack" else None
+    if wanted is None:
+        return None
+    row = published_row(wanted["model"], wanted["setting"])
+    cell = line.cell
+    same = cell.data_is_papers and is_papers_model(cell.architecture, cell.size)
+    return row if same else None
+
+
 # the table of all lines ---------------------------------------------------------------------------
 
 VARIANTS = ("paper", "standard")
@@ -216,11 +310,11 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     Failed cells are ignored, since they may have failed before their entries were known. Controls
     are ignored for the entries of attacks: they have no options and see no upload.
     """
-    described = [line for line in lines if line.cell.outcome.status != "failed"]
+    described = [line for line in lines if line.cell.status != "failed"]
     cells = [line.cell.columns for line in described]
-    attacks = [line.cell.columns for line in described if line.role == "attack"]
+    attacks = [line.cell.columns for line in described if line.cell.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    if all(line.cell.attack.known_as == line.attack for line in described):
+    if all(line.cell.known_as == line.attack for line in described):
         keys.pop("attack_name", None)  # it would repeat the labels
     return tuple(
         key
@@ -229,33 +323,20 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     )
 
 
-def paper_row(line: Line) -> PublishedRow | None:
-    """The row of the paper's table that this line may stand beside; None where there is none.
-
-    Only attacks have one, and only where model family, input size and images are the paper's.
-    """
-    wanted = line.cell.attack.paper_row if line.role == "attack" else None
-    if wanted is None:
-        return None
-    row = published_row(wanted["model"], wanted["setting"])
-    model = line.cell.model
-    same_images = line.cell.command.data_is_papers
-    return row if same_images and is_papers_model(model.architecture, model.size) else None
-
-
 def rank_bound(line: Line) -> bool:
     """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.role == "ceiling" or "rank" in traits(line)
+    return line.cell.role == "ceiling" or "rank" in traits(line)
 
 
 def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
     """What a line is; of the attack's facts, derived lines have only the number of uploads and
     controls have none."""
-    derived = isinstance(line, DerivedLine)
-    foreign = ATTACK_FACTS - ({"uploads"} if derived else set()) if line.role != "attack" else ()
+    foreign = set() if line.cell.role == "attack" else {*ATTACK_FACTS}
+    if isinstance(line, DerivedLine):
+        foreign.remove("uploads")
     cell = line.cell.columns
     return {
-        **{"line": line.number, "run": line.run, "run_id": line.run_id},
+        **{"line": line.number, "run": line.run, "run_id": line.cell.run_id},
         **{key: cell.get(key) for key in IDENTITY},
         "seed": line.cell.seed,
         **{key: None if key in foreign else fact(cell, key) for key in varying if key != "seed"},
@@ -315,7 +396,7 @@ def _bounds(line: Line) -> dict[str, Any]:
         "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
         **{f"{name}_median": capped_median(line, name, DIAGNOSTIC) for name in medians},
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
-        "role": line.role,
+        "role": line.cell.role,
         "chosen": json.dumps(line.counts) if isinstance(line, DerivedLine) else None,
     }
 

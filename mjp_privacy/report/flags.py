@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mjp_privacy.core.text import first_of
-from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.lines import (
@@ -58,7 +58,7 @@ class Flag:
 def figure_flags(client: Client, line: Line) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case; controls have none, nor
     what was not scored."""
-    if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
+    if line.cell.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
     found = ((flag, flag.applies(client, line)) for flag in OF_FIGURES)
     return tuple(
@@ -126,7 +126,7 @@ def _cut_short(client: Client, line: Line) -> bool:
     return any(
         late_images(attack) - exact
         or (not single and failed_images(attack) - exact)
-        or attack.cell.outcome.status == "failed"
+        or attack.cell.status == "failed"
         for attack in attacks
     )
 
@@ -139,7 +139,7 @@ def _lacks(line: Line, *, unscored: bool) -> bool:
 
 
 def _unshuffled(client: Client, line: Line) -> bool:
-    recipe = client.cell.client.plain_share != ClientFacts.plain_share
+    recipe = client.cell.plain_share != CellFacts.plain_share
     return bool(client.cell.gamma) and (recipe or any(map(unshuffled_images, client.lines)))
 
 
@@ -155,9 +155,9 @@ def unshuffled_images(line: Line) -> frozenset[str]:
 def missed_attacks(client: Client, others: Sequence[Client]) -> tuple[str, ...]:
     """Attacks on one upload that made pictures of a like client and were not even tried on this
     one: with them, more might leak."""
-    tried, kind = {line.cell.attack.known_as for line in client.attacks}, same_kind(client)
+    tried, kind = {line.cell.known_as for line in client.attacks}, same_kind(client)
     found = (
-        line.cell.attack.known_as
+        line.cell.known_as
         for other in others
         if other.attacks and same_kind(other) == kind
         for line in other.matching
@@ -266,4 +266,3 @@ OF_CLIENTS: tuple[Flag, ...] = (
         _unshuffled,
     ),
 )
-FLAGS = {flag.key: flag for flag in (*OF_FIGURES, *OF_CLIENTS)}

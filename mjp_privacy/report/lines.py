@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -52,7 +52,7 @@ NO_LABELS = "the images carry no true labels"
 NO_NUMBER = "its scores are not numbers"
 
 
-def scores_of(frame: pd.DataFrame) -> list[str]:
+def scores_of(frame: Iterable[Any]) -> list[str]:
     """The columns of a table that are those of metrics."""
     return [name for name in map(str, frame) if "." in name and not name.startswith(STAGE)]
 
@@ -69,9 +69,7 @@ def read_frame(store: RunStore, run_id: str) -> pd.DataFrame:
 
     Images that are marked ok and have no score at all count as failed.
     """
-    names = [name for name in store.cell(run_id).columns if "." in name]
-    others = [name for name in names if not name.startswith(STAGE)]
-    return image_frame(store.read(run_id, [*IMAGE, *others]))
+    return image_frame(store.read(run_id, [*IMAGE, *scores_of(store.cell(run_id).columns)]))
 
 
 def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,7 +147,6 @@ CLIENT_FACTS = columns_of(ClientFacts)
 ATTACK_FACTS = frozenset((*columns_of(AttackFacts), *columns_of(OutcomeFacts)))
 """Facts of the attack and its outcome; they are no part of the target that is attacked."""
 
-COMMAND_FACTS = frozenset(columns_of(CommandFacts))
 MODEL_FACTS = frozenset(columns_of(ModelFacts))
 
 
@@ -171,7 +168,7 @@ def target_of(cell: CellFacts) -> tuple[tuple[str, Scalar], ...]:
     Facts that `CellFacts` has no field for count as well, so that two different clients are never
     taken for one.
     """
-    keys = sorted({*cell.columns, *DEFAULTS} - ATTACK_FACTS - COMMAND_FACTS)
+    keys = sorted({*cell.columns} - ATTACK_FACTS - {*columns_of(CommandFacts)})
     return tuple((key, value) for key in keys if (value := fact(cell.columns, key)) is not None)
 
 
@@ -257,34 +254,24 @@ class Line:
     """Damaged files, whose images have no part in the line."""
 
     @property
-    def run_id(self) -> str:
-        """The cell's id inside its run, which is also the name of the folder of its rows."""
-        return self.cell.run_id
-
-    @property
     def label(self) -> str:
         """Model, setting and attack in words, such as `DeiT-S (a) april`."""
-        return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
-
-    @property
-    def role(self) -> str:
-        """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
-        return self.cell.attack.role
+        return f"{self.cell.model} ({self.cell.setting}) {self.title}"
 
     @property
     def attack(self) -> str:
         """What tables call the attack."""
-        return self.cell.attack.title
+        return self.cell.attack
 
     @property
     def title(self) -> str:
         """The attack's label, with a mark on lines that are not attacks."""
-        return f"{self.attack}{MARKS.get(self.role, '')}"
+        return f"{self.attack}{MARKS.get(self.cell.role, '')}"
 
     @property
     def uploads(self) -> int:
         """How many uploads the attack uses."""
-        return self.cell.attack.uploads or 1
+        return self.cell.uploads or 1
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -314,7 +301,7 @@ class Line:
     @property
     def planned(self) -> int:
         """How many images that can be read the run's last command planned."""
-        return max(0, self.cell.outcome.planned_images - len(self.unreadable))
+        return max(0, self.cell.planned_images - len(self.unreadable))
 
     @property
     def not_run(self) -> int:
@@ -324,15 +311,15 @@ class Line:
     @property
     def status(self) -> str:
         """The cell's status; `failed` where a cell marked ok has no rows: its run was cut off."""
-        if self.cell.outcome.status == "ok" and not len(self.images):
+        if self.cell.status == "ok" and not len(self.images):
             return "failed"
-        return self.cell.outcome.status
+        return self.cell.status
 
     @cached_property
     def reason(self) -> str:
         """Why the line has no scores, even if it has diagnostics; empty if it has some."""
-        if self.cell.outcome.reason:
-            return self.cell.outcome.reason
+        if self.cell.reason:
+            return self.cell.reason
         if not len(self.images) and self.left_out:
             return "its rows or pictures are damaged: run the attack again"
         if not len(self.images) and self.unreadable:
@@ -348,20 +335,13 @@ class Line:
         """The values of a metric, and what became of each of the images; of what only some images
         have, those. It is empty where the metric was not computed."""
         values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
-        statuses, photographs = self._statuses, self._photographs
+        statuses = pd.Categorical(self.frame["status"])
+        photographs = None if self.groups is None else pd.Categorical(self.groups)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
             return Column(values, statuses, photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
         return Column(values[known], ok, None if photographs is None else photographs[known])
-
-    @cached_property
-    def _statuses(self) -> pd.Categorical:
-        return pd.Categorical(self.frame["status"])
-
-    @cached_property
-    def _photographs(self) -> pd.Categorical | None:
-        return None if self.groups is None else pd.Categorical(self.groups)
 
     @cached_property
     def keys(self) -> frozenset[Key]:
@@ -375,8 +355,7 @@ class Line:
 
     def count(self, metric: str, variant: str) -> int:
         """How many images have a value of the metric."""
-        name = f"{metric}.{variant}"
-        return int(self.frame[name].count()) if name in self.frame else 0
+        return len(self.scored(metric, variant))
 
     def some_above_zero(self, diagnostic: str) -> bool:
         """Whether a diagnostic is above 0 on any image."""
@@ -384,7 +363,7 @@ class Line:
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.pictures(self.run_id, image_id)
+        return self.store.pictures(self.cell.run_id, image_id)
 
     @cached_property
     def groups(self) -> pd.Series[Any] | None:
@@ -393,11 +372,6 @@ class Line:
             return None
         names = self.frame["group"].where(self.frame["group"].notna(), self.images.to_series())
         return names.astype("category") if names.nunique() < len(names) else None
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """A row for each image, metric and variant, with the facts of the cell; not for many."""
-        return long_rows(self._readable, self.cell.columns)
 
 
 once = lru_cache(maxsize=4096)
@@ -427,16 +401,16 @@ def reconstructs(line: Line) -> bool:
     return (
         line.count("psnr", "standard") > 0
         or line.count("gradient_residual", DIAGNOSTIC) > 0
-        or (len(line.images) > 0 and len(line.store.pictured(line.run_id)) > 0)
+        or (len(line.images) > 0 and len(line.store.pictured(line.cell.run_id)) > 0)
     )
 
 
 def traits(line: Line) -> frozenset[str]:
     """What the line's attack knows and assumes."""
-    return traits_of(line.cell.attack.known_as)
+    return traits_of(line.cell.known_as)
 
 
 def meets_trained_model(line: Line) -> bool:
     """Whether the attack met the model that a client trains: not one whose block 0 was altered for
     the attack, unless the model was trained with that block."""
-    return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
+    return line.cell.victim != "april_block" or line.cell.first_block == "closed_form"

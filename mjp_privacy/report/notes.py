@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from mjp_privacy.core.text import counted, first_of, shown
-from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
+from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS, unshuffled_images
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
-from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -29,9 +28,25 @@ NAMED = 3
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
-PAPER_SIZE = 224
 FEW = 10
 """Images below which a percentile bootstrap covers the mean clearly less often than 95 %."""
+
+CAVEATS = (
+    "Row (3), DeiT-S+MJP (w/o) in setting (a), repeats all five scores of row (2), DeiT-S+MJP in "
+    "setting (b) (.1043 .0059 11.66 .4493 .6519); only the accuracy differs (40.6 and 62.9). At "
+    "least one of the two rows is a copy, so a difference from either proves nothing.",
+    "γ of settings (b) and (c): the poster's caption says .27; the authors' eval.py and the "
+    "supplement's figures of the same attack say .9. The printed accuracies fit .9: 18.7 for ViT-S "
+    "and 36.0 for DeiT-S, where a ViT-Ti on shuffled patches keeps 77.7 % at .27, 58.8 at .5 "
+    "and 27.3 at .9 (top-1, 600 ImageNet photographs). Lines at .9 are therefore to be read first "
+    "beside the paper's figures, those at .27 as the caption's.",
+    "The paper says 1K validation images, one per class; 999 were released.",
+    "The paper's FFT2D multiplies the two spectra without conjugation, which compares with the "
+    "image reflected through its centre.",
+    "Its PSNR is a mean of per-image PSNRs: it lies up to 6 dB above the PSNR of the mean MSE "
+    "printed beside it, so the distributions are heavy-tailed.",
+)
+"""Inconsistencies and open questions in the paper's own table, printed in every report."""
 
 Note = Callable[[Line], Iterable[str]]
 """The sentences of one subject that hold of a line."""
@@ -50,7 +65,7 @@ def all_notes(
 ) -> tuple[Section, ...]:
     """The sections that have at least one note, in the order they are printed."""
     choices = [*map(choice_sentence, derived), *grouped([*lines, *derived], missing_images)]
-    controls = [line for line in lines if line.role in ("floor", "ceiling")]
+    controls = [line for line in lines if line.cell.role in ("floor", "ceiling")]
     if controls:
         choices.append(
             f"Controls ({which(controls, lines)}) are no attacks: a floor shows what a score is "
@@ -145,10 +160,10 @@ def _lost(line: Line) -> Counter[tuple[str, str]]:
 
 
 def _images(line: Line) -> Iterable[str]:
-    command = line.cell.command
-    if not command.data_is_papers:
+    cell = line.cell
+    if not cell.data_is_papers:
         yield (
-            f"Images: {command.data or 'images of unknown origin'}; not declared to be the paper's "
+            f"Images: {cell.data or 'images of unknown origin'}; not declared to be the paper's "
             "(--data-is-papers), so its figures do not stand beside them."
         )
     if line.groups is not None:
@@ -156,39 +171,39 @@ def _images(line: Line) -> Iterable[str]:
             f"The images are crops of {line.groups.nunique()} photographs, which intervals of "
             "means resample whole; shares count crops as if they agreed."
         )
-    if command.labels:
-        yield command.labels
-    if not command.true_labels:
+    if cell.labels:
+        yield cell.labels
+    if not cell.true_labels:
         yield "No true labels are known, so there is no accuracy."
 
 
 def _model(line: Line) -> Iterable[str]:
-    model = line.cell.model
-    if model.checkpoint:
-        digest = re.fullmatch(r"[0-9a-f]{64}", str(model.checkpoint_sha))
+    cell = line.cell
+    if cell.checkpoint:
+        digest = re.fullmatch(r"[0-9a-f]{64}", str(cell.checkpoint_sha))
         sha = f", sha256 {digest[0][:12]}" if digest else ""
-        architecture = f" ({model.architecture})" if model.architecture else ""
-        yield f"{model.label}{architecture}: weights from {model.checkpoint}{sha}."
-    if model.resize:
+        architecture = f" ({cell.architecture})" if cell.architecture else ""
+        yield f"{cell.model}{architecture}: weights from {cell.checkpoint}{sha}."
+    if cell.resize:
         mean, std = (
             "/".join(f"{n:g}" for n in dict.fromkeys(numbers or ()))
-            for numbers in (model.mean, model.std)
+            for numbers in (cell.mean, cell.std)
         )
         yield (
-            f"{model.label}: images are resized to {model.resize} ({model.interpolation}) and "
-            f"cropped to the central {model.size} pixels, unless they have that size; mean {mean}, "
+            f"{cell.model}: images are resized to {cell.resize} ({cell.interpolation}) and "
+            f"cropped to the central {cell.size} pixels, unless they have that size; mean {mean}, "
             f"std {std}."
         )
-    if model.size and model.size != PAPER_SIZE:
-        yield f"Input size {model.size}; the paper's is {PAPER_SIZE}."
+    if cell.size and cell.size != PAPERS_SIZE:
+        yield f"Input size {cell.size}; the paper's is {PAPERS_SIZE}."
 
 
 def _victim(line: Line) -> Iterable[str]:
-    if line.cell.attack.victim != "april_block":
+    if line.cell.victim != "april_block":
         return
-    if line.cell.model.first_block == "closed_form":
+    if line.cell.first_block == "closed_form":
         yield (
-            f"{line.cell.model.label} was trained with the block that {line.attack} needs (no "
+            f"{line.cell.model} was trained with the block that {line.attack} needs (no "
             "norm1, no residuals in block 0), so that Acc. altered equals Acc."
         )
     else:
@@ -201,22 +216,22 @@ def _victim(line: Line) -> Iterable[str]:
 
 
 def _client(line: Line) -> Iterable[str]:
-    cell, client = line.cell, line.cell.client
+    cell = line.cell
     yield (
         f"Client gradients in {cell.dtype}; the paper does not state the precision, its code "
         "defaults to float32."
     )
-    facts = {"mode": client.mode, "loss": client.loss, "batch": client.batch}
+    facts = {"mode": cell.mode, "loss": cell.loss, "batch": cell.batch}
     parts = [f"{name} {value}" for name, value in facts.items() if value is not None]
-    if client.dal is not None:
-        parts.append("DAL in the loss" if client.dal else "no DAL in the loss")
+    if cell.dal is not None:
+        parts.append("DAL in the loss" if cell.dal else "no DAL in the loss")
     if parts:
         yield f"Client: {', '.join(parts)}. The paper does not state these."
-    if cell.command.lpips:
-        yield f"LPIPS (AlexNet): {cell.command.lpips}."
-    if cell.model.position_embedding:
-        yield f"Position embedding: {cell.model.position_embedding}."
-    yield from (str(note) for note in cell.outcome.notes or ())
+    if cell.lpips:
+        yield f"LPIPS (AlexNet): {cell.lpips}."
+    if cell.position_embedding:
+        yield f"Position embedding: {cell.position_embedding}."
+    yield from (str(note) for note in cell.notes or ())
 
 
 DIFFERENCES: tuple[Note, ...] = (_images, _model, _victim, _client)
@@ -251,7 +266,7 @@ def _mixed_code(line: Line) -> Iterable[str]:
 def _unshuffled(line: Line) -> Iterable[str]:
     """How many pictures have an upload in which nothing was shuffled."""
     images, exact = unshuffled_images(line), exact_images(line)
-    if line.role == "attack" and images:
+    if line.cell.role == "attack" and images:
         among = f"; {len(exact & images)} of the {len(exact)} exact pictures are among them"
         yield (
             f"Unshuffled: {len(images)} of {len(line.images)} pictures have an upload in which no "
@@ -262,24 +277,24 @@ def _unshuffled(line: Line) -> Iterable[str]:
 def _linear_system(line: Line) -> Iterable[str]:
     """Of an attack that inverts a system A: whether A has zero rows, or else whether there is a gap
     below the ceiling that nothing but rounding explains."""
-    client, condition = line.cell.client, line.scored("cond_a", DIAGNOSTIC)
-    if line.cell.dtype not in DIGITS or not rank_bound(line) or condition.empty:
+    cell, condition = line.cell, line.scored("cond_a", DIAGNOSTIC)
+    if cell.dtype not in DIGITS or not rank_bound(line) or condition.empty:
         return
     singular = int((line.scored("zero_rows", DIAGNOSTIC).reindex(condition.index) > 0).sum())
-    approximate = client.pseudo_gradient != ClientFacts.pseudo_gradient
-    altered = approximate or bool(client.defenses or client.position_noise)
-    gap, bits = ceiling_distance(line), DIGITS[line.cell.dtype]
+    approximate = cell.pseudo_gradient != CellFacts.pseudo_gradient
+    altered = approximate or bool(cell.defenses or cell.position_noise)
+    gap, bits = ceiling_distance(line), DIGITS[cell.dtype]
     if singular:
-        masks_alone = bool(line.cell.gamma) and "top_k" not in client.defenses
+        masks_alone = bool(cell.gamma) and "top_k" not in cell.defenses
         yield (
-            f"{line.attack}, {line.cell.dtype}: A has zero rows"
+            f"{line.attack}, {cell.dtype}: A has zero rows"
             f"{', those of shuffled patches,' if masks_alone else ''} on {singular} of "
             f"{len(condition)} images: the upload holds no gradient there, which no precision can "
             "restore."
         )
-    elif gap > WORTH_SAYING and not altered and (client.batch or 1) == 1:
+    elif gap > WORTH_SAYING and not altered and (cell.batch or 1) == 1:
         yield (
-            f"{line.attack}, {line.cell.dtype}: on average {gap:.2f} dB below the ceiling, "
+            f"{line.attack}, {cell.dtype}: on average {gap:.2f} dB below the ceiling, "
             "although no row of A is zero: exact gradients would reach it, so the gap is due to "
             "rounding and not to a defence (cond(A) exceeds "
             f"2^{bits} on {int((condition > 2.0**bits).sum())} of {len(condition)} images)."
@@ -369,7 +384,7 @@ def _image_reasons(line: Line) -> Counter[tuple[str, str]]:
     """The number of images by (status, reason), in the order of the images."""
     counts = _lost(line)
     scored = any(variant in OF_PICTURE for _, variant in line.keys)
-    if scored and line.cell.command.true_labels is not False:
+    if scored and line.cell.true_labels is not False:
         known = line.frame[line.frame["status"] == "ok"].filter(like="top1.")
         if known.shape[1] and (none := int(known.isna().all(axis=1).sum())):
             counts["unscored", NO_LABELS] += none

@@ -45,8 +45,6 @@ from mjp_privacy.core.files import check_folder
 from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
-from mjp_privacy.report.card import HEADINGS, Card
-from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line, target_of
 from mjp_privacy.report.tables.text import capped
 from mjp_privacy.report.worst_case import DerivedLine, picture_ids
@@ -257,34 +255,6 @@ class UniqueNames:
 # on the page --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Strip:
-    """The columns of a strip: the lines behind the card's main figures, under their headings."""
-
-    columns: tuple[tuple[str, Line], ...]
-    client: Client
-
-    @property
-    def chooser(self) -> Line | None:
-        """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
-        by_heading = dict(self.columns)
-        return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
-
-
-def card_strip(clients: Sequence[Client], card: Card) -> Strip | None:
-    """The strip of a card's main client; None where the card has no client."""
-    shown, _ = card_clients(clients)
-    if not shown:
-        return None
-    row, client = card.rows[card.main], shown[card.main]
-    if row.one_upload is None and row.any_uploads is None:
-        with_pictures = (line for line in client.attacks if picture_ids(line))
-        return Strip(tuple((line.attack, line) for line in with_pictures), client)
-    lines = (client.published, client.one_upload, client.any_uploads)
-    columns = zip(HEADINGS.values(), lines, strict=False)
-    return Strip(tuple((title, line) for title, line in columns if line is not None), client)
-
-
 def picture_score(line: Line, image_id: str) -> str:
     """What a picture is worth, as tables write it: `24.1 dB`, `exact`; empty without a score."""
     if line.scored("psnr", "paper").get(image_id) == math.inf:
@@ -325,13 +295,10 @@ class Shown:
         first = next(iter(self.originals.values()), None)
         return first if line is None else self.originals.get(line.number, first)
 
-    def keys(self, strip: Strip | None) -> list[str]:
-        """The pictures of its row in the card's strip."""
-        if strip is None:
-            return []
-        fed = self.fed.get(strip.chooser.number) if strip.chooser else None
-        made = (self.lines.get(line.number) for _, line in strip.columns)
-        return [key for key in (self.original(strip.chooser), fed, *made) if key is not None]
+    def as_fed(self, line: Line | None) -> str | None:
+        """What the line's client fed: the original, unless that is another picture."""
+        fed = None if line is None else self.fed.get(line.number)
+        return fed or self.original(line)
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads; keys of JSON are texts, and lines are numbers."""

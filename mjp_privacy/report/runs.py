@@ -55,11 +55,17 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
         store = RunStore(run).without(RunStore(run).damaged())
         loaded: list[Line] = []
         for cell in map(CellFacts.read, store.read_cells()):
-            loaded.append(_line(store, name, cell, len(lines) + len(loaded) + 1))
+            frame = read_frame(store, cell.run_id)
+            if (cell.batch or 1) > 1:
+                # an earlier version took the pictures for those of the labels in their order
+                frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
+            number, folder = len(lines) + len(loaded) + 1, store.folder(cell.run_id)
+            damaged = sorted(path for path in store.left_out if path.parent == folder)
+            loaded.append(Line(number, name, cell, frame, store, left_out=damaged))
             if progress:
                 progress.advance()
         _refuse_empty(store, loaded)
-        refused = [line for line in loaded if line.cell.model.label == REFUSED]
+        refused = [line for line in loaded if line.cell.model == REFUSED]
         lines += [line for line in loaded if line not in refused]
         if count := max((line.planned for line in refused), default=0):
             remarks.append(
@@ -70,20 +76,10 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     return Loaded(lines, remarks)
 
 
-def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
-    frame = read_frame(store, cell.run_id)
-    if (cell.client.batch or 1) > 1:
-        # an earlier version took the pictures for those of the labels in their order: nobody knows
-        frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
-    folder = store.folder(cell.run_id)
-    damaged = sorted(path for path in store.left_out if path.parent == folder)
-    return Line(number, name, cell, frame, store, left_out=damaged)
-
-
 def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
     """Raise where no line has rows, nor a reason why not."""
     damaged = [path for line in lines for path in line.left_out]
-    if any(not line.stored.empty or line.cell.outcome.status != "ok" for line in lines):
+    if any(not line.stored.empty or line.cell.status != "ok" for line in lines):
         return
     if damaged:
         place = shown(damaged[0].relative_to(store.root))
@@ -130,7 +126,26 @@ MOST_LOOKED_AT = 1000
 def check_folders(runs: Sequence[Path]) -> None:
     """Raise unless these are run folders, each of them once."""
     for run in runs:
-        _check_folder(run)
+        inside: list[Path] = []
+        try:
+            if _is_run(run):
+                continue
+            got = "it is a file" if run.exists() else "it does not exist"
+            if run.is_dir():
+                entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
+                inside = [path for path in entries if _is_run(path)]
+                known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
+                got = [*known, "it holds other files" if entries else "it is empty"][0]
+        except (OSError, ValueError) as error:
+            got = f"it is {reason(error)}"
+        give = "Give the folder that was the --out of `mjp attack`."
+        if inside:
+            named = " ".join(shown(path) for path in inside[:NAMED])
+            more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
+            give = f"Give what lies in it: {named}{more}."
+        raise UserError(
+            f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. {give}"
+        )
     if not runs or len({run.resolve() for run in runs}) < len(runs):
         given = ", ".join(map(shown, runs)) or "none"
         raise UserError(f"Expected one or more run folders, each of them once, got {given}.")
@@ -168,29 +183,6 @@ def nothing_in_the_way(out: Path) -> Iterator[None]:
             f"The report cannot be written into {shown(out)}: {error.strerror} "
             f"({shown(error.filename2 or error.filename)}). Give another --out, or take it away."
         ) from error
-
-
-def _check_folder(run: Path) -> None:
-    inside: list[Path] = []
-    try:
-        if _is_run(run):
-            return
-        got = "it is a file" if run.exists() else "it does not exist"
-        if run.is_dir():
-            entries = sorted(islice(run.iterdir(), MOST_LOOKED_AT))
-            inside = [path for path in entries if _is_run(path)]
-            known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
-            got = [*known, "it holds other files" if entries else "it is empty"][0]
-    except (OSError, ValueError) as error:
-        got = f"it is {reason(error)}"
-    give = "Give the folder that was the --out of `mjp attack`."
-    if inside:
-        named = " ".join(shown(path) for path in inside[:NAMED])
-        more = f" … ({len(inside)} in all)" if len(inside) > NAMED else ""
-        give = f"Give what lies in it: {named}{more}."
-    raise UserError(
-        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. {give}"
-    )
 
 
 def _is_run(folder: Path) -> bool:
@@ -265,11 +257,11 @@ def provenance(configs: Sequence[RunConfig], lines: Sequence[Line]) -> tuple[tup
         facts.append(known if config.fields else missing)
         if config is last[config.run] and (digest := _images_digest(config.of(lines))):
             facts.append((f"{of_run}images and their hashes, sha256", digest))
-    models = (line.cell.model for line in lines)
+    cells = (line.cell for line in lines)
     weights = {
-        (f"weights of {model.label}", f"{model.checkpoint}, sha256 {model.checkpoint_sha}")
-        for model in models
-        if model.checkpoint
+        (f"weights of {cell.model}", f"{cell.checkpoint}, sha256 {cell.checkpoint_sha}")
+        for cell in cells
+        if cell.checkpoint
     }
     return (*facts, *sorted(weights))
 
@@ -280,7 +272,7 @@ def _images_digest(lines: Sequence[Line]) -> str:
     for line in lines:
         if hashes.keys() >= set(line.images):
             continue
-        rows = line.store.read(line.run_id, ["image_id", "sha256", "pixel_sha256"])
+        rows = line.store.read(line.cell.run_id, ["image_id", "sha256", "pixel_sha256"])
         if {"sha256", "pixel_sha256"} <= set(rows):
             both = rows["sha256"].fillna("") + " " + rows["pixel_sha256"].fillna("")
             hashes |= dict(zip(rows["image_id"], both, strict=True))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
+from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
@@ -76,7 +76,7 @@ class DerivedLine(Line):
     @property
     def rule(self) -> Rule:
         """How it chose."""
-        return RULES[self.role]
+        return RULES[self.cell.role]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -167,11 +167,10 @@ def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: st
     first = members[0]
     uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
     planned = max(line.planned for line in members)
-    cell = replace(
-        first.cell,
-        attack=AttackFacts(title=label, name=label, role=rule.name, uploads=uploads),
-        outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
-    )
+    facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
+    facts |= {"attack": label, "attack_name": label, "role": rule.name}
+    facts |= {"run_id": f"{label}, {first.cell.run_id}", "planned_images": planned}
+    cell = replace(first.cell, **facts)
     frame = _frame(members, chosen)
     return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
 
@@ -228,17 +227,14 @@ def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
         for image, status, why in said.itertuples(name=None):
             words = f"{line.attack} {status}: {why or 'no reason given'}"
             tried.setdefault(image, []).append((status, words))
-    reasons = {image: _reason(outcomes) for image, outcomes in tried.items()}
+    reasons = {}
+    for image, outcomes in tried.items():
+        statuses = {status for status, _ in outcomes}
+        status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
+        reasons[image] = status, "; ".join(words for _, words in outcomes)
+        if "ok" in statuses:
+            reasons[image] = "unsupported", NO_RESIDUAL
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
-
-
-def _reason(tried: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """(status, reason) of an image for which no member was chosen."""
-    statuses = {status for status, _ in tried}
-    if "ok" in statuses:
-        return "unsupported", NO_RESIDUAL
-    status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-    return status, "; ".join(words for _, words in tried)
 
 
 # without the private images -----------------------------------------------------------------------
@@ -265,7 +261,7 @@ def picture_ids(line: Line) -> list[str]:
     if isinstance(line, DerivedLine):
         stored = [(member, picture_ids(member)) for member in shown_attacks(line)]
         return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
-    return sorted(line.store.pictured(line.run_id))
+    return sorted(line.store.pictured(line.cell.run_id))
 
 
 def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:

@@ -18,27 +18,31 @@ with several numbers of uploads, batches.csv only if clients were that differ in
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import pandas as pd
-
+from mjp_privacy.core.drawing import standalone
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.card import card_notes, card_table, console_text
-from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.lines import CLIENT_FACTS, UNREADABLE, Line, long_rows, reconstructs
+from mjp_privacy.report.lines import reconstructs
 from mjp_privacy.report.notes import Section, grouped, unfinished
+from mjp_privacy.report.page.page import render_page
+from mjp_privacy.report.pictures import remove_listed, write_pictures
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
-from mjp_privacy.report.tables.text import csv_text, latex, markdown, table_csv
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.tables.text import (
+    choices_csv,
+    csv_text,
+    latex,
+    markdown,
+    samples_csv,
+    table_csv,
+)
 
 Pictures = Literal["shown", "all", "none"]
 
@@ -63,7 +67,7 @@ class ReportSummary:
     @property
     def made_nothing(self) -> bool:
         """Whether the runs are done, and no attack gave a picture."""
-        attacks = [line for line in self.contents.lines if line.role == "attack"]
+        attacks = [line for line in self.contents.lines if line.cell.role == "attack"]
         return not self.not_run and not any(map(reconstructs, attacks))
 
     @property
@@ -124,6 +128,9 @@ DOWNLOADS = {
     "pictures/index.csv": "reconstructions as PNG files, listed",
 }
 
+MOST_ROWS = 200_000
+"""Rows up to which they are written as CSV: 70 MB. Parquet files have more (docs/running.md)."""
+
 MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
@@ -133,8 +140,6 @@ MADE = (
 
 
 def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
-    from mjp_privacy.report.page.page import render_page
-
     beside = [path.relative_to(out).as_posix() for path in files]
     downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
     downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
@@ -164,7 +169,7 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
 def _write_data(contents: Contents, out: Path) -> list[Path]:
     """The files for programs, and the charts."""
     lines, many = contents.lines, contents.loaded.many_runs
-    texts = {"table.csv": table_csv((contents.paper, contents.standard), many_runs=many)}
+    texts = {"table.csv": table_csv(contents.tables, many_runs=many)}
     if contents.table5 is not None:
         texts["table5.md"] = markdown(contents.card.verdict, [contents.table5], [])
         texts["table5.tex"] = latex([contents.table5], [])
@@ -175,9 +180,9 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     charts = [chart for section in contents.charts.values() for chart in section]
     texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
     if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
-        texts["samples.csv"] = _samples(lines, many_runs=many)
+        texts["samples.csv"] = samples_csv(lines, many_runs=many)
     if contents.derived:
-        texts["choices.csv"] = _choices(contents.derived)
+        texts["choices.csv"] = choices_csv(contents.derived)
     return [_write_text(out / name, text) for name, text in texts.items()]
 
 
@@ -188,8 +193,6 @@ def _write_text(path: Path, content: str) -> Path:
 
 
 def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
-    from mjp_privacy.report.pictures import remove_listed, write_pictures
-
     folder = out / "pictures"
     if pictures == "none":
         remove_listed(folder)
@@ -203,48 +206,3 @@ def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[P
         client_names=contents.client_names,
     )
     return written[-1:]  # the index
-
-
-# rows as files ------------------------------------------------------------------------------------
-
-MOST_ROWS = 200_000
-"""Rows up to which they are written as CSV: 70 MB. Parquet files have more (docs/running.md)."""
-
-SAMPLE_COLUMNS = (
-    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
-    *("image_id", "metric", "variant", "value", "status", "reason"),
-    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
-    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
-    *("label_source", "code", "group"),
-)
-"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
-
-
-def _samples(lines: Sequence[Line], *, many_runs: bool) -> str:
-    """Every row; of each line those of images that could not be read last."""
-    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-    parts: list[str] = []
-    for line in lines:
-        every = {**line.cell.columns, "run": line.run}
-        facts = {name: every.get(name) for name in columns}
-        rows = long_rows(line.stored, facts)
-        if line.stored.empty:
-            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
-            rows = pd.DataFrame([facts])
-        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
-        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
-    return "".join(parts)
-
-
-def _choices(derived: Iterable[DerivedLine]) -> str:
-    """A row for each image for which an attack was chosen, by line and image."""
-    names = ["chosen_line", "chosen_run_id", "chosen_attack"]
-    parts: list[str] = []
-    for line in derived:
-        facts = [(member.number, member.run_id, member.attack) for member in line.members]
-        chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
-        of_line: dict[str, Any] = {"line": line.number, "run": line.run}
-        of_line["reduction"] = line.attack
-        table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
-        parts.append(csv_text(table[[*of_line, "image_id", *names]], header=not parts))
-    return "".join(parts)

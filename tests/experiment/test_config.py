@@ -48,7 +48,7 @@ from mjp_privacy.federation.config import (
     Server,
 )
 from mjp_privacy.federation.rounds import Evaluation
-from mjp_privacy.report.published import published_row
+from mjp_privacy.report.figures import published_row
 from mjp_privacy.uploads.header import UploadHeader
 from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 
@@ -300,7 +300,7 @@ def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> N
     source: Any = SimpleNamespace(data="x", place=None, labels="x")
     source.records, source.columns = lambda model: [], lambda model: {}
     facts = describe(replace(cell, client=changed), experiment, source, model)
-    assert getattr(facts.client, field) == words.get(field, OTHER[field])
+    assert getattr(facts, field) == words.get(field, OTHER[field])
 
 
 # what a command line changes ----------------------------------------------------------------------

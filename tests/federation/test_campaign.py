@@ -19,9 +19,9 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.models.sizes import LowRank
-from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.tradeoff import family_and_strength
 from tests.helpers.federations import config, content, images, run, task
 from tests.helpers.runs import cells, rows
 from tests.helpers.trap import planted

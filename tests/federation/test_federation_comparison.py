@@ -20,6 +20,7 @@ from mjp_privacy.federation.config import load_federation
 from mjp_privacy.report.lines import Line, image_frame
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
+from tests.helpers.report_rows import rows_of
 
 STATIONARY = {"prior": "stationary"}
 ATTACKS = [
@@ -55,7 +56,7 @@ def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> No
     for run in federations:
         lines = load_runs([run / "attack"]).lines
         for scope, most in (("1 upload", 1), ("any number of uploads", 2)):
-            rows = pd.concat([line.rows for line in lines if line.uploads <= most])
+            rows = pd.concat([rows_of(line) for line in lines if line.uploads <= most])
             rows = rows[(rows.role == "attack") & (rows.metric == "psnr")]
             rows = rows[(rows.variant == "standard") & (rows.status == "ok")]
             best = rows.groupby("image_id").value.max().clip(upper=100)
@@ -94,7 +95,7 @@ def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
 
 def changed(line: Line, **columns: Any) -> Line:
     """A line with other values; None takes a column away."""
-    rows = line.store.read(line.run_id).assign(**columns).dropna(axis=1, how="all")
+    rows = line.store.read(line.cell.run_id).assign(**columns).dropna(axis=1, how="all")
     return dataclasses.replace(line, stored=image_frame(rows))
 
 

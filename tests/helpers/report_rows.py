@@ -17,7 +17,7 @@ from scipy.stats import norm
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import clients_of, derived_lines
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, long_rows
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -234,6 +234,11 @@ def curve_run(folder: Path, gammas: Sequence[float]) -> Path:
         limits = {"grey_psnr": 11.0, "ceiling_psnr": 40.0}
         lines.append((entry, [level + i for i in range(5)], limits))
     return run_of(folder, *lines)
+
+
+def rows_of(line: Line) -> pd.DataFrame:
+    """A row for each image, metric and variant, with the facts of the cell."""
+    return long_rows(line.stored.drop(list(line.unreadable)), line.cell.columns)
 
 
 def lines_of(folder: Path) -> list[Line]:

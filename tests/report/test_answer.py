@@ -28,12 +28,7 @@ from mjp_privacy.report.card import (
 from mjp_privacy.report.clients import CARD_ROWS
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
-from tests.helpers.card_run import (
-    card_of,
-    card_of_lines,
-    card_run,
-    keys,
-)
+from tests.helpers.card_run import card_of, card_of_lines, card_run, keys
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import (
     add_pictures,
@@ -42,6 +37,7 @@ from tests.helpers.report_rows import (
     image_id,
     image_row,
     intact,
+    rows_of,
     run_of,
     unscored_run,
 )
@@ -181,7 +177,7 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     made = card_of_lines(tmp_path, *lines)
     row, (untried, *others) = made.rows[made.main], made.not_tried
     said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
-    said |= {"main": row.client, "row": keys(row), "published": row.absent_of("published")}
+    said |= {"main": row.client.title, "row": keys(row), "published": row.absent_of("published")}
     said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
     said |= {"untried": untried, "vain": " ".join(others)}
     if row.one_upload is not None:
@@ -206,7 +202,7 @@ def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
     cells = [intact(f"{g}", attack="masked_span", setting="c", gamma=g) for g in gammas]
     made = card_of_lines(tmp_path, *((entry, [20.0]) for entry in cells), (cell("p"), [15.0]))
     assert len(made.rows) == CARD_ROWS
-    assert (made.rows[0].client, made.rows[0].defended) == ("plain", False)
+    assert (made.rows[0].client.title, made.rows[0].client.defended) == ("plain", False)
     assert made.further == len(gammas) + 1 - CARD_ROWS
 
 
@@ -256,7 +252,7 @@ def test_rows_marked_ok_without_any_score_count_as_not_recovered(
         row = table.frame.iloc[0]
         assert (row["n"], row["n_failed"]) == (2 - lost, lost)
         assert row["psnr_from_20"] == 50 * (2 - lost)
-    samples = contents.lines[0].rows.query("metric == 'psnr' and variant == 'standard'")
+    samples = rows_of(contents.lines[0]).query("metric == 'psnr' and variant == 'standard'")
     assert samples["status"].tolist() == ["ok"] * (2 - lost) + ["failed"] * lost
     assert any("failed" in item for item in contents.reasons)
 
@@ -373,7 +369,7 @@ def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_
     ]
     made = clients(tmp_path, facts)
     text = " ".join(" ".join(fits(console_card(made))).split())
-    assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
+    assert made.rows[made.main].client.title == f"MJP γ .27 · {'B0' * 20}"
     assert "C, no defence used" in text
     assert "further client" in text
 

@@ -206,7 +206,7 @@ def test_a_file_that_is_no_image_is_in_no_figure_and_named_once(
     assert (done.exit_code, len(done.failures)) == (3, 1)
     contents = read_contents([tmp_path / "run"])
     for line in contents.lines:
-        assert set(line.rows["image_id"]) == set(names(6))
+        assert set(line.images) == set(names(6))
     (row,) = contents.card.rows
     for figure in (row.one_upload, row.floor):
         assert figure is not None
@@ -228,8 +228,8 @@ def test_what_shares_a_step_with_it_is_in_no_figure_either(folder: Path, tmp_pat
     (folder / "0.png").unlink()
     attack(folder, tmp_path / "run", config(client={"batch": 2}, block=6))
     contents = read_contents([tmp_path / "run"])
-    assert {len(set(line.rows["image_id"])) for line in contents.lines} == {4}
-    mate = set(names(6)) - {"0.png", *contents.lines[0].rows["image_id"]}
+    assert {len(set(line.images)) for line in contents.lines} == {4}
+    mate = set(names(6)) - {"0.png", *contents.lines[0].images}
     assert "broken.jpg" in contents.reasons[0]
     assert mate.pop() in contents.reasons[1]
 

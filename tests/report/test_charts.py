@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mjp_privacy.core.drawing import COLOURS
+from mjp_privacy.core.drawing import COLOURS, LIGHTER, VARIABLES, Chart, standalone
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.charts.chart import LIGHTER, VARIABLES, Chart, standalone
-from mjp_privacy.report.charts.curves import uploads_charts
-from mjp_privacy.report.charts.distributions import curve_of, distribution_charts
-from mjp_privacy.report.charts.tradeoff import (
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.curves import curve_of, distribution_charts, uploads_charts
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.tradeoff import (
     TradeoffPoint,
     draw_tradeoff,
     family_and_strength,
@@ -30,8 +30,6 @@ from mjp_privacy.report.charts.tradeoff import (
     strength_lines,
     tradeoff_chart,
 )
-from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.lines import Line
 from tests.helpers.card_run import card_run
 from tests.helpers.report_rows import (
     HOSTILE,
@@ -178,7 +176,7 @@ def test_success_is_the_share_of_all_tried_that_reaches_each_threshold(
 
 def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
     card_run(tmp_path)
-    attacks = [line for line in lines_of(tmp_path) if line.role == "attack"]
+    attacks = [line for line in lines_of(tmp_path) if line.cell.role == "attack"]
     every = [*attacks, *derived_of(tmp_path).values()]
     named = [(f"line {line.number} of a <long> name" + 80 * "x", line) for line in every]
     for chart in distribution_charts(named):

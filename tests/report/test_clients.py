@@ -299,7 +299,7 @@ def test_a_client_on_which_an_attack_was_not_tried_is_flagged(
         for name, of, attacks in (("first", MASKED, [*ONE, first]), ("other", other, ONE + further))
         for k, (own, psnr) in enumerate(attacks)
     ]
-    by_noise = {"int8" in row.client: row for row in card_of_lines(tmp_path, *lines).rows}
+    by_noise = {"int8" in row.client.title: row for row in card_of_lines(tmp_path, *lines).rows}
     assert (keys(by_noise[False]), keys(by_noise[True])) == ("", expected)
 
 

@@ -34,6 +34,7 @@ from mjp_privacy.report.pictures import (
     pixels,
     write_pictures,
 )
+from mjp_privacy.report.write import write_report
 from tests.helpers import runs
 from tests.helpers.report_rows import (
     add_pictures,
@@ -308,6 +309,19 @@ def test_every_line_shows_the_same_images(ladder: Path) -> None:
             np.testing.assert_array_equal(drawn, pixels(stored["images"]))
     (first,) = (shown for shown in contents.gallery.shown if shown.image_id == image_id(1))
     assert first.lines[contents.derived[0].number] == first.lines[3]  # the same picture, kept once
+
+
+def test_a_control_has_pictures_where_no_attack_has(tmp_path: Path) -> None:
+    """Then the card's strip has no line by which pictures could be chosen."""
+    store, facts = RunStore(tmp_path), {"setting": "c", "gamma": 0.5}
+    control, lost = intact("grey", attack="grey", role="floor", **facts), intact("lost", **facts)
+    store.write_cells([control, lost])
+    write_rows(store, control, [image_row("0.png", 10.0)])
+    store_pictures(store, control, {"0.png": 10.0})
+    write_rows(store, lost, [image_row("0.png", "failed")])
+    summary = write_report([tmp_path], tmp_path / "report")
+    assert [shown.image_id for shown in summary.contents.gallery.shown] == ["0.png"]
+    assert summary.made_nothing
 
 
 @pytest.mark.parametrize(

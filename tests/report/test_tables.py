@@ -15,8 +15,8 @@ import scipy.stats
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
-from mjp_privacy.report.published import TABLE5
 from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
@@ -27,6 +27,7 @@ from tests.helpers.report_rows import (
     image_row,
     intact,
     lines_of,
+    rows_of,
     run_of,
     small_run,
     write_rows,
@@ -71,7 +72,7 @@ def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
     store, entry = RunStore(tmp_path), cell("x", **(named | facts))
     store.write_cells([entry])
     write_rows(store, entry, [image_row(image_id(0), 20.0, top1={"intact": 1.0})])
-    row = read_contents([tmp_path]).paper.frame.iloc[0]
+    row = read_contents([tmp_path]).tables[0].frame.iloc[0]
     beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
     assert len(beside) == 12
     assert row["paper_row"] == ("(1) DeiT-S a" if comparable else None)
@@ -89,7 +90,7 @@ def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -
     cells = [cell(name, attack=f"a label of {name}", attack_name=name) for name in names]
     cells[2]["role"] = "ceiling"
     run_of(tmp_path, *((entry, [15.0], {"ceiling_psnr": 24.0}) for entry in cells))
-    table = read_contents([tmp_path]).standard.frame.set_index("run_id").loc[list(names)]
+    table = read_contents([tmp_path]).tables[1].frame.set_index("run_id").loc[list(names)]
     for name, row in table.iterrows():
         found = row[["ceiling_mean", "ceiling_n", "ceiling_distance"]].tolist()
         expected = [24.0, 1, 9.0] if name in bounded else [math.nan, 0, math.nan]
@@ -137,9 +138,9 @@ def test_rows_say_that_labels_are_missing_where_they_were_asked_for(
     lost = image_row(image_id(1), "failed")
     write_rows(store, entry, [image_row(image_id(0), 20.0, top1=top1), lost])
     (line,) = lines_of(tmp_path)
-    rows = line.rows.query("status == 'unscored'")
+    rows = rows_of(line).query("status == 'unscored'")
     assert rows["variant"].tolist() == said
-    assert set(line.rows.query("status == 'failed' and metric == 'top1'")["variant"]) == {
+    assert set(rows_of(line).query("status == 'failed' and metric == 'top1'")["variant"]) == {
         *("intact", "altered")
     }
 
@@ -308,7 +309,7 @@ def test_clients_in_other_circumstances_are_not_compared(
 def test_success_counts_images_that_have_no_reconstruction(
     tmp_path: Path, psnr: list[float | str], expected: tuple[float, float]
 ) -> None:
-    table = read_contents([run_of(tmp_path, (intact("x"), psnr))]).standard.frame
+    table = read_contents([run_of(tmp_path, (intact("x"), psnr))]).tables[1].frame
     assert tuple(table.loc[0, ["psnr_from_20", "psnr_from_30"]]) == expected
 
 

@@ -203,7 +203,7 @@ def test_uploads_without_truth_have_the_pictures_and_residuals_of_those_with_it(
             assert known[0] == pytest.approx(known[1], rel=1e-3)
             if name == "masked_span":
                 assert known[0] == pytest.approx(residual(upload, one["images"]), rel=1e-3)
-    derived = {line.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
+    derived = {line.cell.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
     choice = derived["attackers_choice"]
     assert not has_truth(choice)
     assert picture_ids(choice) == sorted(choice.chosen.index)

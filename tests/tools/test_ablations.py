@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.core.files import lock
-from mjp_privacy.report.charts.tradeoff import TradeoffPoint
+from mjp_privacy.report.tradeoff import TradeoffPoint
 from tests.helpers.report_rows import intact
 from tests.tools.test_publish import planted_run
 from tools import ablations

@@ -19,10 +19,12 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents
+from mjp_privacy.report.figures import TITLES
+from mjp_privacy.report.flags import figure_flags
 from mjp_privacy.report.lines import exact_images
 from mjp_privacy.report.pictures import picture_score
-from mjp_privacy.report.published import CITATION, TITLES
 from mjp_privacy.report.runs import commands, provenance
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -36,6 +38,11 @@ from mjp_privacy.report.tables.text import (
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+CITATION = (
+    "Bin Ren, Yahui Liu, Yue Song, Wei Bi, Rita Cucchiara, Nicu Sebe and Wei Wang. Masked Jigsaw "
+    "Puzzle: A Versatile Position Embedding for Vision Transformers. CVPR 2023. Table 5."
+)
 
 COUNTED = frozenset(("#", "n", "not scored", "pictures"))
 """Columns of numbers that are no scores."""
@@ -69,7 +76,7 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         gallery=contents.gallery,
         lines=lines_table(contents),
         folded={str(number) for number in folded_lines(contents)},
-        images=contents.image_ids,
+        images=images_of(contents.lines),
         sections=[pair for pair in SECTIONS.items() if pair[0] not in absent],
         downloads=downloads,
         citation=CITATION,
@@ -197,15 +204,17 @@ def folded_lines(contents: Contents) -> set[int]:
     lines = contents.every_line
     single = any(line.cell.dtype != "float64" for line in contents.lines)
     double = {line.number for line in lines if line.cell.dtype == "float64"} if single else set()
-    return double | {line.number for line in lines if line.role in ("floor", "ceiling")}
+    return double | {line.number for line in lines if line.cell.role in ("floor", "ceiling")}
 
 
 def lines_table(contents: Contents) -> TextTable:
     """Every line, with what must not be taken at face value in words."""
-    table, flags = contents.main(folded=True), contents.line_flags
-    rows = [
-        (*row, "; ".join(flag.words for flag in flags.get(int(row[0]), ()))) for row in table.rows
-    ]
+    table, flags = contents.main(folded=True), dict[str, str]()
+    for client in contents.clients:
+        for line in (*client.attacks, *client.derived):  # controls have none
+            words = (flag.words for flag in figure_flags(client, line))
+            flags[str(line.number)] = "; ".join(words)
+    rows = [(*row, flags.get(row[0], "")) for row in table.rows]
     header = (*table.header, "beware")
     return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
 
@@ -229,7 +238,11 @@ def page_data(contents: Contents) -> str:
         of_line |= {"setting": line.cell.setting, "folded": line.number in folded}
         of_line |= {"scores": scores, "exact": [int(image in exact) for image in images]}
         lines.append(of_line)
-    strip = {key for shown in gallery.shown if shown.strip for key in shown.keys(contents.strip)}
+    strip = set[str | None]()
+    for shown in gallery.shown:
+        if shown.strip and contents.strip is not None:
+            made = (shown.lines.get(line.number) for _, line in contents.strip)
+            strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from mjp_privacy.metrics.comparisons import (
     ENUMERATED,
@@ -53,45 +52,37 @@ CLIENTS_CAPTION = (
 )
 
 
-class ClientRow(NamedTuple):
-    """A client, what the card says of it, and what an attacker would choose without the truth."""
+def clients_table(clients: Sequence[Client]) -> TextTable | None:
+    """A line for every client; None where there is none."""
 
-    client: Client
-    card: CardRow
-    choice: CardFigure | None
-
-    @property
-    def n(self) -> int:
-        """The images that a mean is over unless it says otherwise."""
-        counted = self.card.one_upload or self.card.any_uploads or self.card.published
+    def images(row: CardRow) -> int:
+        """Over how many a mean is unless it says otherwise."""
+        counted = row.one_upload or row.any_uploads or row.published
         return counted.n if counted else 0
 
-    def mean(self, figure: CardFigure | None) -> str:
+    def mean(row: CardRow, figure: CardFigure | None) -> str:
         """`71.74 [66.91, 76.26]`."""
         if figure is None or not figure.n:
             return DASH
         text = interval_text(figure.mean, figure.low, figure.high, 2, PSNR_CAP)
-        return text if figure.n == self.n else f"{text} (n={figure.n})"
+        return text if figure.n == images(row) else f"{text} (n={figure.n})"
 
+    def choice(row: CardRow) -> str:
+        line = row.client.chosen_by(ATTACKERS_CHOICE, single=True)
+        return mean(row, None if line is None else card_figure(row.client, line))
 
-def clients_table(clients: Sequence[Client]) -> TextTable | None:
-    """A line for every client; None where there is none."""
-    rows = []
-    for client in attacked_ones(clients):
-        choice = client.chosen_by(ATTACKERS_CHOICE, single=True)
-        chosen = None if choice is None else card_figure(client, choice)
-        rows.append(ClientRow(client, card_row(client), chosen))
+    rows = [card_row(client) for client in attacked_ones(clients)]
     columns = [
         Column("Client", lambda r: r.client.title, "l"),
-        Column("n", lambda r: r.n),
-        Column("APRIL as published", lambda r: r.mean(r.card.published)),
-        Column("best, 1 upload", lambda r: r.mean(r.card.one_upload)),
+        Column("n", images),
+        Column("APRIL as published", lambda r: mean(r, r.published)),
+        Column("best, 1 upload", lambda r: mean(r, r.one_upload)),
         *_shares("one_upload", "", THRESHOLDS),
-        Column("attacker's choice, 1 upload", lambda r: r.mean(r.choice)),
-        Column("best, any uploads", lambda r: r.mean(r.card.any_uploads)),
+        Column("attacker's choice, 1 upload", choice),
+        Column("best, any uploads", lambda r: mean(r, r.any_uploads)),
         *_shares("any_uploads", " (any)", THRESHOLDS[:1]),
-        Column("floor", lambda r: r.mean(r.card.floor)),
-        Column("flags", lambda r: "; ".join(f.words for f in merged(r.card.every_flag)), "l"),
+        Column("floor", lambda r: mean(r, r.floor)),
+        Column("flags", lambda r: "; ".join(f.words for f in merged(r.every_flag)), "l"),
     ]
     return table_of("Every client", CLIENTS_CAPTION, columns, rows) if rows else None
 
@@ -99,11 +90,11 @@ def clients_table(clients: Sequence[Client]) -> TextTable | None:
 def _shares(best: str, mark: str, limits: Sequence[int]) -> Iterator[Column]:
     """The median, and the shares of exact pictures and of those that reach a limit."""
 
-    def median(row: ClientRow) -> str:
-        figure: CardFigure | None = getattr(row.card, best)
+    def median(row: CardRow) -> str:
+        figure: CardFigure | None = getattr(row, best)
         return DASH if figure is None else capped(figure.median, 2)
 
-    def reached(row: ClientRow, limit: int | None) -> str:
+    def reached(row: CardRow, limit: int | None) -> str:
         line: Line | None = getattr(row.client, best)
         if line is None:
             return DASH
@@ -256,10 +247,10 @@ def _between_clients(clients: Sequence[Client]) -> Iterator[Comparison]:
 
 
 def _distance(undefended: Client, defended: Client) -> tuple[bool, ...]:
-    one, other = undefended.cell.model, defended.cell.model
+    one, other = undefended.cell, defended.cell
     return (
         bool(one.trained_gamma),
-        one.label != other.label,
+        one.model != other.model,
         one.position_embedding != other.position_embedding,
         one.first_block != other.first_block,
     )

@@ -21,9 +21,8 @@ from mjp_privacy.metrics.matching import (
     pointing,
     shrink,
 )
-from mjp_privacy.report.figures import PSNR, REGIONS, Table
+from mjp_privacy.report.figures import PSNR, REGIONS, TITLES, Table
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.published import TITLES
 from mjp_privacy.report.tables.text import (
     DASH,
     Column,

@@ -22,22 +22,23 @@ from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.report.answer import LADDER
 from mjp_privacy.report.card import NOT_RUN, card_figure
 from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
-from mjp_privacy.report.figures import accuracies, summary
-from mjp_privacy.report.lines import Line, meets_trained_model
-from mjp_privacy.report.published import (
+from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
+    PAPERS_SIZE,
     TABLE5,
     TITLES,
     PublishedRow,
+    accuracies,
     published_row,
+    summary,
 )
+from mjp_privacy.report.lines import Line, meets_trained_model
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
 from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
-PAPERS_SIZE = 224
 SCALE = {"acc": 100}  # in percent
 LEAK = (
     *("leak_attack", "leak_uploads", "leak_exact", "leak_at_20", "leak_of", "leak_median"),
@@ -100,8 +101,8 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
     rows = []
     for client in attacked:
         for line in client.attacks:
-            if line.cell.attack.known_as == PUBLISHED:
-                named = line.cell.attack.paper_row  # that the config says this line stands for
+            if line.cell.known_as == PUBLISHED:
+                named = line.cell.paper_row  # that the config says this line stands for
                 paper = None if named is None else published_row(named["model"], named["setting"])
                 group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
                 rows.append(Row(group, line, paper, _leak(client, attacked)))
@@ -132,7 +133,7 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         accuracy, *others = row.scores.values()
         scores = [percent(SCALE["acc"] * accuracy.mean, accuracy.n)]
         scores += [digits(n, s.mean) for n, s in zip(METRICS, others, strict=True)]
-        body.append((number, cell.model.label, cell.setting, ratio, *scores, _leak_text(row.leak)))
+        body.append((number, cell.model, cell.setting, ratio, *scores, _leak_text(row.leak)))
         if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):
             printed = [digits(name, getattr(row.paper, name)) for name in ("acc", *METRICS)]
             star = " †" if row.paper.repeats else ""
@@ -160,12 +161,11 @@ def differences(rows: Sequence[Row]) -> str:
     images = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     said = []
     if any(row.paper for row in rows):
-        papers = all(cell.command.data_is_papers for cell in cells)
+        papers = all(cell.data_is_papers for cell in cells)
         others = "of" if papers else "that are not"
         said.append(f"Ours: {images} pictures {others} the paper's 1,000 of ImageNet")
-        models = [cell.model for cell in cells]
-        if not all(is_papers_model(m.architecture, m.size) for m in models):
-            sizes = sorted({m.size or 0 for m in models})
+        if not all(is_papers_model(c.architecture, c.size) for c in cells):
+            sizes = sorted({c.size or 0 for c in cells})
             pixels = " and ".join(f"{size}" for size in sizes)
             said.append(f"models that are not the paper's, at {pixels} px (paper: {PAPERS_SIZE})")
         said.append(f"{', '.join(sorted({cell.dtype for cell in cells}))} (paper: not said)")
@@ -195,8 +195,8 @@ def table5_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         cell = row.line.cell
         record: dict[str, object] = {"group": row.group, "line": row.line.number}
-        record |= {"model": cell.model.label, "setting": cell.setting, "gamma": cell.gamma}
-        record |= {"dtype": cell.dtype, "size": cell.model.size}
+        record |= {"model": cell.model, "setting": cell.setting, "gamma": cell.gamma}
+        record |= {"dtype": cell.dtype, "size": cell.size}
         for name, score in row.scores.items():
             scale = SCALE.get(name, 1)
             record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}

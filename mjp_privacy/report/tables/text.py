@@ -10,15 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.text import FORMULA_STARTS, formula_free
 from mjp_privacy.metrics.statistics import DASH, PSNR_CAP
-from mjp_privacy.report.figures import Table
-from mjp_privacy.report.lines import CLIENT_FACTS, MARKS, client_text, options_text, scalar_text
+from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
+from mjp_privacy.report.lines import (
+    CLIENT_FACTS,
+    MARKS,
+    UNREADABLE,
+    Line,
+    client_text,
+    long_rows,
+    options_text,
+    scalar_text,
+)
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.published import ARROWS, METRICS, TITLES
-from mjp_privacy.report.worst_case import RULES
+from mjp_privacy.report.worst_case import RULES, DerivedLine
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
@@ -191,23 +200,19 @@ def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> Te
         *varying_columns_of(table.varying),
         Column("n", lambda r: r["n"]),
         Column("not scored", unscored),
-        _score(f"PSNR {ARROWS['psnr']}", "psnr"),
+        Column(f"PSNR {ARROWS['psnr']}", partial(score, name="psnr")),
         Column("median", lambda r: capped(r["psnr_median"], 2)),
         Column("exact", lambda r: r["psnr_exact"] if r["n"] else DASH),
         Column("≥ 20 dB", _at_20),
-        *(_score(f"{TITLES[metric]} {ARROWS[metric]}", metric) for metric in scores),
-        _score(f"Acc. {ARROWS['acc']}", "acc"),
-        _score("Acc. altered", "acc_altered"),
+        *(Column(f"{TITLES[name]} {ARROWS[name]}", partial(score, name=name)) for name in scores),
+        Column(f"Acc. {ARROWS['acc']}", partial(score, name="acc")),
+        Column("Acc. altered", partial(score, name="acc_altered")),
         Column("grey", lambda r: number(r["grey_mean"], 2)),
         Column("rank ceiling", lambda r: number(r["ceiling_mean"], 2)),
         Column("cond(A)", lambda r: condition(r["cond_a_median"])),
         Column("Remark", remark, "l") if any(map(remark, rows)) else None,
     ]
     return table_of(title, caption, columns, rows)
-
-
-def _score(title: str, name: str) -> Column:
-    return Column(title, lambda record: score(record, name))
 
 
 def _at_20(record: Record) -> str:
@@ -393,3 +398,43 @@ def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
                 formula_free(cell) if isinstance(cell, str) else cell for cell in column
             ]
     return str(table.assign(**changed).to_csv(index=False, header=header, lineterminator="\n"))
+
+
+SAMPLE_COLUMNS = (
+    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
+    *("image_id", "metric", "variant", "value", "status", "reason"),
+    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
+    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
+    *("label_source", "code", "group"),
+)
+"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
+
+
+def samples_csv(lines: Sequence[Line], *, many_runs: bool) -> str:
+    """Every row; of each line those of images that could not be read last."""
+    columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
+    parts: list[str] = []
+    for line in lines:
+        every = {**line.cell.columns, "run": line.run}
+        facts = {name: every.get(name) for name in columns}
+        rows = long_rows(line.stored, facts)
+        if line.stored.empty:
+            facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
+            rows = pd.DataFrame([facts])
+        rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+        parts.append(csv_text(rows.reindex(columns=columns), header=not parts))
+    return "".join(parts)
+
+
+def choices_csv(derived: Iterable[DerivedLine]) -> str:
+    """A row for each image for which an attack was chosen, by line and image."""
+    names = ["chosen_line", "chosen_run_id", "chosen_attack"]
+    parts: list[str] = []
+    for line in derived:
+        facts = [(member.number, member.cell.run_id, member.attack) for member in line.members]
+        chosen = pd.DataFrame(facts, columns=names).take(line.chosen.to_numpy())
+        of_line: dict[str, Any] = {"line": line.number, "run": line.run}
+        of_line["reduction"] = line.attack
+        table = chosen.set_axis(line.chosen.index).reset_index().assign(**of_line)
+        parts.append(csv_text(table[[*of_line, "image_id", *names]], header=not parts))
+    return "".join(parts)

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mjp_privacy.core.drawing import INK, MUTED, colour, drawn, house_style, picture
+from mjp_privacy.core.drawing import (
+    FONT,
+    INK,
+    MUTED,
+    Chart,
+    axes_at,
+    chart,
+    colour,
+    drawn,
+    house_style,
+    hover,
+    new_figure,
+    picture,
+    stretch,
+)
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.figures import THRESHOLDS, summary
 from mjp_privacy.report.flags import missed_attacks
@@ -139,7 +152,17 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     compared = [client for client in group if not missed_attacks(client, group)]
     points: list[TradeoffPoint] = []
     for client in compared:
-        point = _client_point(client)
+        assert client.one_upload is not None
+        leakage = summary(client.one_upload, "psnr", "standard")
+        accuracy = summary(client.one_upload, "top1", "intact")
+        point = TradeoffPoint(
+            client.title,
+            *family_and_strength(_defence(client)),
+            *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
+            *(leakage.mean, leakage.low, leakage.high),
+            n=leakage.n,
+            not_scored=leakage.counts.total - leakage.n,
+        )
         ordered = any(p.family == point.family and p.strength == point.strength for p in points)
         points.append(replace(point, strength=math.nan) if ordered else point)
     drawable = [point for point in points if point.drawable]
@@ -153,29 +176,15 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     return (made,)
 
 
-def _client_point(client: Client) -> TradeoffPoint:
-    assert client.one_upload is not None
-    line = client.one_upload
-    leakage, accuracy = summary(line, "psnr", "standard"), summary(line, "top1", "intact")
-    return TradeoffPoint(
-        client.title,
-        *family_and_strength(_defence(client)),
-        *(100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high),
-        *(leakage.mean, leakage.low, leakage.high),
-        n=leakage.n,
-        not_scored=leakage.counts.total - leakage.n,
-    )
-
-
 def _defence(client: Client) -> str:
     """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
-    cell, facts = client.cell, client.cell.client
+    cell = client.cell
     parts = [f"{'MJP' if client.masks else 'shuffled'} γ={cell.gamma:g}"] if cell.gamma else []
-    parts += ["dal"] if facts.dal and cell.gamma else []
+    parts += ["dal"] if cell.dal and cell.gamma else []
     for name in ("plain_share", "withhold", "positions", "lora", "position_noise"):
-        value = getattr(facts, name)
-        parts += [f"{name} {scalar_text(value)}"] if value != getattr(ClientFacts, name) else []
-    parts += facts.defenses.split(" + ") if facts.defenses else []
+        value = getattr(cell, name)
+        parts += [f"{name} {scalar_text(value)}"] if value != getattr(CellFacts, name) else []
+    parts += cell.defenses.split(" + ") if cell.defenses else []
     return "; ".join(parts) or "none"
 
 
