@@ -14,11 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from attacks import find_attack
 from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
+from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import (
     ServerState,
@@ -147,6 +149,17 @@ def test_fixed_tables_defences_and_local_steps_are_the_clients_own(tmp_path: Pat
     after = stepped(local, weights, local.drawn(0, 0), 3, lr=0.05)
     sent = local.client_update(weights, 0, 0).grads
     assert_close({n: g[0] for n, g in sent.items()}, {n: after[n] - weights[n] for n in after})
+
+
+@pytest.mark.parametrize("attack", ["token_peeling", "layer_span", "head_features"])
+def test_what_an_attack_of_the_config_reads_is_recorded(tmp_path: Path, attack: str) -> None:
+    federation = task(tmp_path, attacks=[{"name": attack}])
+    model = federation.with_weights(federation.initial_weights())
+    names = {name for name, _ in model.named_parameters()}
+    read = {*find_attack(attack).needs(model)} & names  # type: ignore[union-attr]
+    assert read <= {*kept_names(federation.config, model)} < names
+    asked = task(tmp_path, record={"parameters": ["cls_token"]}, attacks=[{"name": attack}])
+    assert kept_names(asked.config, model) == ("cls_token",)
 
 
 # images -------------------------------------------------------------------------------------------
