@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -31,6 +31,7 @@ from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
 MIXUP_ALPHA = 0.8  # the value that DeiT is trained with
+PLAIN = ClientConfig()
 
 
 def augmented(
@@ -109,12 +110,27 @@ class Setting:
         gamma: float,
         round: int,
         seed: int,
+        client: ClientConfig = PLAIN,
     ) -> ClientInput:
-        """What the client feeds: the images as they are, or each shuffled by its own puzzle."""
+        """What the client feeds: the images as they are, or each shuffled by its own puzzle.
+
+        With `mask: batch`, all images of a step get the puzzle of its first image; with a
+        `plain_share`, some steps are not shuffled at all, drawn for (seed, the step's first image,
+        round).
+        """
         if not self.shuffles:
             return ClientInput(images, labels, tuple(image_ids))
         grid = images.shape[-1] // patch_size
         mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
+        if client.mask == "batch":
+            first = torch.arange(len(mask)) // client.batch * client.batch
+            mask, permutation = mask[first], permutation[first]
+        if client.plain_share:
+            steps = [("plain step", seed, first, round) for first in image_ids[:: client.batch]]
+            drawn = [random.Random(derive_seed(*s)).random() < client.plain_share for s in steps]
+            unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
+            mask = mask & ~unshuffled
+            permutation = torch.where(unshuffled, torch.arange(grid**2), permutation)
         shuffled = shuffle_patches(images, permutation, patch_size)
         return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
 
@@ -127,40 +143,6 @@ SETTINGS: Registry[Setting] = Registry("setting")
 SETTINGS.register("a", Setting("a", shuffles=False, against="plain"))
 SETTINGS.register("b", Setting("b", shuffles=True, against="input"))
 SETTINGS.register("c", Setting("c", shuffles=True, against="plain"))
-
-
-def step_puzzles(
-    inputs: ClientInput,
-    plain: Tensor,
-    client: ClientConfig,
-    *,
-    patch_size: int,
-    round: int,
-    seed: int,
-) -> ClientInput:
-    """The setting's input, shuffled again by the client's own rules.
-
-    With `mask: batch`, all images of a step get the puzzle of its first image; with a
-    `plain_share`, some steps are not shuffled at all, drawn for (seed, the step's first image,
-    round). Other clients keep their input.
-
-    plain (m, C, H, W): the images before the shuffle.
-    """
-    if inputs.mask is None or inputs.permutation is None:
-        return inputs
-    if client.mask == "image" and client.plain_share == 0:
-        return inputs
-    mask, permutation = inputs.mask, inputs.permutation
-    if client.mask == "batch":
-        first = torch.arange(len(mask)) // client.batch * client.batch
-        mask, permutation = mask[first], permutation[first]
-    steps = [("plain step", seed, first, round) for first in inputs.image_ids[:: client.batch]]
-    drawn = [random.Random(derive_seed(*step)).random() < client.plain_share for step in steps]
-    unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
-    mask = mask & ~unshuffled
-    permutation = torch.where(unshuffled, torch.arange(permutation.shape[-1]), permutation)
-    images = shuffle_patches(plain, permutation, patch_size)
-    return replace(inputs, images=images, mask=mask, permutation=permutation)
 
 
 @dataclass(frozen=True)
@@ -181,21 +163,20 @@ class Feeding:
         """Images (m, C, S, S) in [0, 1] as they enter a round: augmented, not yet shuffled."""
         return augmented(images, image_ids, self.client.augment, round=round, seed=self.seed)
 
-    def puzzled(
-        self, photographs: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
-    ) -> ClientInput:
-        """These photographs of a round, shuffled as the setting and the client ask for it."""
-        shared = {"patch_size": self.patch_size, "round": round, "seed": self.seed}
-        setting = SETTINGS[self.setting]
-        fed = setting.prepare(photographs, labels, image_ids, gamma=self.gamma, **shared)
-        return step_puzzles(fed, photographs, self.client, **shared)
-
     def input(
         self, images: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
     ) -> ClientInput:
         """What the model is fed for these images in a round: augmented, then shuffled."""
-        photographs = self.photographs(images, image_ids, round)
-        return self.puzzled(photographs, labels, image_ids, round)
+        return SETTINGS[self.setting].prepare(
+            self.photographs(images, image_ids, round),
+            labels,
+            image_ids,
+            patch_size=self.patch_size,
+            gamma=self.gamma,
+            round=round,
+            seed=self.seed,
+            client=self.client,
+        )
 
     def order(self, image_ids: Sequence[str], round: int) -> Tensor:
         """Which image stands at each place of a round's batches: all in their own order, but for a

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjp_privacy.client.config import client_identity
+from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 from mjp_privacy.interfaces import Control
@@ -78,33 +78,18 @@ class AttackFacts:
 
 
 @dataclass(frozen=True)
-class ClientFacts:
-    """The client of a cell: every field of `ClientConfig`, lists written out as text."""
+class ClientFacts(ClientConfig):
+    """The client of a cell: every field of `ClientConfig`, lists written out as text, and whether
+    its upload is one gradient. None: the cell does not say it."""
 
-    mode: str | None = None
-    loss: str | None = None
-    batch: int | None = None
-    partners: str = "fixed"
-    dal: bool | None = None
-    dal_lambda: float | None = 0.01
-    plain_share: float = 0.0
-    mask: str = "image"
-    augment: str = "none"
-    withhold: str = ""
-    positions: str = "own"
-    position_noise: float = 0.0
-    server_lr: float = 0.0
-    upload: str = "gradient"
-    lr: float = 0.1
-    weight_decay: float = 0.0
-    defenses: str = ""
-    steps: int = 1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    lora: str = ""
-    train: str = "all"
-    autocast: str = "none"
-    pseudo_gradient: str = "exact"
+    mode: Any = None
+    loss: Any = None
+    batch: Any = None
+    dal: Any = None
+    dal_lambda: Any = 0.01
+    withhold: Any = ""
+    defenses: Any = ""
+    pseudo_gradient: Any = "exact"
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,12 @@ class Cell:
         victim: Literal["intact", "april_block"] = getattr(self.attacker, "victim", "intact")
         return victim
 
+    @property
+    def federation(self) -> tuple[Any, ...]:
+        """What cells that attack the same uploads have in common."""
+        victim = self.victim if self.uploads else None
+        return self.model, self.setting, self.gamma, self.dtype, self.client, victim
+
 
 def expand(experiment: Experiment) -> list[Cell]:
     """The cells of the grid in table order; in setting a there is one gamma, 0."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
@@ -28,7 +27,6 @@ from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lackin
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
     Block,
-    Block0,
     ImageNote,
     ModelUploads,
     ModelVariants,
@@ -239,24 +237,30 @@ class RecordedUploads(ModelUploads):
             return None
         return lacking(self.group.of(records), cell.attacker, self.model)
 
-    def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model; the recorded weights include the client's position table."""
-        return self.variants.of(block0, "float32")
-
     def observe(
         self,
         cell: Cell,
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
-        """Read the uploads of these images, as many rounds as the attack needs."""
+        """Read the uploads of these images, as many rounds as the attack needs. What a client fed
+        in later steps than its first is not recorded, and nothing here needs it."""
         images = torch.stack([self.images[record] for record in records])
-        inputs = self._inputs(records, images)
-        labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
-        if not cell.uploads:
-            return Observation(cell, images, images, inputs, [self.model], [], labels)
-        device = self.model.like.device
+        ids = tuple(record.image_id for record in records)
         series = self.group.of(records)
+        labels = torch.cat([s.first.labels(self.at(s.first, "float32")) for s in series])
+        known = None if (labels == UNKNOWN_LABEL).any() else labels
+        truths = [s.first.truth() for s in series]
+        masks = [t.mask for t in truths if t is not None and t.mask is not None]
+        orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
+        inputs = ClientInput(images, labels, ids)
+        if self.scored and len(masks) == len(orders) == len(series):
+            mask, permutation = torch.cat(masks), torch.cat(orders)
+            shuffled = shuffle_patches(images, permutation, self.model.patch_size)
+            inputs = ClientInput(shuffled, labels, ids, mask, permutation)
+        if not cell.uploads:
+            return Observation(cell, images, images, inputs, [self.model], [], known)
+        device = self.model.like.device
         rounds = series[0].uploads[: cell.uploads]
         models = [self.at(upload, cell.dtype) for upload in rounds]
         started = clock(device)
@@ -265,19 +269,4 @@ class RecordedUploads(ModelUploads):
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(cell, images, images, inputs, models, updates, labels, seconds)
-
-    def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
-        """What the client fed in its first step. Inputs of later steps are not recorded, and
-        nothing here needs them."""
-        uploads = [series.first for series in self.group.of(records)]
-        ids = tuple(record.image_id for record in records)
-        labels = torch.cat([u.labels(self.at(u, "float32")) for u in uploads])
-        truths = [upload.truth() for upload in uploads]
-        masks = [t.mask for t in truths if t is not None and t.mask is not None]
-        orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
-        if not self.scored or len(masks) < len(uploads) or len(orders) < len(uploads):
-            return ClientInput(images, labels, ids)
-        mask, permutation = torch.cat(masks), torch.cat(orders)
-        shuffled = shuffle_patches(images, permutation, self.model.patch_size)
-        return ClientInput(shuffled, labels, ids, mask, permutation)
+        return Observation(cell, images, images, inputs, models, updates, known, seconds)

@@ -212,9 +212,10 @@ class ModelUploads(ABC):
         """Why this source has no uploads of these images as an attack needs them, or None."""
         return None
 
-    @abstractmethod
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model whose accuracy is reported beside the cell's scores."""
+        """The float32 model whose accuracy is reported beside the cell's scores; recorded weights
+        include the client's position table."""
+        return self.variants.of(block0, "float32")
 
 
 class UploadSource(ABC):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS, augmented, step_puzzles
+from mjp_privacy.client.feeding import PLAIN, SETTINGS, augmented
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput, Truth
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
@@ -18,7 +18,7 @@ IDS = [f"image {i}" for i in range(40)]
 
 def fed(
     count: int,
-    client: ClientConfig | None = None,
+    client: ClientConfig = PLAIN,
     setting: str = "c",
     first: int = 0,
     **named: float,
@@ -27,8 +27,8 @@ def fed(
     facts = {"patch_size": PATCH, "round": 0, "seed": 0} | named
     gamma, part = facts.pop("gamma", 0.5), slice(first, first + count)
     plain, labels = some_images(40)[part], some_labels(40)[part]
-    inputs = SETTINGS[setting].prepare(plain, labels, IDS[part], gamma=gamma, **facts)
-    return inputs if client is None else step_puzzles(inputs, plain, client, **facts)
+    how = {"gamma": gamma, "client": client, **facts}
+    return SETTINGS[setting].prepare(plain, labels, IDS[part], **how)
 
 
 def test_a_feeds_the_plain_image_b_and_c_the_shuffled_one() -> None:
