@@ -261,17 +261,10 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
     if isinstance(config, Experiment):
         check_experiment(config, "the experiment")
         return config
-    if isinstance(config, Mapping):
-        return parse_experiment(config, "the config")
-    path = stock_config(config)
-    content = read_mapping(path)
+    where = "the config" if isinstance(config, Mapping) else str(stock_config(config))
+    content = config if isinstance(config, Mapping) else read_mapping(Path(where))
     if content.keys() == OF_A_RUN and isinstance(content["experiment"], dict):
         content = content["experiment"]
-    return parse_experiment(content, str(path))
-
-
-def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
-    """An experiment from its fields, checked; `where` names the file in error messages."""
     experiment = parse(Experiment, content, where)
     check_experiment(experiment, where)
     return experiment

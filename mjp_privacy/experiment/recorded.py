@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from mjp_privacy.experiment.source import (
     ImageNote,
     ModelUploads,
     ModelVariants,
+    Names,
     Observation,
     UploadSource,
 )
@@ -145,10 +146,7 @@ class Recorded(UploadSource):
         return self.group(model).series[0].first.outline()
 
     def foresee(
-        self,
-        cell: Cell,
-        names: Callable[[LoadedModel], Sequence[str]],
-        blocks: Sequence[Block],
+        self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
         """What the headers of the group's uploads and of its weights tell."""
         group, outline = self.group(cell.model), self.outline(cell.model).model
@@ -238,10 +236,7 @@ class RecordedUploads(ModelUploads):
         return lacking(self.group.of(records), cell.attacker, self.model)
 
     def observe(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        records: Sequence[ImageRecord],
+        self, cell: Cell, names: Sequence[str], records: Sequence[ImageRecord]
     ) -> Observation:
         """Read the uploads of these images, as many rounds as the attack needs. What a client fed
         in later steps than its first is not recorded, and nothing here needs it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -464,13 +464,19 @@ class Run:
         not_done = rows[rows["status"].isin(NOT_DONE)]
         for place, reason in not_done[["place", "reason"]].itertuples(index=False):
             failures.setdefault(reason, []).append(place)
+        told = []
+        for reason, places in failures.items():
+            of = list(dict.fromkeys(places))
+            more = "; …" if len(of) > PLACES else ""
+            several = f"{len(of)} ({'; '.join(of[:PLACES])}{more})"  # 40 (ViT, a, 0.png; …)
+            told.append(f"{of[0] if len(of) == 1 else several}: {reason}")
         refused = rows[rows["status"] == "unsupported"].groupby("reason")["run_id"]
         ranked = refused.agg(["size", "nunique"]).sort_values("size", ascending=False)
         return RunSummary(
             self.store.root,
             len(plan.cells),
             self.images,
-            tuple(f"{_named(dict.fromkeys(of))}: {why}" for why, of in failures.items()),
+            tuple(told),
             tuple(
                 f"{counted(number, 'row')} in {counted(cells, 'cell')}: {why}"
                 for why, number, cells in ranked.itertuples()
@@ -478,15 +484,6 @@ class Run:
             kept,
             tuple(f"{'; '.join(blocks)}: {why}" for why, blocks in self.not_done.items()),
         )
-
-
-def _named(places: Iterable[str]) -> str:
-    """Places of one reason: "ViT, a, 2.png", or "40 (ViT, a, 0.png; ViT, a, 1.png; …)"."""
-    every = list(places)
-    if len(every) == 1:
-        return every[0]
-    more = "; …" if len(every) > PLACES else ""
-    return f"{len(every)} ({'; '.join(every[:PLACES])}{more})"
 
 
 @dataclass(frozen=True)

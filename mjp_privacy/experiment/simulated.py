@@ -33,6 +33,7 @@ from mjp_privacy.experiment.source import (
     ImageNote,
     ModelUploads,
     ModelVariants,
+    Names,
     Observation,
     UploadSource,
 )
@@ -78,10 +79,7 @@ class Simulated(UploadSource):
         return outline_model(config.model, whole=True, **config.loading())
 
     def foresee(
-        self,
-        cell: Cell,
-        names: Callable[[LoadedModel], Sequence[str]],
-        blocks: Sequence[Block],
+        self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
         """What the model's outline and the client's config tell; images make no difference."""
         yield foreseen(self.outline(cell.model), cell, names)
@@ -159,10 +157,7 @@ class SimulatedUploads(ModelUploads):
         return self.variants.of(block0, "float32", client.positions, client.adapters)
 
     def observe(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        records: Sequence[ImageRecord],
+        self, cell: Cell, names: Sequence[str], records: Sequence[ImageRecord]
     ) -> Observation:
         """Feed the images to the cell's client and compute its uploads, one for each round."""
         client, seed, memo = cell.client, self.seed, self.memo
