@@ -278,8 +278,15 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
                 rows = result.rows.assign(**{f"{TOGETHER}.diagnostic": together})
                 result = replace(result, rows=rows)
             parts.append(result)
-        if pieces.failed is not None:
-            parts.append(_given_up(task, piece, pieces.failed))
+        if pieces.failed is not None and not out_of_memory(pieces.failed):
+            parts.append(failed(piece, pieces.failed))
+        elif pieces.failed is not None:
+            free = (free_bytes(task.device) or 0) / 2**30
+            reason = (
+                f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} "
+                "GiB free: expected more memory, or a smaller client.batch"
+            )
+            parts.append(without_scores(piece, "failed", reason))
     facts, remark = task.facts, ""
     if cause:
         remark = (
@@ -298,19 +305,6 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
 def _steps(records: Sequence[ImageRecord], size: int) -> list[Sequence[ImageRecord]]:
     """The images in pieces of this size."""
     return [records[at : at + size] for at in range(0, len(records), size)]
-
-
-def _given_up(task: CellTask, piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
-    """The rows of images that cannot be divided any more."""
-    if not out_of_memory(error):
-        return failed(piece, error)
-    free = (free_bytes(task.device) or 0) / 2**30
-    return without_scores(
-        piece,
-        "failed",
-        f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} GiB free: "
-        "expected more memory, or a smaller client.batch",
-    )
 
 
 def _that_fit(task: CellTask, images: int) -> int:

@@ -31,7 +31,6 @@ from mjp_privacy.interfaces import (
     ClientUpdate,
     Pixels,
     Refusal,
-    Truth,
 )
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
@@ -129,8 +128,8 @@ class Observation:
     @cached_property
     def target(self) -> Tensor:
         """(m, C, S, S), what a reconstruction is compared with."""
-        truth = Truth(self.plain, None, self.inputs.image_ids)
-        return SETTINGS[self.cell.setting].target(truth, self.inputs)
+        against = SETTINGS[self.cell.setting].against
+        return self.inputs.images if against == "input" else self.plain
 
     @cached_property
     def view(self) -> AttackerView:
