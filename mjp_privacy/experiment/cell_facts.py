@@ -178,15 +178,6 @@ def columns_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(_name(f) for f in dataclasses.fields(kind))
 
 
-def defaults_of(kind: type[Any]) -> dict[str, str | float | int | bool]:
-    """The values that a part's columns have in cells that lack them; None is left out.
-
-    defaults_of(AttackFacts)["uploads"] is 1.
-    """
-    defaults: dict[str, Any] = {_name(f): f.default for f in dataclasses.fields(kind)}
-    return {name: value for name, value in defaults.items() if value is not None}
-
-
 def _name(f: dataclasses.Field[Any]) -> str:
     return str(f.metadata.get("column", f.name))
 

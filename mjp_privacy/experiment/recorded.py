@@ -38,56 +38,18 @@ from mjp_privacy.experiment.store import NoRun, RunStore
 from mjp_privacy.interfaces import ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
-from mjp_privacy.uploads.folder import REFUSED, Group
+from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads
 from mjp_privacy.uploads.record import UNKNOWN_LABEL, Upload, stacked
 
 NAMED = 3  # refused uploads that a message names
 
 
-def recorded_experiment(
-    experiment: Experiment, groups: Sequence[Group], refused: Mapping[str, str]
-) -> Experiment:
-    """The experiment with its attacks, on the models, settings and clients of these uploads.
-
-    groups   each becomes one entry of the grid
-    refused  uploads that cannot be attacked; where there are any they are the last entry
-    """
-    entries, models = [], {}
-    for group in groups:
-        header, first = group.header, group.series[0].first
-        models[group.name] = ModelConfig(checkpoint=str(first.weights_path))
-        entries.append(
-            GridEntry(
-                (group.name,),
-                ("c" if header.gamma > 0 else "a",),
-                (header.gamma,),
-                client=vars(header.client_config(first.name)),
-                dtypes=(header.dtype,),
-            )
-        )
-    if refused:
-        models[REFUSED] = ModelConfig()
-        entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
-    batches = math.lcm(*(group.header.batch for group in groups))
-    pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
-    block = max([experiment.block, *pools])
-    return replace(
-        experiment,
-        models=models,
-        grid=tuple(entries),
-        dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups)),
-        block=-(-block // batches) * batches,
-        images=None,
-        classes=None,
-        data_is_papers=False,
-    )
-
-
 class Recorded(UploadSource):
     """The source that reads a folder of uploads; each group makes a line of the table.
 
-    groups   by the name that tables call their model
+    uploads  those whose headers can be read, refused ones among them: all name the lines
     refused  uploads that cannot be attacked, with the reason. They make a line of failed rows
+    limit    number of images for each line; at least one step of a client is read
     """
 
     labels = "as recorded"
@@ -96,16 +58,52 @@ class Recorded(UploadSource):
     def __init__(
         self,
         folder: Path,
-        groups: Sequence[Group],
+        uploads: Sequence[Upload],
         device: torch.device,
         refused: Mapping[str, str],
+        limit: int | None,
     ) -> None:
         super().__init__(device)
-        self.groups, self.refused = {group.name: group for group in groups}, refused
+        self.groups = {group.name: group for group in group_uploads(uploads, limit, refused)}
+        self.refused = refused
         self.data = folder.resolve().name
         # a digest of the folder's path: other folders are called `uploads`, too
         self.place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self._sent: dict[str, frozenset[str]] = {}  # the names of each upload's tensors
+
+    def experiment(self, experiment: Experiment) -> Experiment:
+        """The experiment with its attacks, on the models, settings and clients of these uploads;
+        refused ones are its last line."""
+        entries, models = [], {}
+        for name, group in self.groups.items():
+            header, first = group.header, group.series[0].first
+            models[name] = ModelConfig(checkpoint=str(first.weights_path))
+            entries.append(
+                GridEntry(
+                    (name,),
+                    ("c" if header.gamma > 0 else "a",),
+                    (header.gamma,),
+                    client=vars(header.client_config(first.name)),
+                    dtypes=(header.dtype,),
+                )
+            )
+        if self.refused:
+            models[REFUSED] = ModelConfig()
+            entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
+        groups = list(self.groups.values())
+        batches = math.lcm(*(group.header.batch for group in groups))
+        pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
+        block = max([experiment.block, *pools])
+        return replace(
+            experiment,
+            models=models,
+            grid=tuple(entries),
+            dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups)),
+            block=-(-block // batches) * batches,
+            images=None,
+            classes=None,
+            data_is_papers=False,
+        )
 
     def group(self, model: str) -> Group:
         """The uploads of a line; raises for the line of those that were refused."""

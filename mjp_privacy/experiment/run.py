@@ -34,14 +34,14 @@ from mjp_privacy.experiment.engines.options import EngineConfig, devices, engine
 from mjp_privacy.experiment.engines.worker import Job, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
-from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
+from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
 from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import REFUSED, group_uploads
+from mjp_privacy.uploads.folder import REFUSED
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -156,15 +156,12 @@ def attack_uploads(
     keep_apart(out, {"--uploads": folder}, around=True)
     examined = examine(Path(folder))
     examined.check_some()
-    refused = examined.reasons
-    groups = group_uploads(examined.known, limit, examined.refused)
-    root = run_root(Path(out), into)
     workers = engine_config(engine)
     here, there = devices(device, workers)
-    source = Recorded(Path(folder), groups, here, refused)
-    named = recorded_experiment(experiment, groups, refused)
-    places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": refused}
-    job = Job.of(named, root, there, stale, **places)
+    source = Recorded(Path(folder), examined.known, here, examined.reasons, limit)
+    places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": source.refused}
+    root = run_root(Path(out), into)
+    job = Job.of(source.experiment(experiment), root, there, stale, **places)
     return Run(root, job, source, workers, add, examined.remarks).run()
 
 

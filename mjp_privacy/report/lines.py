@@ -27,7 +27,6 @@ from mjp_privacy.experiment.cell_facts import (
     ModelFacts,
     OutcomeFacts,
     columns_of,
-    defaults_of,
 )
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import categorical
@@ -140,7 +139,10 @@ def long_rows(frame: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> pd
 
 # facts --------------------------------------------------------------------------------------------
 
-DEFAULTS: Mapping[str, Scalar] = {"role": "attack", "uploads": 1, **defaults_of(ClientFacts)}
+DEFAULTS: Mapping[str, Scalar] = {
+    **{"role": "attack", "uploads": 1},
+    **{name: value for name, value in vars(ClientFacts()).items() if value is not None},
+}
 """The values of facts that a cell does not state, so that older runs compare with newer ones."""
 
 CLIENT_FACTS = columns_of(ClientFacts)
