@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,7 +26,7 @@ from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.core.registry import Registry
-from mjp_privacy.interfaces import ClientInput, Truth
+from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
@@ -92,75 +92,17 @@ def _mixup(
 
 @dataclass(frozen=True)
 class Setting:
-    """One of the paper's settings by its letter: whether the client shuffles by MJP, and the image
-    that a reconstruction is compared with, as fed or from before the shuffle."""
+    """One of the paper's settings: whether the client shuffles by MJP, and the image that a
+    reconstruction is compared with, as fed or from before the shuffle."""
 
-    name: str
     shuffles: bool
     against: Literal["input", "plain"]
 
-    def prepare(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        image_ids: Sequence[str],
-        *,
-        patch_size: int,
-        gamma: float,
-        round: int,
-        seed: int,
-    ) -> ClientInput:
-        """What the client feeds: the images as they are, or each shuffled by its own puzzle."""
-        if not self.shuffles:
-            return ClientInput(images, labels, tuple(image_ids))
-        grid = images.shape[-1] // patch_size
-        mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
-        shuffled = shuffle_patches(images, permutation, patch_size)
-        return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
-
-    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
-        """The images (m, C, H, W) that reconstructions are compared with."""
-        return inputs.images if self.against == "input" else truth.images
-
 
 SETTINGS: Registry[Setting] = Registry("setting")
-SETTINGS.register("a", Setting("a", shuffles=False, against="plain"))
-SETTINGS.register("b", Setting("b", shuffles=True, against="input"))
-SETTINGS.register("c", Setting("c", shuffles=True, against="plain"))
-
-
-def step_puzzles(
-    inputs: ClientInput,
-    plain: Tensor,
-    client: ClientConfig,
-    *,
-    patch_size: int,
-    round: int,
-    seed: int,
-) -> ClientInput:
-    """The setting's input, shuffled again by the client's own rules.
-
-    With `mask: batch`, all images of a step get the puzzle of its first image; with a
-    `plain_share`, some steps are not shuffled at all, drawn for (seed, the step's first image,
-    round). Other clients keep their input.
-
-    plain (m, C, H, W): the images before the shuffle.
-    """
-    if inputs.mask is None or inputs.permutation is None:
-        return inputs
-    if client.mask == "image" and client.plain_share == 0:
-        return inputs
-    mask, permutation = inputs.mask, inputs.permutation
-    if client.mask == "batch":
-        first = torch.arange(len(mask)) // client.batch * client.batch
-        mask, permutation = mask[first], permutation[first]
-    steps = [("plain step", seed, first, round) for first in inputs.image_ids[:: client.batch]]
-    drawn = [random.Random(derive_seed(*step)).random() < client.plain_share for step in steps]
-    unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
-    mask = mask & ~unshuffled
-    permutation = torch.where(unshuffled, torch.arange(permutation.shape[-1]), permutation)
-    images = shuffle_patches(plain, permutation, patch_size)
-    return replace(inputs, images=images, mask=mask, permutation=permutation)
+SETTINGS.register("a", Setting(shuffles=False, against="plain"))
+SETTINGS.register("b", Setting(shuffles=True, against="input"))
+SETTINGS.register("c", Setting(shuffles=True, against="plain"))
 
 
 @dataclass(frozen=True)
@@ -181,21 +123,32 @@ class Feeding:
         """Images (m, C, S, S) in [0, 1] as they enter a round: augmented, not yet shuffled."""
         return augmented(images, image_ids, self.client.augment, round=round, seed=self.seed)
 
-    def puzzled(
-        self, photographs: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
-    ) -> ClientInput:
-        """These photographs of a round, shuffled as the setting and the client ask for it."""
-        shared = {"patch_size": self.patch_size, "round": round, "seed": self.seed}
-        setting = SETTINGS[self.setting]
-        fed = setting.prepare(photographs, labels, image_ids, gamma=self.gamma, **shared)
-        return step_puzzles(fed, photographs, self.client, **shared)
-
     def input(
         self, images: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
     ) -> ClientInput:
-        """What the model is fed for these images in a round: augmented, then shuffled."""
-        photographs = self.photographs(images, image_ids, round)
-        return self.puzzled(photographs, labels, image_ids, round)
+        """What the model is fed for these images in a round: augmented, then each shuffled by its
+        own puzzle, where the setting shuffles.
+
+        With `mask: batch`, all images of a step get the puzzle of its first image; with a
+        `plain_share`, some steps are not shuffled at all, drawn for (seed, the step's first image,
+        round).
+        """
+        plain, client, seed = self.photographs(images, image_ids, round), self.client, self.seed
+        if not SETTINGS[self.setting].shuffles:
+            return ClientInput(plain, labels, tuple(image_ids))
+        grid, gamma = plain.shape[-1] // self.patch_size, self.gamma
+        mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
+        if client.mask == "batch":
+            first = torch.arange(len(mask)) // client.batch * client.batch
+            mask, permutation = mask[first], permutation[first]
+        if client.plain_share:
+            steps = [("plain step", seed, first, round) for first in image_ids[:: client.batch]]
+            drawn = [random.Random(derive_seed(*s)).random() < client.plain_share for s in steps]
+            unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
+            mask = mask & ~unshuffled
+            permutation = torch.where(unshuffled, torch.arange(grid**2), permutation)
+        shuffled = shuffle_patches(plain, permutation, self.patch_size)
+        return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
 
     def order(self, image_ids: Sequence[str], round: int) -> Tensor:
         """Which image stands at each place of a round's batches: all in their own order, but for a

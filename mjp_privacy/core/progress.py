@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,7 @@ PLAIN_INTERVAL = 10.0  # seconds between two plain lines
 PATIENCE = 1.0  # seconds that something may take without a bar
 
 
+@dataclass
 class Progress:
     """Counts units of work, and shows speed and time left once the work takes long.
 
@@ -30,20 +32,17 @@ class Progress:
     plain  whether lines are printed where there is no terminal
     """
 
-    def __init__(
-        self,
-        what: str,
-        total: int | Callable[[], int] | None,
-        unit: str = "files",
-        log: Path | None = None,
-        *,
-        plain: bool = True,
-    ) -> None:
-        self.what, self.total, self.unit, self.log = what, total, unit, log
+    what: str
+    total: int | Callable[[], int] | None
+    unit: str = "files"
+    log: Path | None = None
+    plain: bool = True
+
+    def __post_init__(self) -> None:
         self.done = self.fresh = 0
         self.started = time.monotonic()
         self.console = Console(stderr=True)
-        elsewhere = PLAIN_INTERVAL if plain else math.inf
+        elsewhere = PLAIN_INTERVAL if self.plain else math.inf
         self.next = self.started + (PATIENCE if self.console.is_terminal else elsewhere)
         self.bar: Bar | None = None
 

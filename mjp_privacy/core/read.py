@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,10 +54,6 @@ class FileKind:
     expected: str  # such as "the JSON header of an upload"
     do: str  # a sentence or more, such as "Record this upload again."
     max_bytes: int = 64 * MIB
-
-    def advising(self, do: str) -> FileKind:
-        """The same kind of file with other advice."""
-        return replace(self, do=do)
 
     def refusal(
         self, path: Path, got: str, field: str = "", error: type[BadFile] = BadFile

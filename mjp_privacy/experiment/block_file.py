@@ -52,12 +52,25 @@ class BlockContent(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> BlockContent:
         """Read it; a UserError where it is no file of a block, or of another cell."""
+        from pyarrow import types
+
         with opened(path) as file:
             schema, numbers = file.schema_arrow, range(file.num_row_groups)
             names = [name for name in ("image_id", "has_picture") if name in schema.names]
             table = file.read(names, use_threads=False)
             groups = tuple(file.metadata.row_group(number).num_rows for number in numbers)
-        _check_columns(schema, path)
+        if missing := [name for name in OF_IMAGE if name not in schema.names]:
+            raise ROWS.refusal(path, f"no column {', '.join(missing)}")
+        for column in schema:
+            is_score = "." in column.name
+            right = types.is_floating if is_score else types.is_string
+            right = types.is_integer if column.name == "block" else right
+            may_be_null = column.name not in ("image_id", "block", "status")
+            is_right = right(column.type) or (may_be_null and types.is_null(column.type))
+            if not is_right and (is_score or column.name in OF_IMAGE):
+                raise ROWS.refusal(path, f"values of type {column.type}", column.name)
+        if not is_of_its_cell(schema, path):
+            raise ROWS.refusal(path, "rows of another cell")
         ids = table["image_id"].to_pylist()
         if None in ids or len(set(ids)) < len(ids):
             raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
@@ -65,25 +78,6 @@ class BlockContent(NamedTuple):
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
         columns = tuple(column.name for column in schema if not is_picture(column))
         return cls(ids, has, columns, groups)
-
-
-def _check_columns(schema: pa.Schema, path: Path) -> None:
-    """Raise a UserError unless a file has the columns of a block, of the kinds they should be, and
-    is of the cell in whose folder it lies."""
-    from pyarrow import types
-
-    if missing := [name for name in OF_IMAGE if name not in schema.names]:
-        raise ROWS.refusal(path, f"no column {', '.join(missing)}")
-    for column in schema:
-        is_score = "." in column.name
-        right = types.is_floating if is_score else types.is_string
-        right = types.is_integer if column.name == "block" else right
-        may_be_null = column.name not in ("image_id", "block", "status")
-        is_right = right(column.type) or (may_be_null and types.is_null(column.type))
-        if not is_right and (is_score or column.name in OF_IMAGE):
-            raise ROWS.refusal(path, f"values of type {column.type}", column.name)
-    if not is_of_its_cell(schema, path):
-        raise ROWS.refusal(path, "rows of another cell")
 
 
 def is_of_its_cell(schema: pa.Schema, path: Path) -> bool:

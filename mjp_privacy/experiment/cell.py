@@ -50,7 +50,7 @@ from mjp_privacy.experiment.diagnostics import (
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
-from mjp_privacy.interfaces import Control, Reconstruction, Refusal, Truth
+from mjp_privacy.interfaces import Control, Reconstruction, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.uploads.checks import of_unscored
@@ -107,7 +107,10 @@ class CellTask:
     def run(self, records: Sequence[ImageRecord]) -> CellResult:
         """Observe, attack and score these images: whole client steps, in order."""
         cell, uploads, count, attack = self.cell, self.uploads, len(records), self.cell.attacker
-        if (refusal := self._refusal(records)) is not None:
+        untold = not cell.uploads and not uploads.scored
+        refusal = NO_TRUTH if untold else refused_by_network(cell, uploads.model)
+        refusal = refusal or uploads.lacks(cell, records) or refused_by_setting(cell)
+        if refusal is not None:
             return without_scores(records, "unsupported", refusal.text)
         seen = uploads.observe(cell, self.gradients, records)
 
@@ -140,14 +143,6 @@ class CellTask:
         }
         columns = {f"stage_seconds.{stage}": each / count for stage, each in taken.items()}
         return replace(result, rows=result.rows.assign(**columns), traces=done.traces)
-
-    def _refusal(self, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why the attack does not apply, as far as that is known before any upload; or None."""
-        if not self.cell.uploads and not self.uploads.scored:
-            return NO_TRUTH
-        if (refusal := refused_by_network(self.cell, self.uploads.model)) is not None:
-            return refusal
-        return self.uploads.lacks(self.cell, records) or refused_by_setting(self.cell)
 
     def _checked(self, seen: Observation, done: Done) -> Done:
         """The reconstruction with diagnostics that need no private image. A residual takes a
@@ -185,7 +180,11 @@ class CellTask:
             if known:
                 tensors = {"images": images, **seen.tensors()}
                 columns = self._scores(seen, records, images, places)
-                diagnostics |= diagnose(seen, made, images, self._bounds(seen))
+                memo = self.uploads.memo  # bounds are those of all cells of one client
+                key = memo.content(seen.inputs.images), memo.content(seen.target)
+                make = partial(bounds, seen, self.uploads.model)
+                limits = memo.once(("bounds", self.cell.setting, *key), make)
+                diagnostics |= diagnose(seen, made, images, limits)
             else:
                 named = {} if made.mask is None else {"named_mask": made.mask.cpu()}
                 tensors = {"images": images, **named}
@@ -211,14 +210,6 @@ class CellTask:
                 rows.loc[late, f"{SECONDS}.diagnostic"] = seconds
             rows.loc[late & (rows["status"] == "ok"), "reason"] = over_budget(seconds)
         return rows
-
-    def _bounds(self, seen: Observation) -> Mapping[str, Tensor]:
-        """Ceiling and floor of these images, which cells of one client share."""
-        memo = self.uploads.memo
-        key = memo.content(seen.inputs.images), memo.content(seen.target)
-        make = partial(bounds, seen, self.uploads.model)
-        limits: Mapping[str, Tensor] = memo.once(("bounds", self.cell.setting, *key), make)
-        return limits
 
     def _scores(
         self,
@@ -287,8 +278,15 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
                 rows = result.rows.assign(**{f"{TOGETHER}.diagnostic": together})
                 result = replace(result, rows=rows)
             parts.append(result)
-        if pieces.failed is not None:
-            parts.append(_given_up(task, piece, pieces.failed))
+        if pieces.failed is not None and not out_of_memory(pieces.failed):
+            parts.append(failed(piece, pieces.failed))
+        elif pieces.failed is not None:
+            free = (free_bytes(task.device) or 0) / 2**30
+            reason = (
+                f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} "
+                "GiB free: expected more memory, or a smaller client.batch"
+            )
+            parts.append(without_scores(piece, "failed", reason))
     facts, remark = task.facts, ""
     if cause:
         remark = (
@@ -307,19 +305,6 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
 def _steps(records: Sequence[ImageRecord], size: int) -> list[Sequence[ImageRecord]]:
     """The images in pieces of this size."""
     return [records[at : at + size] for at in range(0, len(records), size)]
-
-
-def _given_up(task: CellTask, piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
-    """The rows of images that cannot be divided any more."""
-    if not out_of_memory(error):
-        return failed(piece, error)
-    free = (free_bytes(task.device) or 0) / 2**30
-    return without_scores(
-        piece,
-        "failed",
-        f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} GiB free: "
-        "expected more memory, or a smaller client.batch",
-    )
 
 
 def _that_fit(task: CellTask, images: int) -> int:

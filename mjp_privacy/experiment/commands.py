@@ -25,7 +25,7 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
-from mjp_privacy.experiment.overrides import unreached, with_published_attacks, with_weights
+from mjp_privacy.experiment.overrides import unreached, with_changes, with_published_attacks
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -35,7 +35,7 @@ BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "
 """An experiment for --help without a config, or until the command line is parsed."""
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
 """Options of `mjp attack` that are fields of every model of the config."""
-SHARED = ("limit", "attack_seconds", "device", "into", "add")
+SHARED = ("limit", "device", "into", "add")
 """Options that simulated and recorded uploads have in common."""
 
 
@@ -131,12 +131,6 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if arguments.uploads is None:
         for note in unreached(configured, experiment):
             print(note, file=sys.stderr)
-        made_of = [
-            m.checkpoint for m in with_weights(experiment, arguments.weights).models.values()
-        ]
-        for path in arguments.weights:
-            if (several := made_of.count(path)) > 1:
-                print(f"note: all {several} models are made of {shown(path)}", file=sys.stderr)
     summary = _run(arguments, experiment, engine)
     of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
     print(f"{of}: {summary.out}")
@@ -169,10 +163,13 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     from mjp_privacy.experiment.run_folder import run_folder
 
     check_attacks(experiment.attacks, str(arguments.config))
-    fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
-    out = arguments.out
-    if out is None:
-        out = run_folder(experiment, arguments.weights, gamma=arguments.gamma, model=fields)
+    changes: dict[str, Any] = {
+        "weights": arguments.weights,
+        "gamma": arguments.gamma,
+        "model": {name: getattr(arguments, name) for name in MODEL_OPTIONS},
+    }
+    out = arguments.out or run_folder(experiment, **changes)
+    experiment = with_changes(experiment, **changes, attack_seconds=arguments.attack_seconds)
     shared: dict[str, Any] = {
         **{name: getattr(arguments, name) for name in SHARED},
         "stale": stale_choice(arguments.fresh, arguments.keep),
@@ -180,16 +177,12 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     }
     if arguments.uploads is not None:
         return attack_uploads(experiment, arguments.uploads, out, **shared)
-    return run_experiment(
-        experiment,
-        images=arguments.images,
-        out=out,
-        weights=arguments.weights,
-        labels=arguments.labels,
-        gamma=arguments.gamma,
-        model=fields,
-        **shared,
-    )
+    made_of = [model.checkpoint for model in experiment.models.values()]
+    for path in arguments.weights:
+        if (several := made_of.count(path)) > 1:
+            print(f"note: all {several} models are made of {shown(path)}", file=sys.stderr)
+    shared |= {"images": arguments.images, "labels": arguments.labels}
+    return run_experiment(experiment, out=out, **shared)
 
 
 def _refuse_idle_options(arguments: AttackArguments, configured: Experiment, uploads: Path) -> None:

@@ -212,6 +212,12 @@ class Cell:
         victim: Literal["intact", "april_block"] = getattr(self.attacker, "victim", "intact")
         return victim
 
+    @property
+    def federation(self) -> tuple[Any, ...]:
+        """What cells that attack the same uploads have in common."""
+        victim = self.victim if self.uploads else None
+        return self.model, self.setting, self.gamma, self.dtype, self.client, victim
+
 
 def expand(experiment: Experiment) -> list[Cell]:
     """The cells of the grid in table order; in setting a there is one gamma, 0."""
@@ -255,17 +261,10 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
     if isinstance(config, Experiment):
         check_experiment(config, "the experiment")
         return config
-    if isinstance(config, Mapping):
-        return parse_experiment(config, "the config")
-    path = stock_config(config)
-    content = read_mapping(path)
+    where = "the config" if isinstance(config, Mapping) else str(stock_config(config))
+    content = config if isinstance(config, Mapping) else read_mapping(Path(where))
     if content.keys() == OF_A_RUN and isinstance(content["experiment"], dict):
         content = content["experiment"]
-    return parse_experiment(content, str(path))
-
-
-def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
-    """An experiment from its fields, checked; `where` names the file in error messages."""
     experiment = parse(Experiment, content, where)
     check_experiment(experiment, where)
     return experiment
@@ -277,12 +276,27 @@ def check_experiment(experiment: Experiment, where: str) -> None:
         raise UserError(f"{where}, grid: expected at least one entry, got none.")
     _check_titles(experiment.attacks, where)
     check_client(experiment.client, experiment.block, f"{where}, client")
-    for place, entry in enumerate(experiment.grid):
-        _check_entry(entry, experiment, f"{where}, grid.{place}")
-    cells = 0
-    for entry in experiment.grid:
-        lists = (entry.models, entry.settings, entry.gammas, attacks_of(entry, experiment))
-        cells += math.prod(map(len, (*lists, entry.dtypes or experiment.dtypes)))
+    titles, cells = [attack.title for attack in experiment.attacks], 0
+    for number, entry in enumerate(experiment.grid):
+        place, client = f"{where}, grid.{number}", experiment.client
+        for model in entry.models:
+            if model not in experiment.models:
+                raise UserError(f"{place}: {unknown_name('model', model, list(experiment.models))}")
+        for attack in entry.attacks or ():
+            if attack not in titles:
+                raise UserError(f"{place}: {unknown_name('attack', attack, titles)}")
+        if entry.client is not None:
+            client = parse(ClientConfig, client_fields(entry, experiment), f"{place}.client")
+            check_client(client, experiment.block, f"{place}.client")
+        dtypes = entry.dtypes or experiment.dtypes
+        if client.autocast != "none" and "float64" in dtypes:
+            raise UserError(
+                f"{place}: expected dtypes: [float32] with client.autocast: {client.autocast}, got "
+                f"[{', '.join(dtypes)}]: torch.autocast leaves float64 as it is, so nothing would "
+                "be rounded. Set dtypes: [float32] for this entry, or autocast: none."
+            )
+        lists = (entry.models, entry.settings, entry.gammas, attacks_of(entry, experiment), dtypes)
+        cells += math.prod(map(len, lists))
     if cells > MOST_CELLS:
         raise UserError(
             f"{where}, grid: expected at most {MOST_CELLS} cells, got {cells}: models × settings × "
@@ -324,25 +338,3 @@ def _check_titles(attacks: Sequence[AttackConfig], where: str) -> None:
             raise UserError(
                 f"{where}, attacks.{place}: {unknown_name('attack', attack.name, registered)}"
             )
-
-
-def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
-    """Raise for names that do not exist, and a client that cannot be."""
-    labels = [attack.title for attack in experiment.attacks]
-    for model in entry.models:
-        if model not in experiment.models:
-            raise UserError(f"{where}: {unknown_name('model', model, list(experiment.models))}")
-    for attack in entry.attacks or ():
-        if attack not in labels:
-            raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
-    client = experiment.client
-    if entry.client is not None:
-        client = parse(ClientConfig, client_fields(entry, experiment), f"{where}.client")
-        check_client(client, experiment.block, f"{where}.client")
-    dtypes = entry.dtypes or experiment.dtypes
-    if client.autocast != "none" and "float64" in dtypes:
-        raise UserError(
-            f"{where}: expected dtypes: [float32] with client.autocast: {client.autocast}, got "
-            f"[{', '.join(dtypes)}]: torch.autocast leaves float64 as it is, so nothing would be "
-            "rounded. Set dtypes: [float32] for this entry, or autocast: none."
-        )

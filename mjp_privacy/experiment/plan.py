@@ -55,7 +55,7 @@ class Plan:
         names: list[str] = []
         for peer in self.cells:
             attack = peer.attacker
-            if _upload(peer) != _upload(cell) or isinstance(attack, Control):
+            if peer.federation != cell.federation or isinstance(attack, Control):
                 continue
             if refused_by_network(peer, model) is not None:
                 continue  # what it reads is not there
@@ -74,7 +74,7 @@ class Plan:
         """The model's cells, those together that attack the same uploads: the work of one task."""
         groups: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells_of(model):
-            groups.setdefault(_upload(cell), []).append(cell)
+            groups.setdefault(cell.federation, []).append(cell)
         return list(groups.values())
 
     def needs_residual(self, cell: Cell, model: LoadedModel, *, scored: bool) -> bool:
@@ -89,15 +89,9 @@ class Plan:
             altered = not peer.uploads or (
                 peer.victim == "april_block" and model.first_block != "closed_form"
             )
-            return None if altered else _upload(peer)[:-1]
+            return None if altered else peer.federation[:-1]
 
         return met(cell) is not None and sum(met(peer) == met(cell) for peer in self.cells) > 1
-
-
-def _upload(cell: Cell) -> tuple[Any, ...]:
-    """What cells that attack the same uploads have in common."""
-    victim = cell.victim if cell.uploads else None
-    return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
@@ -28,10 +27,10 @@ from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lackin
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
     Block,
-    Block0,
     ImageNote,
     ModelUploads,
     ModelVariants,
+    Names,
     Observation,
     UploadSource,
 )
@@ -39,56 +38,18 @@ from mjp_privacy.experiment.store import NoRun, RunStore
 from mjp_privacy.interfaces import ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
-from mjp_privacy.uploads.folder import REFUSED, Group
+from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads
 from mjp_privacy.uploads.record import UNKNOWN_LABEL, Upload, stacked
 
 NAMED = 3  # refused uploads that a message names
 
 
-def recorded_experiment(
-    experiment: Experiment, groups: Sequence[Group], refused: Mapping[str, str]
-) -> Experiment:
-    """The experiment with its attacks, on the models, settings and clients of these uploads.
-
-    groups   each becomes one entry of the grid
-    refused  uploads that cannot be attacked; where there are any they are the last entry
-    """
-    entries, models = [], {}
-    for group in groups:
-        header, first = group.header, group.series[0].first
-        models[group.name] = ModelConfig(checkpoint=str(first.weights_path))
-        entries.append(
-            GridEntry(
-                (group.name,),
-                ("c" if header.gamma > 0 else "a",),
-                (header.gamma,),
-                client=vars(header.client_config(first.name)),
-                dtypes=(header.dtype,),
-            )
-        )
-    if refused:
-        models[REFUSED] = ModelConfig()
-        entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
-    batches = math.lcm(*(group.header.batch for group in groups))
-    pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
-    block = max([experiment.block, *pools])
-    return replace(
-        experiment,
-        models=models,
-        grid=tuple(entries),
-        dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups)),
-        block=-(-block // batches) * batches,
-        images=None,
-        classes=None,
-        data_is_papers=False,
-    )
-
-
 class Recorded(UploadSource):
     """The source that reads a folder of uploads; each group makes a line of the table.
 
-    groups   by the name that tables call their model
+    uploads  those whose headers can be read, refused ones among them: all name the lines
     refused  uploads that cannot be attacked, with the reason. They make a line of failed rows
+    limit    number of images for each line; at least one step of a client is read
     """
 
     labels = "as recorded"
@@ -97,16 +58,52 @@ class Recorded(UploadSource):
     def __init__(
         self,
         folder: Path,
-        groups: Sequence[Group],
+        uploads: Sequence[Upload],
         device: torch.device,
         refused: Mapping[str, str],
+        limit: int | None,
     ) -> None:
         super().__init__(device)
-        self.groups, self.refused = {group.name: group for group in groups}, refused
+        self.groups = {group.name: group for group in group_uploads(uploads, limit, refused)}
+        self.refused = refused
         self.data = folder.resolve().name
         # a digest of the folder's path: other folders are called `uploads`, too
         self.place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self._sent: dict[str, frozenset[str]] = {}  # the names of each upload's tensors
+
+    def experiment(self, experiment: Experiment) -> Experiment:
+        """The experiment with its attacks, on the models, settings and clients of these uploads;
+        refused ones are its last line."""
+        entries, models = [], {}
+        for name, group in self.groups.items():
+            header, first = group.header, group.series[0].first
+            models[name] = ModelConfig(checkpoint=str(first.weights_path))
+            entries.append(
+                GridEntry(
+                    (name,),
+                    ("c" if header.gamma > 0 else "a",),
+                    (header.gamma,),
+                    client=vars(header.client_config(first.name)),
+                    dtypes=(header.dtype,),
+                )
+            )
+        if self.refused:
+            models[REFUSED] = ModelConfig()
+            entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
+        groups = list(self.groups.values())
+        batches = math.lcm(*(group.header.batch for group in groups))
+        pools = [len(g.records) for g in groups if g.series[0].first.shuffles_images]
+        block = max([experiment.block, *pools])
+        return replace(
+            experiment,
+            models=models,
+            grid=tuple(entries),
+            dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups)),
+            block=-(-block // batches) * batches,
+            images=None,
+            classes=None,
+            data_is_papers=False,
+        )
 
     def group(self, model: str) -> Group:
         """The uploads of a line; raises for the line of those that were refused."""
@@ -147,10 +144,7 @@ class Recorded(UploadSource):
         return self.group(model).series[0].first.outline()
 
     def foresee(
-        self,
-        cell: Cell,
-        names: Callable[[LoadedModel], Sequence[str]],
-        blocks: Sequence[Block],
+        self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
         """What the headers of the group's uploads and of its weights tell."""
         group, outline = self.group(cell.model), self.outline(cell.model).model
@@ -239,24 +233,27 @@ class RecordedUploads(ModelUploads):
             return None
         return lacking(self.group.of(records), cell.attacker, self.model)
 
-    def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model; the recorded weights include the client's position table."""
-        return self.variants.of(block0, "float32")
-
     def observe(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        records: Sequence[ImageRecord],
+        self, cell: Cell, names: Sequence[str], records: Sequence[ImageRecord]
     ) -> Observation:
-        """Read the uploads of these images, as many rounds as the attack needs."""
+        """Read the uploads of these images, as many rounds as the attack needs. What a client fed
+        in later steps than its first is not recorded, and nothing here needs it."""
         images = torch.stack([self.images[record] for record in records])
-        inputs = self._inputs(records, images)
-        labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
-        if not cell.uploads:
-            return Observation(cell, images, images, inputs, [self.model], [], labels)
-        device = self.model.like.device
+        ids = tuple(record.image_id for record in records)
         series = self.group.of(records)
+        labels = torch.cat([s.first.labels(self.at(s.first, "float32")) for s in series])
+        known = None if (labels == UNKNOWN_LABEL).any() else labels
+        truths = [s.first.truth() for s in series]
+        masks = [t.mask for t in truths if t is not None and t.mask is not None]
+        orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
+        inputs = ClientInput(images, labels, ids)
+        if self.scored and len(masks) == len(orders) == len(series):
+            mask, permutation = torch.cat(masks), torch.cat(orders)
+            shuffled = shuffle_patches(images, permutation, self.model.patch_size)
+            inputs = ClientInput(shuffled, labels, ids, mask, permutation)
+        if not cell.uploads:
+            return Observation(cell, images, images, inputs, [self.model], [], known)
+        device = self.model.like.device
         rounds = series[0].uploads[: cell.uploads]
         models = [self.at(upload, cell.dtype) for upload in rounds]
         started = clock(device)
@@ -265,19 +262,4 @@ class RecordedUploads(ModelUploads):
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(cell, images, images, inputs, models, updates, labels, seconds)
-
-    def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
-        """What the client fed in its first step. Inputs of later steps are not recorded, and
-        nothing here needs them."""
-        uploads = [series.first for series in self.group.of(records)]
-        ids = tuple(record.image_id for record in records)
-        labels = torch.cat([u.labels(self.at(u, "float32")) for u in uploads])
-        truths = [upload.truth() for upload in uploads]
-        masks = [t.mask for t in truths if t is not None and t.mask is not None]
-        orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
-        if not self.scored or len(masks) < len(uploads) or len(orders) < len(uploads):
-            return ClientInput(images, labels, ids)
-        mask, permutation = torch.cat(masks), torch.cat(orders)
-        shuffled = shuffle_patches(images, permutation, self.model.patch_size)
-        return ClientInput(shuffled, labels, ids, mask, permutation)
+        return Observation(cell, images, images, inputs, models, updates, known, seconds)

@@ -19,7 +19,7 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.source import META, ModelVariants
+from mjp_privacy.experiment.source import META, ModelVariants, Names
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -85,8 +85,6 @@ def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | N
 
 
 # before a run -------------------------------------------------------------------------------------
-
-Names = Callable[[LoadedModel], Sequence[str]]
 
 
 def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,14 @@ from mjp_privacy.experiment.engines.options import EngineConfig, devices, engine
 from mjp_privacy.experiment.engines.worker import Job, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
-from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
+from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
 from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import REFUSED, group_uploads
+from mjp_privacy.uploads.folder import REFUSED
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -156,15 +156,12 @@ def attack_uploads(
     keep_apart(out, {"--uploads": folder}, around=True)
     examined = examine(Path(folder))
     examined.check_some()
-    refused = examined.reasons
-    groups = group_uploads(examined.known, limit, examined.refused)
-    root = run_root(Path(out), into)
     workers = engine_config(engine)
     here, there = devices(device, workers)
-    source = Recorded(Path(folder), groups, here, refused)
-    named = recorded_experiment(experiment, groups, refused)
-    places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": refused}
-    job = Job.of(named, root, there, stale, **places)
+    source = Recorded(Path(folder), examined.known, here, examined.reasons, limit)
+    places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": source.refused}
+    root = run_root(Path(out), into)
+    job = Job.of(source.experiment(experiment), root, there, stale, **places)
     return Run(root, job, source, workers, add, examined.remarks).run()
 
 
@@ -464,13 +461,19 @@ class Run:
         not_done = rows[rows["status"].isin(NOT_DONE)]
         for place, reason in not_done[["place", "reason"]].itertuples(index=False):
             failures.setdefault(reason, []).append(place)
+        told = []
+        for reason, places in failures.items():
+            of = list(dict.fromkeys(places))
+            more = "; …" if len(of) > PLACES else ""
+            several = f"{len(of)} ({'; '.join(of[:PLACES])}{more})"  # 40 (ViT, a, 0.png; …)
+            told.append(f"{of[0] if len(of) == 1 else several}: {reason}")
         refused = rows[rows["status"] == "unsupported"].groupby("reason")["run_id"]
         ranked = refused.agg(["size", "nunique"]).sort_values("size", ascending=False)
         return RunSummary(
             self.store.root,
             len(plan.cells),
             self.images,
-            tuple(f"{_named(dict.fromkeys(of))}: {why}" for why, of in failures.items()),
+            tuple(told),
             tuple(
                 f"{counted(number, 'row')} in {counted(cells, 'cell')}: {why}"
                 for why, number, cells in ranked.itertuples()
@@ -478,15 +481,6 @@ class Run:
             kept,
             tuple(f"{'; '.join(blocks)}: {why}" for why, blocks in self.not_done.items()),
         )
-
-
-def _named(places: Iterable[str]) -> str:
-    """Places of one reason: "ViT, a, 2.png", or "40 (ViT, a, 0.png; ViT, a, 1.png; …)"."""
-    every = list(places)
-    if len(every) == 1:
-        return every[0]
-    more = "; …" if len(every) > PLACES else ""
-    return f"{len(every)} ({'; '.join(every[:PLACES])}{more})"
 
 
 @dataclass(frozen=True)

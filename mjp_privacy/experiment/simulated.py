@@ -33,6 +33,7 @@ from mjp_privacy.experiment.source import (
     ImageNote,
     ModelUploads,
     ModelVariants,
+    Names,
     Observation,
     UploadSource,
 )
@@ -78,10 +79,7 @@ class Simulated(UploadSource):
         return outline_model(config.model, whole=True, **config.loading())
 
     def foresee(
-        self,
-        cell: Cell,
-        names: Callable[[LoadedModel], Sequence[str]],
-        blocks: Sequence[Block],
+        self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
         """What the model's outline and the client's config tell; images make no difference."""
         yield foreseen(self.outline(cell.model), cell, names)
@@ -159,50 +157,44 @@ class SimulatedUploads(ModelUploads):
         return self.variants.of(block0, "float32", client.positions, client.adapters)
 
     def observe(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        records: Sequence[ImageRecord],
+        self, cell: Cell, names: Sequence[str], records: Sequence[ImageRecord]
     ) -> Observation:
         """Feed the images to the cell's client and compute its uploads, one for each round."""
-        patch = self.model.patch_size
-        feeding = Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
+        client, seed, memo = cell.client, self.seed, self.memo
+        feeding = Feeding(client, cell.setting, cell.gamma, self.model.patch_size, seed)
         photographs = torch.stack([self.images[record] for record in records])
         ids = tuple(record.image_id for record in records)
-        labels = self.memo.once(("labels", ids), lambda: self._labels(records, photographs))
-        read = ClientInput(photographs, labels, ids)
-        rounds = []  # of each round the inputs of its local steps
-        for number in range(cell.uploads or 1):
-            order = feeding.order(ids, number)
-            names_in_order = tuple(ids[place] for place in order.tolist())
-            ordered = ClientInput(photographs[order], labels[order], names_in_order)
-            steps = feeding.rounds_of_steps(number)
-            rounds.append([self._input(feeding, ordered, step) for step in steps])
-        first, plain = rounds[0][0], self._photographs(feeding, read, 0)
+        labels = memo.once(("labels", ids), lambda: self._labels(records, photographs))
+        rounds: list[list[ClientInput]] = []  # of each round the inputs of its local steps
+        for round in range(cell.uploads or 1):
+            order = feeding.order(ids, round)
+            fed = tuple(ids[place] for place in order.tolist())
+            images = photographs[order], labels[order], fed
+            steps = []
+            for number in feeding.rounds_of_steps(round):
+                feed = partial(feeding.input, *images, number)
+                steps.append(memo.once(("input", feeding, fed, number), feed))
+            rounds.append(steps)
+        first, plain = rounds[0][0], feeding.photographs(photographs, ids, 0)
         if not cell.uploads:
             return Observation(cell, photographs, plain, first, [self.model], [], first.labels)
         self._gradient_seconds = 0.0
-        models = self._models(cell, [steps[0] for steps in rounds])
-        updates = self._updates(cell, names, rounds, models)
+        models: list[LoadedModel] = []
+        updates: list[ClientUpdate] = []
+        model = self.variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
+        for round, steps in enumerate(rounds):
+            if round and client.server_lr:
+                before = rounds[round - 1][0]
+                key = ("model", cell.federation, before.image_ids, round)
+                model = self._timed(key, partial(moved, FedSGDClient(model, client), before))
+            known = {name for name, _ in model.named_parameters()}
+            wanted = [name for name in names if name in known]
+            key = ("update", cell.federation, steps[0].image_ids, round)
+            make = partial(make_upload, model, steps, client, names=wanted, round=round, seed=seed)
+            models.append(model)
+            updates.append(self._timed(key, make))
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
         return Observation(cell, photographs, plain, first, models, updates, first.labels, seconds)
-
-    def _photographs(self, feeding: Feeding, read: ClientInput, round: int) -> Tensor:
-        """The images as they enter this round: augmented, not shuffled."""
-        photographs: Tensor = self.memo.once(
-            ("photographs", feeding, read.image_ids, round),
-            lambda: feeding.photographs(read.images, read.image_ids, round),
-        )
-        return photographs
-
-    def _input(self, feeding: Feeding, read: ClientInput, round: int) -> ClientInput:
-        """The same shuffled, as the client feeds them."""
-        plain = self._photographs(feeding, read, round)
-        inputs: ClientInput = self.memo.once(
-            ("input", feeding, read.image_ids, round),
-            lambda: feeding.puzzled(plain, read.labels, read.image_ids, round),
-        )
-        return inputs
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
         """True labels; for an image without one, the intact model's prediction on that image."""
@@ -210,36 +202,6 @@ class SimulatedUploads(ModelUploads):
         if (labels < 0).any():
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
-
-    def _models(self, cell: Cell, rounds: Sequence[ClientInput]) -> list[LoadedModel]:
-        """The model that the clients train in each of these rounds."""
-        config = cell.client
-        models = [self.variants.of(cell.victim, cell.dtype, config.positions, config.adapters)]
-        for round, inputs in enumerate(rounds[:-1], 1):
-            if not config.server_lr:
-                models.append(models[0])
-                continue
-            client = FedSGDClient(models[-1], config)
-            key = ("model", federation_key(cell), inputs.image_ids, round)
-            models.append(self._timed(key, partial(moved, client, inputs)))
-        return models
-
-    def _updates(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        rounds: Sequence[Sequence[ClientInput]],
-        models: Sequence[LoadedModel],
-    ) -> list[ClientUpdate]:
-        """The client's upload in each round, which has one input for every local step."""
-        updates: list[ClientUpdate] = []
-        for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
-            parameters = {name for name, _ in model.named_parameters()}
-            wanted = [name for name in names if name in parameters]
-            key = ("update", federation_key(cell), steps[0].image_ids, round)
-            make = partial(make_upload, model, steps, cell.client, names=wanted)
-            updates.append(self._timed(key, partial(make, round=round, seed=self.seed)))
-        return updates
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
@@ -252,11 +214,6 @@ class SimulatedUploads(ModelUploads):
             return value
 
         return self.memo.once(key, timed)
-
-
-def federation_key(cell: Cell) -> tuple[Any, ...]:
-    """Everything in the config that a round's model and upload depend on; a key for `Memo`."""
-    return cell.victim, cell.setting, cell.gamma, cell.dtype, cell.client
 
 
 def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:

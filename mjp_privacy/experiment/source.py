@@ -31,7 +31,6 @@ from mjp_privacy.interfaces import (
     ClientUpdate,
     Pixels,
     Refusal,
-    Truth,
 )
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
@@ -43,6 +42,9 @@ IN_STEP_OF = "its client step also holds"
 """How the reason of an image begins that was lost with another one of its step."""
 RECENT = 2  # large values that a memo keeps
 
+Names = Callable[[LoadedModel], Sequence[str]]
+"""The parameters that a cell's clients upload, of a model."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -50,17 +52,6 @@ class Block:
 
     index: int
     records: Sequence[ImageRecord]
-
-    def broken(self, lost: Mapping[ImageRecord, str], batch: int) -> dict[ImageRecord, str]:
-        """Readable images that have no upload, with the reason: their client step, of `batch`
-        images, holds a lost one."""
-        reasons: dict[ImageRecord, str] = {}
-        for start in range(0, len(self.records), batch):
-            step = self.records[start : start + batch]
-            bad = [record.image_id for record in step if record in lost]
-            reason = f"{IN_STEP_OF} {', '.join(bad)}, which cannot be used"
-            reasons |= {record: reason for record in step if bad and record not in lost}
-        return reasons
 
 
 @dataclass(frozen=True)
@@ -71,11 +62,6 @@ class ImageNote:
     sha256: str  # of the file; "" if there is no file
     pixel_sha256: str  # "" if there are no pixels
     reason: str = ""  # why it cannot be used; "" if it can
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether the file is no image, in contrast to one whose recorded upload is faulty."""
-        return bool(self.reason) and not self.pixel_sha256
 
 
 class Memo:
@@ -142,8 +128,8 @@ class Observation:
     @cached_property
     def target(self) -> Tensor:
         """(m, C, S, S), what a reconstruction is compared with."""
-        truth = Truth(self.plain, None, self.inputs.image_ids)
-        return SETTINGS[self.cell.setting].target(truth, self.inputs)
+        against = SETTINGS[self.cell.setting].against
+        return self.inputs.images if against == "input" else self.plain
 
     @cached_property
     def view(self) -> AttackerView:
@@ -197,10 +183,7 @@ class ModelUploads(ABC):
 
     @abstractmethod
     def observe(
-        self,
-        cell: Cell,
-        names: Sequence[str],
-        records: Sequence[ImageRecord],
+        self, cell: Cell, names: Sequence[str], records: Sequence[ImageRecord]
     ) -> Observation:
         """What the cell's client and attacker have of these images.
 
@@ -212,9 +195,10 @@ class ModelUploads(ABC):
         """Why this source has no uploads of these images as an attack needs them, or None."""
         return None
 
-    @abstractmethod
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model whose accuracy is reported beside the cell's scores."""
+        """The float32 model whose accuracy is reported beside the cell's scores; recorded weights
+        include the client's position table."""
+        return self.variants.of(block0, "float32")
 
 
 class UploadSource(ABC):
@@ -260,16 +244,10 @@ class UploadSource(ABC):
 
     @abstractmethod
     def foresee(
-        self,
-        cell: Cell,
-        names: Callable[[LoadedModel], Sequence[str]],
-        blocks: Sequence[Block],
+        self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
         """Why the cell's attack will not apply to images of these blocks, as far as that is known
-        before weights or uploads are read; None of those to which it may.
-
-        names    the parameters that the cell's clients upload, of a model without weights
-        """
+        before weights or uploads are read; None of those to which it may."""
 
     @abstractmethod
     def check(self, store: RunStore) -> list[str]:

@@ -34,7 +34,7 @@ from mjp_privacy.experiment.code import SourceCode, SourceReader
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.source import Block, ModelUploads, UploadSource
+from mjp_privacy.experiment.source import IN_STEP_OF, Block, ModelUploads, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
@@ -200,10 +200,17 @@ class Worker:
         self, opened: OpenModel, uploads: ModelUploads, block: Block, cell: Cell
     ) -> CellResult:
         """One cell on a block: rows of the images that cannot be used, and of those attacked."""
-        unusable = {note.record: note.reason for note in uploads.notes if note.reason}
-        lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
+        unusable = {note.record: note for note in uploads.notes if note.reason}
+        lost: dict[ImageRecord, str] = {record: note.reason for record, note in unusable.items()}
+        for start in range(0, len(block.records), cell.client.batch):
+            step = block.records[start : start + cell.client.batch]
+            bad = [record.image_id for record in step if record in unusable]
+            reason = f"{IN_STEP_OF} {', '.join(bad)}, which cannot be used"
+            lost |= {record: reason for record in step if bad and record not in unusable}
         usable = [record for record in block.records if record not in lost]
-        status = "unreadable" if any(note.unreadable for note in uploads.notes) else "failed"
+        # a file that is no image has no pixels, in contrast to one whose upload is faulty
+        no_image = any(not note.pixel_sha256 for note in unusable.values())
+        status = "unreadable" if no_image else "failed"
         rows = without_scores(block.records, status, "").rows
         rows["reason"] = [lost.get(record, "") for record in block.records]
         if not usable:
@@ -254,7 +261,16 @@ class Worker:
             }
         )
         rows = pd.concat([of_image, result.rows.reset_index(drop=True)], axis=1)
-        wanted = {*left, *self._renewed(facts.run_id, code.digest, rows)}
+        # Numbers move with the images they are computed with, so that all rows of a block should
+        # be of one attack on it: what this code finished before and has now made as well goes, too.
+        # What failed now, or was ended by less time, stays as it was.
+        finished = self.finished(facts.run_id)
+        well = rows["status"].isin(("ok", "unscored"))
+        if f"{OVER}.diagnostic" in rows:
+            well &= rows[f"{OVER}.diagnostic"] != 1
+        made = rows.loc[well, "image_id"]
+        again = [name for name in made if name in finished and finished[name].code == code.digest]
+        wanted = {*left, *again}
         rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
         pictures = {name: of for name, of in result.pictures.items() if name in wanted}
         about = {
@@ -264,16 +280,3 @@ class Worker:
             "written": time.time(),
         }
         self.store.write(facts.run_id, block.index, rows, pictures, about)
-
-    def _renewed(self, run_id: str, code: str, rows: pd.DataFrame) -> list[str]:
-        """The images that were finished by the same code and were made again as well as before.
-
-        Numbers move with the images they are computed with, so that all rows of a block should be
-        of one attack on it. What failed now, or was ended by less time, stays as it was.
-        """
-        known = self.finished(run_id)
-        well = rows["status"].isin(("ok", "unscored"))
-        if f"{OVER}.diagnostic" in rows:
-            well &= rows[f"{OVER}.diagnostic"] != 1
-        made = rows.loc[well, "image_id"]
-        return [name for name in made if name in known and known[name].code == code]

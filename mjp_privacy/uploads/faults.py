@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError, format_error
@@ -111,7 +111,7 @@ def one_line(reason: object, folder: Path) -> str:
 
 SENT_AS = {"float32": ("F32", "F16", "BF16"), "float64": ("F64",)}
 """Types of an upload's tensors, by the precision in which the header says the client computed."""
-COPIED = WEIGHTS_FILE.advising("Record or copy it again.")
+COPIED = replace(WEIGHTS_FILE, do="Record or copy it again.")
 ROOM = 16
 """How many times the size of its weights file a model may have in memory. Half precision takes 2,
 tables for more patches than the file's a few more."""

@@ -31,7 +31,7 @@ from attacks.equations.span import combine, upload_span
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy import load_images, load_model
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HALF, rounded
 from mjp_privacy.client.upload import make_upload, noisy
@@ -254,8 +254,8 @@ def photographs() -> Tensor:
 def upload(kind: str, round: int = 0, setting: str = "c") -> ClientUpdate:
     """What an MJP client sends in this round; in setting a, one without MJP."""
     model, ids = trained(), [f"image {place}" for place in range(COUNT)]
-    named = {"patch_size": model.patch_size, "gamma": 0.27, "round": round, "seed": 0}
-    inputs = SETTINGS[setting].prepare(photographs(), torch.arange(COUNT), ids, **named)
+    feeding = Feeding(ClientConfig(), setting, 0.27, model.patch_size, 0)
+    inputs = feeding.input(photographs(), torch.arange(COUNT), ids, round)
     names = [TABLE, "unk_embed", PATCH, QKV]
     return make_upload(model, [inputs], ClientConfig(autocast=kind), names=names, round=round)
 

@@ -17,7 +17,7 @@ from attacks import ATTACKS
 from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy import load_model
 from mjp_privacy.client.config import ClientConfig, local_round
-from mjp_privacy.client.feeding import SETTINGS, augmented
+from mjp_privacy.client.feeding import Feeding, augmented
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
 from mjp_privacy.client.upload import (
     make_upload,
@@ -123,11 +123,9 @@ def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
 
 def steps_of(count: int) -> list[ClientInput]:
     """What a client of four images feeds in each local step."""
-    ids, named = [f"image {i}" for i in range(4)], {"patch_size": PATCH, "gamma": 0.5, "seed": 0}
-    return [
-        SETTINGS["c"].prepare(some_images(4), some_labels(4), ids, round=local_round(0, e), **named)
-        for e in range(count)
-    ]
+    feeding = Feeding(ClientConfig(steps=count), "c", 0.5, PATCH, 0)
+    images = some_images(4), some_labels(4), [f"image {i}" for i in range(4)]
+    return [feeding.input(*images, number) for number in feeding.rounds_of_steps(0)]
 
 
 def uploaded(steps: int = 1, **client: Any) -> ClientUpdate:

@@ -20,7 +20,7 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.feeding import SETTINGS, Feeding
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import Preprocessing, open_images
@@ -45,8 +45,8 @@ class Pictures:
 
     def fed(self, setting: str, *, gamma: float = 0.27, round: int = 0) -> ClientInput:
         """What a client feeds its model."""
-        how: dict[str, Any] = {"patch_size": 16, "gamma": gamma, "round": round, "seed": 0}
-        return SETTINGS[setting].prepare(self.images, self.labels, self.ids, **how)
+        feeding = Feeding(ClientConfig(), setting, gamma, 16, 0)
+        return feeding.input(self.images, self.labels, self.ids, round)
 
 
 @cache

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from attacks import find_attack
-from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.machine import free_bytes
 from mjp_privacy.experiment.cell import TOGETHER
@@ -39,10 +40,8 @@ def attacked(name: str, options: dict[str, object], device: str) -> torch.Tensor
     images = planted_images()
     labels = torch.arange(len(images))
     ids = [str(index) for index in range(len(images))]
-    rounds = [
-        SETTINGS["c"].prepare(images, labels, ids, patch_size=PATCH, gamma=0.27, round=r, seed=0)
-        for r in range(attack.uploads)
-    ]
+    feeding = Feeding(ClientConfig(), "c", 0.27, PATCH, 0)
+    rounds = [feeding.input(images, labels, ids, round) for round in range(attack.uploads)]
     client = FedSGDClient(model)
     updates = [client.update(inputs, names=list(attack.needs(model))) for inputs in rounds]
     pixels = Pixels(SIDE, model.card.mean, model.card.std)

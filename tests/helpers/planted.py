@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.feeding import SETTINGS, Feeding
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
 from mjp_privacy.metrics.pictures import psnr, quantise
@@ -44,12 +44,8 @@ def planted_view(
     images = planted_images(side=model.card.img_size) if images is None else images
     ids = [f"image {index}" for index in range(len(images))]
     labels = torch.arange(len(images)) % 10
-    rounds = [
-        SETTINGS[setting].prepare(
-            images, labels, ids, patch_size=model.patch_size, gamma=gamma, round=round, seed=0
-        )
-        for round in range(attack.uploads)
-    ]
+    feeding = Feeding(ClientConfig(), setting, gamma, model.patch_size, 0)
+    rounds = [feeding.input(images, labels, ids, round) for round in range(attack.uploads)]
     victim = with_closed_form_block(model) if attack.victim == "april_block" else model
     own = {name for name, _ in victim.named_parameters()}
     names = [name for name in attack.needs(victim) if name in own]

@@ -21,7 +21,7 @@ from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
-from mjp_privacy.experiment.config import parse_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import load_federation
@@ -113,7 +113,7 @@ def test_any_table(path: Path, rows: list[list[str]], end: str) -> None:
 
 
 CONFIGS = {
-    "experiment": (good.EXPERIMENT, lambda content: parse_experiment(content, "the config")),
+    "experiment": (good.EXPERIMENT, load_experiment),
     "training": (good.TRAINING, load_training),
     "federation": (good.FEDERATION, load_federation),
 }

@@ -188,9 +188,21 @@ class LocalEngine:
 
     def start(self, workers: Sequence[int]) -> None:
         """Start a process for each worker; where there is no memory for one, it is gone."""
+        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process"]
+        environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
         for number in workers:
+            if self.gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
             try:
-                self._processes[number] = self._started(number)
+                with self._log(number).open("a") as log:
+                    self._processes[number] = subprocess.Popen(
+                        [*program, str(self.job_file), str(number)],
+                        stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
+                        stdout=log,  # an attack may print what it likes
+                        stderr=log,
+                        env=environment,
+                        start_new_session=True,  # Ctrl-C reaches this process alone, which ends all
+                    )
             except OSError as error:
                 self._unstarted[number] = f"worker {number} could not be started: {error}"
 
@@ -218,21 +230,6 @@ class LocalEngine:
 
     def _log(self, number: int) -> Path:
         return self.job_file.parent / f"worker-{number}.log"
-
-    def _started(self, number: int) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
-        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process"]
-        with self._log(number).open("a") as log:
-            return subprocess.Popen(
-                [*program, str(self.job_file), str(number)],
-                stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
-                stdout=log,  # an attack may print what it likes
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
-            )
 
 
 def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:

@@ -45,7 +45,7 @@ from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import NO_MEMORY, News, Worker
-from mjp_privacy.uploads.folder import group_uploads, known_uploads
+from mjp_privacy.uploads.folder import known_uploads
 
 FOLDER = "work"
 END = "end"
@@ -91,8 +91,7 @@ class Job:
         if self.uploads is not None:
             folder = Path(self.uploads)
             known, _ = known_uploads(folder)
-            groups = group_uploads(known, self.limit, self.refused)
-            return Recorded(folder, groups, device, self.refused)
+            return Recorded(folder, known, device, self.refused, self.limit)
         opened = open_images(str(self.images), self.labels)
         by_name = {record.image_id: record for record in opened.records}
         if lost := [name for name in self.chosen if name not in by_name]:
