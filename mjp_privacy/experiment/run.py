@@ -199,7 +199,7 @@ class Run:
             keys = {str(columns.get("cell_key")) for columns in stored}
             file = file_of(self.root, job.experiment, keys, uploads=source.recorded, add=self.add)
             again = job.stale == "fresh"
-            self.worker = Worker.of(job.experiment, source, whole, job.made_with, again)
+            self.worker = Worker(job.experiment, source, whole, job.made_with, again)
             self.plan = self.worker.plan
             absent = source.check(whole)
             if job.stale == "ask":
@@ -245,7 +245,7 @@ class Run:
         started = start_engine(engine, self.job.path, on_gpu)
         with Coordinator(self.job, list(self.plan.blocks), started) as coordinator:
             for number, (model, blocks) in enumerate(self.plan.blocks.items()):
-                opened = OpenModel.of(self.plan, self.source, model)
+                opened = OpenModel(self.plan, self.source, model)
                 self._note_model(opened)
                 tasks = []
                 for block in blocks:
@@ -274,7 +274,7 @@ class Run:
             return
         run_ids: dict[Cell, str] = {}
         for model in self.plan.blocks:
-            opened = OpenModel.of(self.plan, self.source, model)
+            opened = OpenModel(self.plan, self.source, model)
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         cells, differing = worker.of_other_code(run_ids), dict[str, None]()

@@ -62,73 +62,61 @@ class News:
 class OpenModel:
     """A model of the plan, loaded or not, and the facts of its cells."""
 
+    plan: Plan
+    source: UploadSource
     name: str
-    uploads: ModelUploads | None  # None: it could not be loaded
-    facts: Mapping[Cell, CellFacts]
-    reason: str = ""  # why it could not be loaded
-    trace: str = ""  # the traceback, where it is no user's mistake
+    uploads: ModelUploads | None = field(default=None, init=False)  # None: it could not be loaded
+    reason: str = field(default="", init=False)  # why it could not be loaded
+    trace: str = field(default="", init=False)  # the traceback, where it is no user's mistake
 
-    @classmethod
-    def of(cls, plan: Plan, source: UploadSource, name: str) -> OpenModel:
-        """Load a model; what goes wrong is told by its rows, for other models still run."""
-        uploads: ModelUploads | None = None
-        reason, trace = "", ""
+    def __post_init__(self) -> None:
+        """Load it; what goes wrong is told by its rows, for other models still run."""
         try:
-            uploads = source.open(name)
+            self.uploads = self.source.open(self.name)
         except UserError as error:
-            reason = str(error)
+            self.reason = str(error)
         except Exception as error:
             if interrupted():
                 raise
-            reason = NO_MEMORY if out_of_memory(error) else format_error(error)
-            trace = format_traceback(error)
-        loaded = None if uploads is None else uploads.model
-        facts = {
-            cell: describe(cell, plan.experiment, source, loaded, reason)
-            for cell in plan.cells_of(name)
+            self.reason = NO_MEMORY if out_of_memory(error) else format_error(error)
+            self.trace = format_traceback(error)
+        loaded = None if self.uploads is None else self.uploads.model
+        self.facts: Mapping[Cell, CellFacts] = {
+            cell: describe(cell, self.plan.experiment, self.source, loaded, self.reason)
+            for cell in self.plan.cells_of(self.name)
         }
-        return cls(name, uploads, facts, reason, trace)
 
 
 @dataclass
 class Worker:
-    """What does a plan's work in one process: Worker.of(experiment, source, store, ...).
+    """What does a plan's work in one process: Worker(experiment, source, store, ...).
 
     again: whether images that other code finished are done again
     """
 
-    plan: Plan
+    experiment: Experiment
     source: UploadSource
     store: RunStore
-    codes: Mapping[Cell, SourceCode]
     made_with: Mapping[str, str | int]
     """Software and machine, which stand in the metadata of every file."""
     again: bool = False
     opened: OpenModel | None = None
     known: dict[str, dict[str, Unit]] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        experiment: Experiment,
-        source: UploadSource,
-        store: RunStore,
-        made_with: Mapping[str, str | int],
-        again: bool,
-    ) -> Worker:
+    def __post_init__(self) -> None:
         """Plan the work, and see which code would do it; recorded uploads were made before."""
-        plan, reader = make_plan(experiment, source), SourceReader()
-        codes = {
-            cell: reader.code_of(cell.attack.name, () if source.recorded else cell.client.defenses)
-            for cell in plan.cells
+        self.plan, reader = make_plan(self.experiment, self.source), SourceReader()
+        made_before = self.source.recorded
+        self.codes: Mapping[Cell, SourceCode] = {
+            cell: reader.code_of(cell.attack.name, () if made_before else cell.client.defenses)
+            for cell in self.plan.cells
         }
-        return cls(plan, source, store, codes, made_with, again)
 
     def open(self, name: str) -> OpenModel:
         """The model of this name; the one before is forgotten first, so that one is in memory."""
         if self.opened is None or self.opened.name != name:
             self.opened = None
-            self.opened = OpenModel.of(self.plan, self.source, name)
+            self.opened = OpenModel(self.plan, self.source, name)
         return self.opened
 
     def finished(self, run_id: str) -> dict[str, Unit]:

@@ -235,7 +235,7 @@ def test_an_address_where_no_ray_is(address: str | None, tmp_path: Path) -> None
         unused.bind(("127.0.0.1", 0))
         named = address or f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(UserError, match=f"--address {named}"):
-            RayEngine.of(EngineConfig("ray", address=named), tmp_path / "job.json", False)
+            RayEngine(EngineConfig("ray", address=named), tmp_path / "job.json", False)
 
 
 # Slurm --------------------------------------------------------------------------------------------

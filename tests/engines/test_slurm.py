@@ -95,7 +95,7 @@ def engine_in(folder: Path, on_gpu: bool = False, **options: Any) -> SlurmEngine
     job.parent.mkdir(parents=True, exist_ok=True)
     for number in range(10):
         task_file(job, number).write_text(f"0 {number} 0 1")
-    made = SlurmEngine.of(EngineConfig("slurm", **options), job, on_gpu)
+    made = SlurmEngine(EngineConfig("slurm", **options), job, on_gpu)
     made.interval = 0.0
     return made
 

@@ -238,10 +238,10 @@ def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
     if config.kind == "ray":
         from mjp_privacy.experiment.engines.ray import RayEngine
 
-        return RayEngine.of(config, job_file, on_gpu)
+        return RayEngine(config, job_file, on_gpu)
     if config.kind == "slurm":
         from mjp_privacy.experiment.engines.slurm import SlurmEngine
 
-        return SlurmEngine.of(config, job_file, on_gpu)
+        return SlurmEngine(config, job_file, on_gpu)
     gpus = visible_gpus() if on_gpu else ()
     return LocalEngine(job_file, workers_here(config, on_gpu), gpus)

@@ -36,38 +36,35 @@ OBJECT_STORE = 80_000_000  # bytes; workers give nothing back, so the least that
 
 @dataclass
 class RayEngine:
-    """RayEngine.of(EngineConfig("ray", workers=4), job.path, on_gpu=False).start([0, 1])"""
+    """RayEngine(EngineConfig("ray", workers=4), job.path, on_gpu=False).start([0, 1])"""
 
+    config: EngineConfig
     job_file: Path
-    gpus: float  # of a worker, which has one CPU
-    workers: int | None
-    head: str  # HOST:PORT
-    connected_here: bool  # False: whoever calls had connected to it before
+    on_gpu: bool
     interval: float = 0.1
     _running: dict[Any, int] = field(default_factory=dict, init=False)
     _room: int = field(default=1, init=False)
     _looked: float = field(default=0.0, init=False)
 
-    @classmethod
-    def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> RayEngine:
-        """The engine of these options, connected to its cluster."""
-        if config.gpus_per_task and not on_gpu:
+    def __post_init__(self) -> None:
+        """Connect to the cluster."""
+        config = self.config
+        if config.gpus_per_task and not self.on_gpu:
             raise UserError(
                 "gpus_per_task: this command computes on the CPU, so its tasks would hold GPUs "
                 "and not use them. Leave it out, or give the command on a machine with a GPU."
             )
-        gpus = (config.gpus_per_task or 1.0) if on_gpu else 0.0
-        known = ray.is_initialized()
-        if not known:
+        self.gpus = (config.gpus_per_task or 1.0) if self.on_gpu else 0.0  # beside one CPU
+        self.connected_here = not ray.is_initialized()  # else whoever calls was connected before
+        if self.connected_here:
             _connect(config.address, config.workers)
-        head = ray.get_runtime_context().gcs_address
-        return cls(job_file, gpus, config.workers, head, not known)
+        self.head = ray.get_runtime_context().gcs_address  # HOST:PORT
 
     @property
     def most(self) -> int:
         """As many workers as were asked for, or as the cluster has CPUs or GPUs for."""
         self._look()
-        return self.workers or self._room
+        return self.config.workers or self._room
 
     def start(self, workers: Sequence[int]) -> None:
         """Start a function for each worker, where there is room for it."""

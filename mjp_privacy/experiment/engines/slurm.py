@@ -91,21 +91,19 @@ class SlurmWorker:
 
 @dataclass
 class SlurmEngine:
-    """SlurmEngine.of(config, job.path, on_gpu=False).start([0, 1])"""
+    """SlurmEngine(config, job.path, on_gpu=False).start([0, 1])"""
 
-    job_file: Path
-    name: str  # of the jobs
     config: EngineConfig
+    job_file: Path
     on_gpu: bool
-    longest: int  # jobs that an array may have
     interval: float = 0.5
     _waiting: list[int] = field(default_factory=list, init=False)
     _jobs: dict[int, Job[None]] = field(default_factory=dict, init=False)
     _looked: float = field(default=0.0, init=False)
 
-    @classmethod
-    def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> SlurmEngine:
-        """The engine of these options; jobs of an earlier command are cancelled."""
+    def __post_init__(self) -> None:
+        """Cancel the jobs of an earlier command, and see how long an array may be."""
+        job_file = self.job_file
         if "%" in str(job_file):
             raise UserError(
                 f"--engine slurm: expected a run folder without % in its path, got "
@@ -116,8 +114,8 @@ class SlurmEngine:
         run = re.sub(r"[^A-Za-z0-9]+", "-", job_file.parent.parent.name)[:40]
         settings = output("scontrol", "show", "config") or ""
         longest = re.search(r"^MaxArraySize\s*=\s*(\d+)", settings, re.MULTILINE)
-        name = f"mjp-{run}-{secrets.token_hex(4)}"
-        return cls(job_file, name, config, on_gpu, max(1, int(longest[1])) if longest else 1)
+        self.name = f"mjp-{run}-{secrets.token_hex(4)}"  # of the jobs
+        self.longest = max(1, int(longest[1])) if longest else 1
 
     @property
     def most(self) -> int:

@@ -197,7 +197,7 @@ def _worker(job_file: str, written_at: int) -> Worker:
     watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
     store, again = RunStore(Path(job.root)), job.stale == "fresh"
-    return Worker.of(job.experiment, job.source(), store, job.made_with, again)
+    return Worker(job.experiment, job.source(), store, job.made_with, again)
 
 
 def last_words(log: Path) -> str:
