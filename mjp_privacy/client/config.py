@@ -84,14 +84,14 @@ class ClientConfig:
     """Optimiser of the local steps."""
     momentum: Momentum = 0.0
     """Momentum of SGD; the velocity starts at zero in every upload."""
-    lora: PerhapsAdapters = ""
-    """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
-    layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
-    train: Literal["all", "head"] = "all"
-    """head: linear probing, the classifier alone is trained and sent while all else is frozen."""
     autocast: Literal["none", "fp16", "bf16"] = "none"
     """Half precision in which products of matrices and convolutions are computed, as
     `torch.autocast` does (`client.autocast`); the weights and what is sent stay in float32."""
+    train: Literal["all", "head"] = "all"
+    """head: linear probing, the classifier alone is trained and sent while all else is frozen."""
+    lora: PerhapsAdapters = ""
+    """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
+    layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
 
     @property
     def adapters(self) -> LowRank | None:
