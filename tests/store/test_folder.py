@@ -155,7 +155,9 @@ def test_readers_in_mid_run_see_whole_states(store: RunStore) -> None:
     threads = [threading.Thread(target=work) for work in (run, look, look, look, look)]
     for thread in threads:
         thread.start()
-    time.sleep(3)
+    until = time.monotonic() + 60
+    while min(read[0], latest[0]) < 20 and not faults and time.monotonic() < until:
+        time.sleep(0.1)
     stop.set()
     for thread in threads:
         thread.join()
