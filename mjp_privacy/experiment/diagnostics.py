@@ -251,14 +251,14 @@ def batch_labels(view: AttackerView, images: Tensor, model: LoadedModel) -> Tens
         return None
     with torch.no_grad(), inputs_of(model, [layer]) as seen:
         model(model.normalize(images.nan_to_num(0.5).to(model.like)))
-    features, sent = seen[layer].double(), gradient(view, update, HEAD)[0].double()
-    if features.shape != (len(images), sent.shape[1]):
+    features, sent = seen[layer].double().cpu(), gradient(view, update, HEAD)[0].double().cpu()
+    if features.shape != (len(images), sent.shape[1]) or not bool(features.isfinite().all()):
         return None
     errors = torch.linalg.lstsq(features.mT, sent.mT).solution  # (B, classes)
     if view.labels is None:
         return errors.argmin(1)
-    known = view.labels.to(errors.device)
-    return known[linear_sum_assignment(errors[:, known].cpu().numpy())[1]]
+    known = view.labels.cpu()
+    return known[linear_sum_assignment(errors[:, known].numpy())[1]]
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------

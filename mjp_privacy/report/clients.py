@@ -347,10 +347,11 @@ def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
     there is any. Where one of `mjp list defenses` is compared with none it is a client with this
     one, best without MJP; else one with MJP, with another defence, or the undefended."""
-    used = {client.cell.defenses for client in clients} - {""}
+    used = {client.cell.defenses for client in clients}
+    compared = len(used) == 2 and "" in used
 
     def rank(client: Client) -> tuple[bool, ...]:
-        if len(used) == 1:
+        if compared:
             return not client.matching, not client.cell.defenses, client.masks
         return not client.matching, not client.masks, not client.defended
 

@@ -35,7 +35,7 @@ from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, 
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.modules import Channels
 from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
-from mjp_privacy.uploads.leak import Leak, Reconstructed
+from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
@@ -359,6 +359,8 @@ def _run(
         labels = batch_labels(seen, images, models[0])
         fit = None if labels is None else gradient_fit(seen, images, None, models, labels=labels)
     residuals, factors, scaled = fit or (None, None, None)
+    if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
+        labels = None  # features of other pictures tell nothing
     for values in fit or ():
         values[list(reasons)] = torch.nan
     checked = judged(seen, images, made.diagnostics, doubts)

@@ -57,7 +57,8 @@ class Reconstructed:
     """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
     scaled: Tensor | None = None  # (m,) the residuals of f g(image)
     labels: Tensor | None = None
-    """(m,) of a batch: the class of each picture, as the classifier's gradient tells it."""
+    """(m,) of a batch whose pictures explain the gradient: the class of each, as the classifier's
+    gradient tells it."""
     misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
@@ -213,8 +214,10 @@ class Leak:
         """The attacks that made pictures, the best first; of equals, the simplest."""
 
         def coarse(check: float) -> float:
-            """The number as far as it tells attacks from each other."""
-            return math.inf if math.isnan(check) else float(f"{max(check, ROUNDING):.{DIGITS}g}")
+            """The number as far as it tells attacks from each other: of mixtures none does."""
+            if math.isnan(check) or (self.batch > 1 and check >= EXPLAINED):
+                return math.inf
+            return float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
         def rank(made: Reconstructed) -> tuple[float, ...]:
             in_order = self.moved and "shuffled alone" in traits_of(made.attack)
@@ -399,12 +402,15 @@ def of_batch(best: Reconstructed) -> str:
     whether they explain the gradient together."""
     assert best.images is not None
     of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
-    explained = _explained(best, 0.0)
+    explained, known = _explained(best, 0.0), not math.isnan(best.residual)
+    left = f"the uploaded gradient (residual {best.residual:.2g})"
     whole = f"As a whole {best.attack}'s batch {explained}" if explained else ""
     if whole and best.labels is not None:
         whole += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
     if best.verified:
         others = len(best.images) - best.verified
+        if known and not whole and not others:
+            whole = f"But as a whole they leave a part of {left}: {NOT_ASSUMED}."
         return (
             f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
             f"marks them, {AS_DECLARED}{'; all others are guesses' if others else ''}."
@@ -412,10 +418,11 @@ def of_batch(best: Reconstructed) -> str:
         )
     if whole:
         return f"{whole} That is no proof of good pictures: look at them (.show())."
-    return (
-        f"Nothing in the upload tells whether {best.attack}'s {of} are the client's. That is no "
-        "evidence of safety: look at them (.show())."
-    )
+    if known:
+        said = f"{best.attack}'s pictures do not have {left}"
+    else:
+        said = f"Nothing in the upload tells whether {best.attack}'s {of} are the client's"
+    return f"{said}. That is no evidence of safety: look at them (.show())."
 
 
 # the picture --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_a_feeds_the_plain_image_b_and_c_the_shuffled_one() -> None:
     images, facts = some_images(3), {"gamma": 0.9, "round": 2, "seed": 5}
     mask, permutation = draw_masks(IDS[:3], grid=4, **facts)
     shuffled = shuffle_patches(images, permutation, PATCH)
-    assert list(SETTINGS) == ["a", "b", "c"]
+    assert [SETTINGS[name].against for name in ("a", "b", "c")] == ["plain", "input", "plain"]
     for setting, expected in (("a", images), ("b", shuffled), ("c", shuffled)):
         inputs = fed(3, setting=setting, **facts)
         assert torch.equal(inputs.images, expected)

@@ -120,6 +120,7 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # one other defence beside none is what the run asks about; with several it is MJP
     ([PLAIN_LINE, *span(11.0), *defended("prune 0.1")], {"main": "plain, prune 0.1"}),
     ([PLAIN_LINE, *defended("prune 0.1"), *defended("int8"), TWO], {"main": "MJP γ .27"}),
+    (defended("prune 0.1"), {"main": "MJP γ .27, prune 0.1"}),
     ([FAILED], {"verdict": "Not shown|every attack|failed"}),
     ([HALF_FAILED], {"verdict": "!every attack"}),
     ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
@@ -188,7 +189,9 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
             assert (word.removeprefix("!") in said[part]) != word.startswith("!"), said[part]
 
 
-@pytest.mark.parametrize(("psnr", "code"), [(["failed"], 3), (["failed", 9.0], 0)])
+@pytest.mark.parametrize(
+    ("psnr", "code"), [(["failed"], 3), (["unsupported"], 0), (["failed", 9.0], 0)]
+)
 def test_a_report_without_any_picture_ends_as_one_that_failed(
     tmp_path: Path, psnr: list[Any], code: int
 ) -> None:

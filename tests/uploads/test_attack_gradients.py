@@ -254,6 +254,18 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert "batch_span" not in note  # only what ran is explained
 
 
+def test_classes_of_pictures_that_do_not_explain_the_gradient_are_not_told() -> None:
+    """The gradient has the other sign: pictures are certain, their classes and the loss are not."""
+    model = planted_model(img_size=8, depth=3)
+    sent = gradient_of(model, planted_images(2, 8), torch.tensor([3, 5]))
+    turned = {name: -gradient for name, gradient in sent.items()}
+    chosen = {"patch_gradient": {}, "layer_span": STATIONARY}
+    leak = attack_gradients(model, turned, batch=2, attacks=chosen)
+    assert leak.best.is_certain
+    assert all(made.labels is None for made in leak)
+    assert f"residual {leak.best.residual:.2g}" in leak.verdict
+
+
 def test_where_nothing_is_verified_the_best_is_made_for_batches(wide: LoadedModel) -> None:
     chosen = {"patch_gradient": {}, "batch_span": STATIONARY}
     leak = attack_gradients(wide, step(wide, 0, 1), batch=2, attacks=chosen)
