@@ -88,8 +88,8 @@ class Recording:
     """Number of private training images; all rounds and probes use the same ones."""
     probes: Annotated[tuple[Probe, ...], Many] = (Probe(),)
     parameters: Annotated[tuple[ParameterName, ...], Field(min_length=1), Many] | None = None
-    """Parameters whose tensors are written down; None: the embeddings', block 0's and those that
-    the config's attacks read."""
+    """Parameters whose tensors are written down; None: the embeddings', those of block 0's
+    linear layers and those that the config's attacks read."""
 
 
 @schema

@@ -40,7 +40,7 @@ CLOSED_FORM = (
         for kind in ("weight", "bias")
     ),
 )
-"""The parameters that closed forms read of one picture: the embeddings and block 0."""
+"""The parameters that closed forms read of one picture: embeddings, block 0's linear layers."""
 
 
 @dataclass

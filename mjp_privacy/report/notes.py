@@ -29,7 +29,8 @@ NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 FEW = 10
-"""Images below which a percentile bootstrap covers the mean clearly less often than 95 %."""
+"""Images below which intervals are said to be too narrow: of ten normal values a percentile
+bootstrap of 95 % covers the mean in 89 % of cases, of five in 84 %, of two in 50 %."""
 
 CAVEATS = (
     "Row (3), DeiT-S+MJP (w/o) in setting (a), repeats all five scores of row (2), DeiT-S+MJP in "
