@@ -6,8 +6,8 @@
 
 A model of configs/ladder_ablations.yaml is trained where RUNS/LABEL/model.safetensors is there, or
 where it comes with the package. What an earlier command with the same --out did is not done again,
-unless the model was trained anew. results/ablations gets summary.csv, rows.parquet and
-tradeoff.png; then `make results-check` writes its tables. What these files say of models that are
+unless the model was trained anew. results/ablations gets summary.csv and rows.parquet;
+then `make results-check` writes its tables. What these files say of models that are
 not here stays, so several machines can share the trainings:
 
     python -m tools.ablations --only H_0 H_1 …
@@ -25,11 +25,9 @@ with E_unk 85 s, E and F four minutes (`patch_jigsaw` sorts seven uploads a pict
 import argparse
 import hashlib
 import json
-import math
-import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +36,8 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock
-from mjp_privacy.report.tradeoff import TradeoffPoint, draw_tradeoff
 from tools import published_rows
-from tools.published_rows import read, short_commits
-from tools.trained_rows import ANY, ONE, Clients, clients
+from tools.published_rows import short_commits
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
@@ -117,54 +113,6 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
     facts = {"commit": _commits(run), "source": SOURCE, "models": {*frames[0]["model"]}}
     published_rows.write([run], folder / "rows.parquet", order=order, **facts)
     merged.to_csv(summary, index=False)
-    draw(folder)
-
-
-def draw(folder: Path) -> None:
-    """Make tradeoff.png of the other two files of results/ablations."""
-    models = pd.read_csv(folder / "summary.csv").set_index("model")
-    attacked = clients(folder / "rows.parquet")
-    greys = read(folder / "rows.parquet").rows.drop_duplicates("image_id")["grey_psnr"]
-    panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
-    draw_tradeoff(
-        {
-            name: list(tradeoff_points(models, attacked, scope, float(greys.mean())))
-            for name, scope in panels.items()
-        },
-        folder / "tradeoff.png",
-        floors=dict.fromkeys(panels, float(greys.mean())),
-        bars="95 % intervals of all seeds",
-    )
-
-
-def tradeoff_points(
-    models: pd.DataFrame, attacked: Clients, scope: str, grey: float
-) -> Iterator[TradeoffPoint]:
-    """Accuracy and leakage of each row as its first client, the mean over its seeds: bars reach
-    from the lowest to the highest end of the seeds' intervals. Where no attack applies a model
-    stands at the floor, as in every chart. scope: ONE or ANY, which is ONE where none took more."""
-    seeds: dict[str, list[str]] = {}
-    for label in attacked:
-        seeds.setdefault(label.rpartition("_")[0], []).append(label)
-    for name, labels in seeds.items():
-        first = [next(iter(attacked[label].values())) for label in labels]
-        lines = [of_seed.get(scope, of_seed[ONE]) for of_seed in first]
-        leaks = [line.psnr if line.psnr.n else None for line in lines]
-        top1, facts = models.loc[labels], lines[0].facts
-        masks = re.fullmatch("[GHIJ]|gamma.*", name)
-        yield TradeoffPoint(
-            label=name.replace("gamma_", "γ ") + (" as fed" if facts["setting"] == "b" else ""),
-            family="none" if facts["setting"] == "a" else "MJP" if masks else "other",
-            strength=facts["gamma"] if re.match("gamma|J", name) else math.nan,
-            accuracy=float(top1["top1"].mean()),
-            accuracy_low=float(top1["top1_low"].min()),
-            accuracy_high=float(top1["top1_high"].max()),
-            leakage=sum(leak.mean if leak else grey for leak in leaks) / len(leaks),
-            leakage_low=min(leak.low if leak else grey for leak in leaks),
-            leakage_high=max(leak.high if leak else grey for leak in leaks),
-            n=lines[0].figure("of"),
-            not_reached=0 if any(leaks) else lines[0].figure("of"),
-        )
 
 
 def _commits(run: Path) -> str:

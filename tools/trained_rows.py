@@ -92,7 +92,7 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
             rows.append([*(facts if not place else [""] * len(facts)), client, *leaks])
     heads = ["row", *(head for head, _ in MEASURES.values())]
     heads += ["paper: top-1, Diff. Norm., consistency", "attacked as"]
-    for scope in ("one upload", "six uploads"):
+    for scope in ("one upload, earlier attacks", "six uploads"):
         heads += [f"{scope}: {figure}" for figure in ("exact", "≥ 20 dB", "mean dB")]
     return heads, rows
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from mjp_privacy.core.files import lock
-from mjp_privacy.report.tradeoff import TradeoffPoint
 from tests.helpers.report_rows import intact
 from tests.tools.test_publish import planted_run
 from tools import ablations
@@ -88,29 +86,19 @@ def test_fewer_images_labels_of_no_model_and_a_second_command_are_refused(
     assert commands == []
 
 
-def test_what_is_published_of_other_models_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_published_of_other_models_stays(tmp_path: Path) -> None:
     """Two machines publish into one folder; the second has an older attack of the first's model."""
-    drawn: list[dict[str, float]] = []
-
-    def draw(panels: Mapping[str, Sequence[TradeoffPoint]], path: Path, **_: object) -> None:
-        drawn.append({point.label: point.leakage for point in panels["one upload"]})
-
-    monkeypatch.setattr(ablations, "draw_tradeoff", draw)
     folder, order = tmp_path / "published", ["A_0", "B_0", "G_0"]
     first = published_run(tmp_path / "1" / "attack", {"G_0": 20.0})
     second = published_run(tmp_path / "2" / "attack", {"G_0": 9.0, "A_0": 30.0})
     for label, run in (("G_0", first), ("A_0", second)):
         summary = run.parent / "summary.csv"
-        line = {"model": label, "top1": 60.0, "top1_low": 59.0, "top1_high": 61.0}
-        pd.DataFrame([line]).to_csv(summary, index=False)
+        pd.DataFrame([{"model": label, "top1": 60.0}]).to_csv(summary, index=False)
         ablations.publish(summary, run, folder, order)
     assert list(pd.read_csv(folder / "summary.csv")["model"]) == ["A_0", "G_0"]
     rows = read(folder / "rows.parquet").rows
     assert dict(zip(rows["model"], rows["psnr"], strict=True)) == {"A_0": 30.0, "G_0": 20.0}
     assert [*dict.fromkeys(rows["model"])] == ["A_0", "G_0"]
-    assert drawn == [{"G": 20.0}, {"A": 30.0, "G": 20.0}]
 
 
 def published_run(folder: Path, psnr: dict[str, float]) -> Path:

@@ -15,8 +15,7 @@ from mjp_privacy.training.config import load_training
 from tests.helpers.report_rows import intact
 from tests.tools.test_publish import planted_run
 from tools import published_rows, trained_rows
-from tools.ablations import tradeoff_points
-from tools.trained_rows import ANY, ONE, by_row, clients, printed_rows, seed_noise
+from tools.trained_rows import by_row, printed_rows, seed_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = (0, 1)
@@ -88,22 +87,6 @@ def test_differences_are_of_rows_with_every_seed(tmp_path: Path) -> None:
     assert cells["C"][1] == "-4.9"
     _, ((_, count, widest, *_),) = trained_rows.table({"noise": spec}, tmp_path)
     assert (count, widest) == ("2", "2.00")
-
-
-def test_the_chart_shows_each_row_as_its_first_client(results: Path) -> None:
-    models = pd.read_csv(results / "summary.csv").set_index("model")
-    attacked = clients(results / "rows.parquet")
-    one, several = (
-        {point.label: point for point in tradeoff_points(models, attacked, scope, 12.0)}
-        for scope in (ONE, ANY)
-    )
-    assert [*one] == ["G", "B"]  # D was not attacked
-    g = one["G"]
-    assert (g.accuracy, g.accuracy_low, g.accuracy_high) == (62.0, 59.0, 65.0)
-    assert (g.leakage, g.family) == (23.75, "MJP")
-    assert g.leakage_low < 21.0 < 26.5 < g.leakage_high
-    assert several["G"].leakage == 90.0
-    assert (several["B"].leakage, one["B"].unattacked) == (12.0, True)
 
 
 def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None:
