@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -15,11 +14,8 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.batches import differences, superposed
-from attacks.equations.lattice_pictures import NormTest
 from attacks.equations.layers import FOUND, LayerSpans
 from attacks.equations.patch_system import patch_system
-from attacks.lattice.cost import Frame
-from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import labels_of_batch
@@ -32,7 +28,7 @@ from mjp_privacy.models.modules import load_module
 from tests.helpers.models import planted_model
 from tests.helpers.planted import best, changed, planted_images, planted_view
 
-SIDE, BATCH, PATCHES = 8, 3, 4
+SIDE, BATCH = 8, 3
 MATCHING = {"prior_weight": 1e-6, "steps": 40, "restarts": 1}
 
 
@@ -67,24 +63,6 @@ def normalised(view: AttackerView, images: Tensor) -> Tensor:
 
 
 # batch_span ---------------------------------------------------------------------------------------
-
-
-def test_off_the_span_of_the_differences_every_picture_and_the_mean_are_exact() -> None:
-    images = planted_images(BATCH, SIDE)
-    view = seen(images, BATCH)
-    system = patch_system(view, view.updates[0])
-    true, guess = (
-        normalised(view, images),
-        superposed(view, view.updates[0], system, 0, "stationary"),
-    )
-    assert len(guess.basis) == PATCHES * (BATCH - 1)
-    for picture in (*true, true.mean(0)):
-        for known in (guess.mean, guess.smoothest, guess.span.complement):
-            assert float(guess.span.off(picture - known).abs().max()) < 1e-8
-    differing = (true[1:] - true[:1]).flatten(0, 1)
-    assert float(guess.span.off(differing).abs().max()) < 1e-8
-    assert float((differing @ guess.basis.mT).norm()) > 0.9 * float(differing.norm())
-    assert torch.allclose(guess.pictures(BATCH).mean(0), guess.mean)
 
 
 def test_a_batch_of_one_picture_over_and_over_is_exact() -> None:
@@ -225,32 +203,6 @@ def test_every_picture_of_a_batch_comes_back(batch: int, biases: float) -> None:
     assert exact(found.images, images) == [True] * batch
     assert found.diagnostics["certain"].tolist() == [1.0] * batch
     assert found.diagnostics["lattice_found"].tolist() == [1.0] * batch
-
-
-@pytest.mark.parametrize(
-    ("model", "dtype", "told"),
-    [
-        ({"biases": 1e-4}, torch.float64, True),
-        ({"biases": 1e-4}, torch.float32, False),
-        ({"biases": 0.0}, torch.float64, False),
-        ({"embed_dim": 8}, torch.float64, False),  # too many tokens
-    ],
-    ids=str,
-)
-def test_a_patch_is_told_by_itself_where_biases_show_above_rounding(
-    model: dict[str, Any], dtype: torch.dtype, told: bool
-) -> None:
-    images = eight_bit(2)
-    view = of_lattice(images, lattice_model(**model))
-    update = replace(view.updates[0], dtype=dtype)
-    frame = Frame.of(torch.ones(1, 193), view.pixels.mean, view.pixels.std, 8)
-    test = NormTest.of(view, update, 0, 2, frame)
-    assert (test is not None) == told
-    if test is not None:
-        one, other = np.rint(255 * to_patches(images, 8).numpy())
-        alone = test.along(other - one)
-        passes = [len(alone.passed(x, 2, *sums_of(4, 0))) for x in (one[2], other[2], one[2] + 1)]
-        assert passes == [1, 1, 0]
 
 
 def test_small_biases_magnify_rounding_and_patches_still_pass() -> None:

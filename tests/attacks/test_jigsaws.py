@@ -4,20 +4,21 @@ that shuffle patches and mask none."""
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.jigsaw import border_costs, solve
-from attacks.patch_variants import MASKED, agreed, sorted_patches
+from attacks.budget import limited
+from attacks.jigsaw import solve
+from attacks.patch_variants import MASKED
 from mjp_privacy.data import Preprocessing, load_images, open_images
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import (
     blockwise_mask,
-    draw_masks,
     shuffle_patches,
     shuffled_order,
     to_patches,
@@ -80,24 +81,20 @@ def test_everything_masked_gives_a_permutation_with_neighbours_together() -> Non
     assert (at[:, 1:] - at[:, :-1] == 1).double().mean() > 0.5
 
 
-def test_true_neighbours_fit_best_and_costs_are_finite(photographs: Tensor) -> None:
-    """Also those of flat and of tiny patches."""
-    costs = border_costs(to_patches(photographs[0], PATCH), PATCH)
-    places = PLACES.view(GRID, GRID)
-    for cost, first, step in zip(costs, (places[:, :-1], places[:-1]), (1, GRID), strict=True):
-        nearest = cost.fill_diagonal_(torch.inf)[first.flatten()].argmin(1)
-        assert (nearest == first.flatten() + step).double().mean() > 0.7
-    for patch in (1, 2, 4):
-        patches = torch.full((4, 3 * patch * patch), 0.5)
-        patches[0] = 0
-        for cost in border_costs(patches, patch):
-            assert cost.isfinite().all()
-            assert (cost >= 0).all()
+def test_a_jigsaw_is_put_together_as_far_as_time_allows() -> None:
+    pieces = torch.rand(36, 3 * 16 * 16, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(36, dtype=torch.bool)
+    began = time.thread_time()
+    with limited(0.05) as budget:
+        order = solve(pieces, mask, pieces, grid=6, patch_size=16, rounds=1_000_000)
+    assert budget.cut == {0}
+    assert time.thread_time() - began < 1.0
+    assert sorted(order.tolist()) == list(range(36))
 
 
 # patch_jigsaw -------------------------------------------------------------------------------------
 
-COUNT, SIZE, CIFAR_PATCH = 6, 56, 7
+COUNT, SIZE = 6, 56
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +112,11 @@ def found(enlarged: Tensor, uploads: int) -> tuple[Tensor, Tensor]:
     return psnr(images.cpu().float(), enlarged), psnr(fed.images, enlarged)
 
 
-def test_one_upload_gives_most_pictures_back_in_order(enlarged: Tensor) -> None:
-    sorted_pictures, fed = found(enlarged, 1)
+@pytest.mark.parametrize(("uploads", "least"), [(1, 3), (4, 5)])
+def test_most_pictures_come_back_in_order(enlarged: Tensor, uploads: int, least: int) -> None:
+    sorted_pictures, fed = found(enlarged, uploads)
     assert float(fed.max()) < 30
-    assert int((sorted_pictures > 60).sum()) >= 3
+    assert int((sorted_pictures > 60).sum()) >= least
     assert bool((sorted_pictures > fed - 0.1).all())
 
 
@@ -127,21 +125,3 @@ def test_pictures_with_masked_patches_are_left_to_other_attacks(enlarged: Tensor
     view, _ = planted_view(load_model("cifar_vit_mjp"), attack, "c", images=enlarged)
     reasons = attack.run(view, generator=torch.Generator()).inapplicable
     assert reasons == dict.fromkeys(range(COUNT), MASKED)
-
-
-@pytest.mark.parametrize(("uploads", "gamma"), [(3, 0.8), (8, 0.27)])
-def test_uploads_agree_on_places_and_sort_the_rest(
-    enlarged: Tensor, uploads: int, gamma: float
-) -> None:
-    """Three that shuffle nearly all agree on few places, and on some by chance."""
-    patches = to_patches(enlarged[:1], CIFAR_PATCH)[0]
-    given = {"grid": 8, "gamma": gamma, "seed": 1}
-    orders = [draw_masks(["i"], **given, round=round)[1][0] for round in range(uploads)]
-    rounds = torch.stack([patches[order] for order in orders])
-    placed, free = agreed(rounds)
-    if uploads == 3:
-        assert int(free.sum()) > 20
-    else:
-        assert int(free.sum()) <= 4
-        assert torch.equal(placed[~free], patches[~free])
-    assert torch.equal(sorted_patches(rounds, CIFAR_PATCH), patches)

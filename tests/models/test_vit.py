@@ -25,7 +25,7 @@ from mjp_privacy.models.mjp_vit import (
     principal_directions,
     with_closed_form_block,
 )
-from mjp_privacy.models.sizes import LowRank, Variant, low_rank
+from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.spec import METADATA
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
@@ -438,17 +438,3 @@ def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
         with_adapters(loaded, LowRank(2), seed=0)
     with pytest.raises(UserError, match=r"24.*blocks.0.attn.qkv.weight.*25"):
         with_adapters(tiny(), LowRank(25), seed=0)
-
-
-def test_adapters_are_a_line_of_text_and_a_mistake_is_named() -> None:
-    for adapters in (LowRank(1), BOTH, LowRank(2, ("proj",), head=False)):
-        assert low_rank(adapters.text) == adapters
-    for given, word in (
-        ("rank 4", "'rank 4'"),
-        ({"targets": ["qkv"]}, "rank"),
-        ({"rank": 4, "targets": ["query"]}, "'query'"),
-        ({"rank": 4, "targets": ["qkv", "qkv"]}, "qkv, qkv"),
-        ({"rank": 4, "target": ["qkv"]}, "targets"),
-    ):
-        with pytest.raises(UserError, match=word):
-            low_rank(given)

@@ -70,6 +70,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
+    (beside("module.cls_token", 1, 1, 24), {}, "'cls_token' and 'module.cls_token'"),
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
     (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
     (without(), {"name": "vit_tiny_patch16_224"}, "vit_tiny_patch16_224: width 192, patch 16"),
@@ -130,6 +131,7 @@ ODD: list[tuple[Any, str]] = [
     (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
     ([torch.zeros(2)], "list"),
     ({}, "weights.pth"),
+    ({"conv1.weight": torch.zeros(1)}, "conv1.weight"),
     ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
     ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
     ({f"t{i}": 0 for i in range(10_001)}, "10001"),
@@ -200,7 +202,11 @@ WRONG: dict[str, list[Any]] = {
     "activation": WORD,
     "norm_eps": [0, -1e-6, 2, "1e-6", True, []],
     "trained_gamma": [-0.1, 1.1, "0.3", True, [0.3]],
-    "adapters": ["", {"rank": 0}, "{rank: 4, head: 3}", {"targets": ["qkv"]}, [4], True],
+    "adapters": [
+        *("", {"rank": 0}, "{rank: 4, head: 3}", {"targets": ["qkv"]}, [4], True, "rank 4"),
+        *({"rank": 4, "targets": names} for names in (["query"], ["qkv", "qkv"])),
+        {"rank": 4, "target": ["qkv"]},
+    ],
 }
 TEXTS = ["", "nothing", "{", "NaN", "[NaN, 1, 1]", "[" * 30_000, "9" * 5000, "\x00"]
 
