@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.batches import differences, superposed
+from attacks.equations.lattice_pictures import NormTest
 from attacks.equations.layers import FOUND, LayerSpans
 from attacks.equations.patch_system import patch_system
+from attacks.lattice.cost import Frame
+from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import labels_of_batch
@@ -203,6 +207,32 @@ def test_every_picture_of_a_batch_comes_back(batch: int, biases: float) -> None:
     assert exact(found.images, images) == [True] * batch
     assert found.diagnostics["certain"].tolist() == [1.0] * batch
     assert found.diagnostics["lattice_found"].tolist() == [1.0] * batch
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "told"),
+    [
+        ({"biases": 1e-4}, torch.float64, True),
+        ({"biases": 1e-4}, torch.float32, False),
+        ({"biases": 0.0}, torch.float64, False),
+        ({"embed_dim": 8}, torch.float64, False),  # too many tokens
+    ],
+    ids=str,
+)
+def test_a_patch_is_told_by_itself_where_biases_show_above_rounding(
+    model: dict[str, Any], dtype: torch.dtype, told: bool
+) -> None:
+    images = eight_bit(2)
+    view = of_lattice(images, lattice_model(**model))
+    update = replace(view.updates[0], dtype=dtype)
+    frame = Frame.of(torch.ones(1, 193), view.pixels.mean, view.pixels.std, 8)
+    test = NormTest.of(view, update, 0, 2, frame)
+    assert (test is not None) == told
+    if test is not None:
+        one, other = np.rint(255 * to_patches(images, 8).numpy())
+        alone = test.along(other - one)
+        passes = [len(alone.passed(x, 2, *sums_of(4, 0))) for x in (one[2], other[2], one[2] + 1)]
+        assert passes == [1, 1, 0]
 
 
 def test_small_biases_magnify_rounding_and_patches_still_pass() -> None:

@@ -12,10 +12,8 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.budget import Budget, limited
 from attacks.equations.span import hull_rows, split_hull
-from attacks.lattice.unmixing import (
-    Unmixed,
-    unmix,
-)
+from attacks.lattice.cost import Frame, Reals
+from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.metrics.pictures import psnr
@@ -125,6 +123,35 @@ def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> No
 
 
 # moves among lattice patches, and their costs: against sums made anew and planted patches ---------
+
+
+MASKED = np.array([26, 31, 40, 66, 77, 90, 103, 118])  # of 144, scattered
+
+
+@pytest.fixture
+def picture(photographs: Tensor) -> Reals:
+    """(144, 192) grey levels: a photograph in its places."""
+    return np.rint(255 * to_patches(photographs[0], PATCH).double().numpy())
+
+
+@pytest.fixture
+def frame(picture: Reals) -> Frame:
+    """Of the span of the MASKED patches, with mean and std 1/2."""
+    centred = torch.from_numpy(picture[MASKED] / 127.5 - 1)
+    wide = torch.nn.functional.pad(centred, (0, 1), value=1.0)
+    return Frame.of(torch.linalg.qr(wide.mT)[0].mT, **HALF, patch_size=PATCH)
+
+
+def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, frame: Frame) -> None:
+    """A patch is put where another one looks better by itself; its border tells."""
+    masked, place = picture[MASKED], 52
+    spoilt, members = picture.copy(), np.full(len(picture), FREE)
+    spoilt[place] = picture[place] + masked[0] - masked[3]
+    members[MASKED] = np.arange(len(MASKED))
+    assert np.array_equal(continued(frame, masked, spoilt, members)[place], picture[place])
+    members[place] = FIXED
+    assert np.array_equal(continued(frame, masked, spoilt, members)[place], spoilt[place])
+
 
 # pixel_lattice on one upload: photographs through a small model, and when it falls back -----------
 

@@ -18,6 +18,12 @@ from attacks.equations.least_squares import (
     minimum_norm_solve,
 )
 from attacks.equations.patch_system import PatchSystem, error_of, patch_system
+from attacks.equations.sent_gradients import (
+    autocast_error,
+    multiplied_rows,
+    pseudo_gradient,
+    weight_rounding,
+)
 from attacks.equations.span import combine, upload_span
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy import load_images, load_model
@@ -91,6 +97,20 @@ def test_weights_that_moved_are_those_the_decay_is_taken_from() -> None:
             parameter.add_(1.0)
     assert torch.equal(hidden(changed(view, weights_before=before)), inputs.mask)
     assert not torch.equal(hidden(view), inputs.mask)
+
+
+def test_what_adamw_rounded_away_is_bounded() -> None:
+    """g / (|g| + eps) of a large gradient is 1: the answer is as large as can be resolved. That
+    differences of weights are read as torch's optimizers make them is asked in tests/client."""
+    rate, weight = 1e-3, torch.full((1, 2), 0.5).double()
+    facts = {"kind": "weight_difference", "lr": rate, "dtype": torch.float32}
+    update = ClientUpdate({TABLE: weight}, **facts, optimizer="adamw")
+    sent = -rate * torch.tensor([[1.0, -1.0]]).double()
+    resolved = torch.finfo(torch.float32).eps * 0.5 / rate
+    found = pseudo_gradient(update, sent, {TABLE: weight}, TABLE)
+    assert found[0].tolist() == pytest.approx([1e-8 / resolved, -1e-8 / resolved])
+    assert weight_rounding(update, 1e-6) == pytest.approx(1e-11, rel=1e-9)
+    assert weight_rounding(ClientUpdate({}, **facts), 1e-6) == pytest.approx(1e-3, rel=1e-9)
 
 
 # the batched least-squares solver against LAPACK's gelsd, where rows are zero or dependent --------
@@ -251,6 +271,38 @@ def test_errors_of_several_local_steps(kind: Any) -> None:
         measured, declared = deviation(error), error_of(update, name)
         assert (measured < declared * 1.4).all(), name
         assert (declared < measured * 1.4).all(), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"autocast": "none"},
+        {"noise": {TABLE: torch.full((COUNT,), 0.1)}},
+        {"rounding": {TABLE: torch.full((COUNT,), 0.1)}},
+        {"position_noise": 0.1},
+        {"clipped": True},
+        {"batch": 2},
+        {"steps": 2},
+        {"optimizer": "adamw"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_rows_that_were_changed_since_are_not_rounded(change: dict[str, Any]) -> None:
+    update = upload("bf16")
+    rows = update.grads[TABLE][:, 0, 1:].double()
+    assert not multiplied_rows(update, rows).equal(rows)
+    changed = replace(update, **change)
+    assert multiplied_rows(changed, rows).equal(rows)
+    as_declared = autocast_error(changed, TABLE, update.grads[TABLE])
+    assert (as_declared > 0).all() == (changed.autocast != "none")
+
+
+def test_tables_and_norms_are_not_rounded() -> None:
+    update, values = upload("bf16"), torch.ones(COUNT, 8)
+    for name in ("cls_token", "unk_embed", "blocks.0.norm1.weight", "norm.bias"):
+        assert (autocast_error(update, name, values) == 0).all(), name
+    for name in ("head.weight", QKV, "patch_embed.proj.bias"):
+        assert (autocast_error(update, name, values) > 0).all(), name
 
 
 # what attacks make of it --------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""`shared_picture` on clients whose batches share pictures: what is found and what is left out."""
+"""What batches share: planted systems, the search among many uploads, and the attack on clients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
+from attacks.equations.agreement import Search
+from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank
+from attacks.equations.patch_system import PatchSystem
+from attacks.shared_picture import BatchUploads
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
@@ -17,8 +22,179 @@ from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import tiny_model
-from tests.helpers.night import nightly
 from tests.helpers.planted import best, planted_images
+
+N, D, P = 5, 40, 60
+EPS = torch.finfo(torch.float64).eps
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+PICTURES = draw(40, N, P, seed=0)
+
+
+def span(
+    batch: Sequence[int],
+    seed: int,
+    masks: Tensor | None = None,
+    *,
+    noise: float = 0.0,
+    pictures: Tensor = PICTURES,
+    sums_sent: bool = True,
+) -> BatchSpan:
+    """What an upload of these pictures holds, with rows of its own; masks (B, N); sums_sent: so is
+    the sum of the masked patches' rows."""
+    batched = pictures[list(batch)]
+    hidden = torch.zeros(batched.shape[:2], dtype=torch.bool) if masks is None else masks
+    rows = draw(len(batch), N, D, seed=1000 + seed)
+    total = torch.einsum("bid,bip->dp", rows, batched)
+    total = total + noise * draw(*total.shape, seed=2000 + seed)
+    shown = torch.where(hidden.unsqueeze(-1), 0.0, rows).sum(0)
+    sums = torch.where(hidden.unsqueeze(-1), rows, 0.0).sum((0, 1))[None]
+    sums = sums if sums_sent and masks is not None else None
+    made = PatchSystem(shown[None], total[None], hidden.all(0)[None], sums)
+    return batch_span(made, 0, len(batch), EPS, can_mask=masks is not None)
+
+
+def masked(count: int, *places: list[int]) -> Tensor:
+    """Masks (count, N) with these places of each picture, or of all where one list is given."""
+    masks = torch.zeros(count, N, dtype=torch.bool)
+    for row in range(count):
+        masks[row, places[row % len(places)]] = True
+    return masks
+
+
+def found(spans: Sequence[BatchSpan]) -> dict[int, list[int]]:
+    """{the number of a picture that was found exactly: its uploads}; others are -1, -2, ..."""
+    named: dict[int, list[int]] = {}
+    for picture in Search(spans).pictures():
+        apart = (PICTURES - picture.patches).flatten(1).norm(dim=1)
+        nearest = int(apart.argmin()) if float(apart.min()) < 1e-6 else -1 - len(named)
+        named[nearest] = sorted(picture.uploads)
+    return named
+
+
+# one upload ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sums_sent", [True, False])
+def test_masked_patches_have_one_thing_in_common_where_their_sum_is_sent(sums_sent: bool) -> None:
+    """One position is masked in all pictures; without the sum its patches lie in the span."""
+    batch, masks = (3, 7, 11), masked(3, [1, 3], [1], [1])
+    one = span(batch, 0, masks, sums_sent=sums_sent)
+    assert len(one.basis) == N * 2 + 1 - sums_sent
+    for picture, hidden in zip(PICTURES[list(batch)], masks, strict=True):
+        assert torch.allclose(one.off(picture), one.known(~hidden), atol=1e-9)
+    assert (one.off(PICTURES[4]) - one.complement).norm(dim=1).min() > 1
+    assert one.complement[1].any() == sums_sent
+
+
+@pytest.mark.parametrize("noise", [1e-7, 1e-5])
+def test_errors_are_what_the_upload_says_of_itself(noise: float) -> None:
+    """The bound holds, and is not a hundred times too large."""
+    one = span((3, 7, 11, 15), 0, noise=noise)
+    everywhere = torch.ones(N, dtype=torch.bool)
+    for picture in PICTURES[[3, 7, 11, 15]]:
+        missed = (one.off(picture) - one.complement).norm(dim=1)
+        expected = one.expected(picture, everywhere)
+        assert (missed < 2 * expected).all()
+        assert (missed > expected / 20).all()
+
+
+@pytest.mark.parametrize(
+    ("count", "equal"), [(1, False), (2, False), (5, False), (7, False), (3, True)]
+)
+def test_the_rank_shows_how_many_pictures_a_batch_holds(count: int, equal: bool) -> None:
+    """Also where all have one patch in common, as a border."""
+    pictures = PICTURES[:count].clone()
+    if equal:
+        pictures[:, 0] = 0.25
+    total = torch.einsum("bid,bip->dp", draw(count, N, D, seed=1000), pictures)
+    assert pictures_by_rank(total + 1e-9 * draw(D, P, seed=6), N, 1e-9) == count
+
+
+# several uploads ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([(0, 1, 2), (0, 3, 4)], {0: [0, 1]}),
+        ([(0, 1, 2), (0, 1, 3)], {}),
+        ([(0, 1, 2), (0, 1, 3), (1, 4, 5)], {1: [0, 1, 2]}),
+        (  # a client that shuffles by epochs gives all
+            [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8)],
+            {picture: [picture // 3, 3 + picture % 3] for picture in range(9)},
+        ),
+    ],
+)
+def test_shared_pictures_are_found_with_their_uploads(
+    batches: list[tuple[int, ...]], expected: dict[int, list[int]]
+) -> None:
+    assert found([span(batch, seed) for seed, batch in enumerate(batches)]) == expected
+
+
+def test_a_group_counts_once() -> None:
+    """Of three uploads that share two pictures no pair adds to the group of all."""
+    search = Search([span((0, 1, 2 + seed), seed) for seed in range(3)])
+    assert not search.pictures()
+    assert [sorted(group.uploads) for group in search.groups] == [[0, 1, 2]] * 2
+
+
+def test_every_further_upload_makes_it_more_exact() -> None:
+    uploads = [span((0, 2 * k + 1, 2 * k + 2), k, noise=1e-6) for k in range(6)]
+    errors = []
+    for count in (2, 6):
+        (picture,) = Search(uploads[:count]).pictures()
+        errors.append(float((picture.patches - PICTURES[0]).norm()))
+        assert errors[-1] < float(picture.error.norm()) < 30 * errors[-1]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("sums_sent", [True, False])
+def test_a_shared_mask_takes_one_more_upload(sums_sent: bool) -> None:
+    """A patch that was masked in both uploads stays open until it is seen."""
+    uploads = [
+        span((0, 1 + seed), seed, masked(2, places), sums_sent=sums_sent)
+        for seed, places in enumerate(([0, 1, 2], [1, 2, 3], [0, 4]))
+    ]
+    (partly,) = Search(uploads[:2]).pictures()
+    assert len(partly.basis) == 2 - sums_sent
+    assert not partly.determined
+    assert found(uploads) == {0: [0, 1, 2]}
+
+
+def test_a_mask_for_every_picture_is_found_with_it() -> None:
+    masks = [masked(2, [1], [3]), masked(2, [2], [2]), masked(2, [4], [0])]
+    uploads = [span((0, number + 1), number, mask) for number, mask in enumerate(masks)]
+    (picture,) = Search(uploads).pictures()
+    assert picture.determined
+    assert torch.allclose(picture.patches, PICTURES[0], atol=1e-7)
+    for at, upload in enumerate(picture.uploads):
+        assert torch.equal(~picture.visible[at], masks[upload][0])
+
+
+def test_pairs_with_too_few_equations_wait_for_a_third_upload() -> None:
+    """2 (p - N (B - 1)) <= p: any two batches agree, so three are asked."""
+    short = PICTURES[:, :, :18]
+    batches = [(0, 1, 2), (3, 4, 5), (0, 6, 7), (0, 8, 9)]
+    spans = [span(batch, seed, pictures=short) for seed, batch in enumerate(batches)]
+    (picture,) = Search(spans).pictures()
+    assert sorted(picture.uploads) == [0, 2, 3]
+    assert torch.allclose(picture.patches, short[0], atol=1e-7)
+
+
+def test_errors_that_hide_a_contradiction_are_no_agreement() -> None:
+    pair = [
+        span((0, 1, 2), 0, noise=1.0),
+        span((0, 3, 4), 1, noise=1.0),
+    ]  # as large as what is known
+    assert not Search(pair).pictures()
+
+
+# `shared_picture` on a tiny client: what is found and verified ------------------------------------
 
 SHAPE = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 4}
 """N = 4 patches of p = 192 pixels, width D = 48: batches of up to 11."""
@@ -106,7 +282,8 @@ def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: st
     assert all(best(fed, picture[None]) > 100 for picture in certain(made))
 
 
-@pytest.mark.parametrize("mask", [nightly("batch"), "image"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mask", ["batch", "image"])
 def test_masks_do_not_keep_it_from_the_plain_pictures(mask: str) -> None:
     images = planted_images(8, 16)
     client = ClientConfig(batch=2, partners="fresh", mask=mask)
@@ -151,6 +328,17 @@ def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) 
     quality = torch.stack([psnr(one.expand_as(images), images) for one in sure])
     assert quality.amax(1).min() > 60
     assert len(quality.argmax(1).unique()) == len(sure)
+
+
+@pytest.mark.parametrize("border", ["white", "black", "textured"])
+def test_uploads_of_one_round_are_not_asked(border: str) -> None:
+    """Nor are they taken to share a picture where they are equal."""
+    uploads = BatchUploads.of(framed(border, "image", 4)[0])
+    pairs = Search(uploads.spans, uploads.rounds).agreeing
+    assert all(uploads.rounds[one] != uploads.rounds[other] for one, other in pairs)
+    first, second = uploads.spans[0], uploads.spans[4]
+    assert Search([first, second]).agreeing
+    assert not Search([first, second], [0, 0]).agreeing
 
 
 def test_a_picture_of_equal_patches_alone_is_still_found() -> None:

@@ -24,6 +24,7 @@ from attacks.equations.completion import (
 from attacks.equations.filling import NoisyUpload, most_probable, noisy_upload
 from attacks.equations.patch_system import PatchSystem, in_levels, located, normalised, patch_system
 from attacks.equations.span import (
+    ABOVE_NOISE,
     Knowledge,
     combine,
     refine,
@@ -101,6 +102,16 @@ def test_uploads_leave_the_span_of_the_patches_that_were_always_hidden(
     assert torch.allclose(apart @ knowledge.basis.mT @ knowledge.basis, apart, atol=1e-8)
 
 
+def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:
+    """Such as one that quantisation rounded away in one upload and not in another."""
+    x, rows = draw(N, P, seed=0), draw(N, D, seed=1)
+    rows[3] = 0
+    found = combine([upload_span(system(x, [], 0, rows=rows), 0)]).known
+    expected = x.clone()
+    expected[3] = 0
+    assert torch.allclose(found, expected)
+
+
 @pytest.mark.parametrize("level", [-1.0, 0.0, 1.0])
 def test_copies_of_one_patch_hidden_every_time_leave_nothing_open(level: float) -> None:
     """Letterbox bars: another bar patch is hidden each time, but they are all equal. At level 0
@@ -120,6 +131,16 @@ def test_copies_of_one_patch_hidden_every_time_leave_nothing_open(level: float) 
     assert not len(told.basis)
     assert torch.allclose(told.known, x, atol=1e-7)
     assert len(untold.basis) == int(level != 0)
+
+
+def test_the_rank_of_equal_patches_is_told_from_float32_noise() -> None:
+    x = draw(N, P, seed=0)
+    x[:4] = 1.0
+    exact = system(x, [0, 1, 2, 3, 4], seed=1, summed=True)
+    names = ("rows", "total", "hidden_sum")
+    rounded = replace(exact, **{name: getattr(exact, name).float().double() for name in names})
+    assert len(upload_span(rounded, 0, above_noise=ABOVE_NOISE).basis) == 1
+    assert len(upload_span(rounded, 0).basis) == 4  # kept where directions may be weak
 
 
 # block 0's equations: exact without the position table's gradient where there are enough ----------
@@ -191,6 +212,15 @@ def test_knowing_the_noise_helps(defense: dict[str, float]) -> None:
     assert located(view, view.updates[0]).equal(inputs.mask)
     assert not located(untold, untold.updates[0]).equal(inputs.mask)
     assert mean_psnr(attack, view) > mean_psnr(attack, untold) + 1
+
+
+@pytest.mark.parametrize("name", ["masked_span", "multi_round"])
+def test_knowing_the_rows_better_helps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain client, whose noise is drawn anew in every round."""
+    attack, view, _ = defended(name, "a", {"gaussian_noise": LEVEL})
+    known = mean_psnr(attack, view)
+    monkeypatch.setattr(filling, "PASSES", 0)
+    assert known > mean_psnr(attack, view) + 0.2
 
 
 def noisy(setting: str) -> tuple[NoisyUpload, Tensor, Tensor]:

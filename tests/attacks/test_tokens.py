@@ -14,6 +14,7 @@ from skimage import data
 from torch import Tensor, nn
 
 from attacks import find_attack
+from attacks.equations.patch_order import PatchOrder
 from attacks.equations.token_peeling import LAYERS, PROJ, equations_hold
 from attacks.head_features import features_of
 from mjp_privacy.client.config import ClientConfig
@@ -52,6 +53,10 @@ def other_vit(**more: Any) -> LoadedModel:
 def rotary() -> LoadedModel:
     """A network without a table of positions."""
     return drawn(timm.models.Eva, 0.1, use_abs_pos_emb=False, use_rot_pos_emb=True)
+
+
+def relative() -> LoadedModel:
+    return drawn(timm.models.VisionTransformerRelPos, 0.1)
 
 
 def seen(
@@ -193,6 +198,44 @@ def test_what_does_not_show_its_tokens_is_refused(
 
 
 # their order, where no table of positions tells it ------------------------------------------------
+
+
+def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
+    images = planted_images(1, side=SIDE)
+    view = seen(model, images, "patch_lattice")
+    attention = PatchOrder.of(view, view.updates[0], 0)
+    assert attention is not None
+    return attention, to_patches(model.normalize(images)[0], PATCH)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("network", [rotary, relative])
+def test_displaced_patches_are_put_where_attention_had_them(
+    network: Callable[[], LoadedModel], seed: int
+) -> None:
+    attention, patches = order_and_patches(network())
+    moved = torch.randperm(len(patches), generator=torch.Generator().manual_seed(seed))[:8]
+    order = torch.arange(len(patches))
+    order[moved] = moved.roll(1)
+    found, is_right = attention.found(patches[order])
+    assert is_right
+    torch.testing.assert_close(patches[order][found], patches)
+    wrong = patches.clone()
+    wrong[3] += 0.02
+    assert not attention.found(wrong)[1]
+
+
+def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
+    """A relative bias of zero, as it is before training."""
+    model = relative()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "rel_pos" in name:
+                parameter.zero_()
+    attention, patches = order_and_patches(model)
+    order, is_right = attention.found(patches.flip(0))
+    assert not is_right
+    assert order.tolist() == list(range(len(patches)))
 
 
 @pytest.mark.parametrize("positions", ["strict", "exposed"])

@@ -22,12 +22,21 @@ from tests.helpers.libraries import SOURCES, mjp_vit, randomised
 from tests.helpers.models import planted_model
 from tests.helpers.planted import attacked, planted_view
 
+KEYS = {f"vit.layers.0.attention.{part}_proj.bias": (4,) for part in "qv"}
+TWICE = {"cls_token": (1,), "module.cls_token": (1,)}
 
-def test_a_key_that_fits_no_query_is_refused() -> None:
-    names = [f"vit.layers.0.attention.{part}_proj.bias" for part in "qkv"]
-    parts = {name: torch.zeros(5 if "k_proj" in name else 4) for name in names}
-    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias"):
-        recognised(parts).to_own(parts)
+
+@pytest.mark.parametrize(
+    ("shapes", "named"),
+    [
+        (KEYS | {"vit.layers.0.attention.k_proj.bias": (5,)}, "blocks.0.attn.qkv.bias"),
+        (TWICE, "'cls_token' and 'module.cls_token'"),
+    ],
+)
+def test_tensors_of_no_one_model_are_refused(shapes: dict[str, Any], named: str) -> None:
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    with pytest.raises(UserError, match=named):
+        recognised(tensors).to_own(tensors)
 
 
 # which attacks apply ------------------------------------------------------------------------------

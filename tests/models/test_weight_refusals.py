@@ -70,7 +70,6 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
-    (beside("module.cls_token", 1, 1, 24), {}, "'cls_token' and 'module.cls_token'"),
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
     (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
     (without(), {"name": "vit_tiny_patch16_224"}, "vit_tiny_patch16_224: width 192, patch 16"),

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,13 @@ def batches(kind: str, examples: Examples, world: World = ONE) -> Batches:
 
 def assert_equal(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_the_copies_of_an_image_stand_together_in_an_epochs_random_order() -> None:
+    assert sorted(epoch_order(0, 1, 20, 1).tolist()) == list(range(20))
+    assert epoch_order(0, 1, 20, 1).tolist() != epoch_order(0, 2, 20, 1).tolist()
+    repeated = epoch_order(0, 1, 20, 3).tolist()
+    assert [len(list(copies)) for _, copies in groupby(repeated)] == [3] * 6 + [2]
 
 
 @pytest.mark.parametrize("kind", ["memory", "0"])
