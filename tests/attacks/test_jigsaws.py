@@ -4,14 +4,12 @@ that shuffle patches and mask none."""
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.budget import limited
 from attacks.jigsaw import solve
 from attacks.patch_variants import MASKED, agreed, sorted_patches
 from mjp_privacy.data import Preprocessing, load_images, open_images
@@ -80,17 +78,6 @@ def test_everything_masked_gives_a_permutation_with_neighbours_together() -> Non
     assert sorted(found.tolist()) == list(range(16))
     at = order[found.argsort()].reshape(4, 4)  # the plain patch at each position
     assert (at[:, 1:] - at[:, :-1] == 1).double().mean() > 0.5
-
-
-def test_a_jigsaw_is_put_together_as_far_as_time_allows() -> None:
-    pieces = torch.rand(36, 3 * 16 * 16, generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(36, dtype=torch.bool)
-    began = time.thread_time()
-    with limited(0.05) as budget:
-        order = solve(pieces, mask, pieces, grid=6, patch_size=16, rounds=1_000_000)
-    assert budget.cut == {0}
-    assert time.thread_time() - began < 1.0
-    assert sorted(order.tolist()) == list(range(36))
 
 
 # patch_jigsaw -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ autocast; and the least-squares solver."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,11 +16,13 @@ from attacks import find_attack
 from attacks.equations import PATCH, QKV, TABLE
 from attacks.equations.least_squares import (
     condition_and_rank,
+    for_each_in_threads,
     minimum_norm_solve,
 )
 from attacks.equations.patch_system import PatchSystem, error_of, patch_system
 from attacks.equations.sent_gradients import (
     autocast_error,
+    clip_factors,
     multiplied_rows,
     pseudo_gradient,
     weight_rounding,
@@ -32,7 +35,6 @@ from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HALF, rounded
 from mjp_privacy.client.upload import make_upload, noisy
-from mjp_privacy.core.machine import one_thread
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
@@ -61,21 +63,43 @@ def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str, cli
     whole = FedSGDClient(model, ClientConfig(**dal)).gradients(inputs)
     norm = torch.stack([g.flatten(1).square().sum(1) for g in whole.values()]).sum(0).sqrt()
     clip = float(norm.median()) / 3 if clips else 1e9
-    client = ClientConfig(
-        **dal, defenses=({"dp_sgd": {"noise": 0, "clip": clip}},) if clips else ()
-    )
+    defenses = ({"dp_sgd": {"noise": 0, "clip": clip}},) if clips else ()
+    client = ClientConfig(**dal, defenses=defenses)
     sent = make_upload(model, [inputs], client, names=[*view.updates[0].grads])
     system, plain = patch_system(view, sent), view_of(model, setting)[0]
     shrunk = (clip / norm).clamp(max=1)
     assert (sent.clipped, bool(shrunk.min() < 0.5)) == (clips, clips)
     expected = shrunk.view(-1, 1, 1) * patch_system(plain, plain.updates[0]).rows
-    assert torch.allclose(system.rows, expected, rtol=1e-5, atol=1e-9)
+    assert torch.allclose(system.rows, expected, rtol=1e-5, atol=1e-9 if clips else 1e-12)
     assert not torch.allclose(sent.grads[TABLE][:, 0, 1:], expected, rtol=1e-2, atol=1e-6)
     if setting == "b":
         assert torch.equal(system.hidden, inputs.mask)
     if clips:
         full = patch_system(view, replace(sent, clipped=False))
         assert not torch.allclose(full.rows, system.rows, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-5, 0.003, 0.3, 0.51, 0.77, 1.0])
+def test_a_planted_clip_factor_is_found(factor: float) -> None:
+    """G = A^T X with the masked patches in it, and the public part in the rows with this factor;
+    where anything explains the upload, no clip is assumed."""
+    draws = torch.Generator().manual_seed(0)
+    rows, part, x = (
+        torch.randn(3, 6, size, generator=draws, dtype=torch.float64) for size in (20, 20, 30)
+    )
+    masked = torch.arange(6).expand(3, 6) < 2
+    found = clip_factors(rows + factor * part, part, rows.mT @ x, masked)
+    assert found.tolist() == pytest.approx([factor] * 3, abs=3e-8)
+    narrow = [one[..., :6] for one in (rows, part, rows)]  # 4 visible rows and 2 masked: all of 6
+    assert clip_factors(narrow[0], narrow[1], narrow[2].mT @ x, masked).tolist() == [1.0] * 3
+
+
+def test_weak_rows_of_a_model_that_cannot_mask_are_no_masked_ones() -> None:
+    view, inputs = view_of(planted_model(), "a")
+    client = ClientConfig(defenses=({"gaussian_noise": 3.0},))
+    view = replace(view, updates=[make_upload(view.model, [inputs], client)])
+    assert not hidden(view).any()
+    assert hidden(replace(view, model=planted_model(unknown_embedding=True))).any()
 
 
 @pytest.mark.parametrize("strength", [1e-6, 1e-3, 0.03])
@@ -114,6 +138,9 @@ def test_what_adamw_rounded_away_is_bounded() -> None:
 
 
 # the batched least-squares solver against LAPACK's gelsd, where rows are zero or dependent --------
+
+
+EPS = torch.finfo(torch.float64).eps
 
 
 def systems(rows: int, condition: float, number: int = 3) -> tuple[Tensor, Tensor]:
@@ -165,19 +192,39 @@ def test_rows_that_say_nothing_of_their_own(change: str, lost: int) -> None:
     assert condition_and_rank(a, torch.float64, values)["rank_a"][1] == 20 - lost
 
 
-def test_the_number_of_threads_and_of_systems_changes_no_bit() -> None:
-    a, b = systems(20, 1e6, number=7)
+@pytest.mark.parametrize(("small", "counts"), [(0.5, False), (1.0, False), (2.0, True)])
+def test_a_singular_value_must_exceed_the_bound(small: float, counts: bool) -> None:
+    least = small * 4 * EPS
+    a = torch.diag(torch.tensor([1.0, least, 1.0, 1.0]).double())[None]
+    z, _ = minimum_norm_solve(a, torch.ones(1, 4, 1).double())
+    assert z[0, :, 0].tolist() == pytest.approx([1.0, 1 / least if counts else 0.0, 1.0, 1.0])
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
     before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        several = minimum_norm_solve(a, b)[0]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    with one_thread():
-        assert torch.equal(minimum_norm_solve(a, b)[0], several)
-        assert torch.equal(several[4], minimum_norm_solve(a[4:5], b[4:5])[0][0])
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_and_of_systems_changes_no_bit(threads: int) -> None:
+    a, b = systems(20, 1e6, number=7)
+    several = minimum_norm_solve(a, b)[0]
+    torch.set_num_threads(1)
+    assert torch.equal(minimum_norm_solve(a, b)[0], several)
+    assert torch.equal(several[4], minimum_norm_solve(a[4:5], b[4:5])[0][0])
     assert minimum_norm_solve(a[:0], b[:0])[0].shape == (0, 20, 5)
+
+
+def test_an_error_comes_out_and_the_threads_come_back(threads: int) -> None:
+    def fails(index: int) -> None:
+        if index == 2:
+            raise ValueError("the third")
+
+    with pytest.raises(ValueError, match="the third"):
+        for_each_in_threads(fails, 4)
+    assert torch.get_num_threads() == threads
 
 
 # the error of autocast: what is declared against what is measured ---------------------------------

@@ -1,4 +1,4 @@
-"""Which attack applies to the networks of which library, and how far they reach on each."""
+"""Layouts: which names tell one, and which attack applies to which library's networks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,56 @@ from tests.helpers.libraries import SOURCES, mjp_vit, randomised
 from tests.helpers.models import planted_model
 from tests.helpers.planted import attacked, planted_view
 
-KEYS = {f"vit.layers.0.attention.{part}_proj.bias": (4,) for part in "qv"}
-TWICE = {"cls_token": (1,), "module.cls_token": (1,)}
+OLD_BLOCK = "vit.encoder.layer.3."
 
 
-@pytest.mark.parametrize(
-    ("shapes", "named"),
-    [
-        (KEYS | {"vit.layers.0.attention.k_proj.bias": (5,)}, "blocks.0.attn.qkv.bias"),
-        (TWICE, "'cls_token' and 'module.cls_token'"),
-    ],
-)
-def test_tensors_of_no_one_model_are_refused(shapes: dict[str, Any], named: str) -> None:
-    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    with pytest.raises(UserError, match=named):
-        recognised(tensors).to_own(tensors)
+NAMES = {
+    "official_mjp": ("pos_embed.weight", "dlocr.layers.0.weight", "module.pos_embed.weight"),
+    "timm": ("cls_token", "blocks.11.attn.qkv.bias", "model.patch_embed.proj.weight", "pos_embed"),
+    "torchvision": ("class_token", "conv_proj.bias", "encoder.layers.encoder_layer_1.ln_1.bias"),
+    "hf_deit": ("deit.embeddings.cls_token", "embeddings.distillation_token"),
+    "hf_vit": (
+        "embeddings.cls_token",
+        "vit.embeddings.position_embeddings",
+        "vit.layers.0.attention.q_proj.weight",
+        f"{OLD_BLOCK}attention.attention.query.weight",
+        f"module.{OLD_BLOCK}layernorm_before.bias",
+    ),
+    "hf_clip": ("vision_model.pre_layrnorm.weight", "embeddings.class_embedding"),
+    "open_clip": ("visual.class_embedding", "positional_embedding", "module.visual.ln_pre.bias"),
+}
+
+
+@pytest.mark.parametrize(("layout", "name"), [(k, n) for k, names in NAMES.items() for n in names])
+def test_one_name_tells_the_layout(layout: str, name: str) -> None:
+    assert recognised([name]).name == layout
+
+
+def test_names_that_are_unknown_fit_no_layout_or_mean_the_same() -> None:
+    for names, unknown in (  # poolers and text towers stand beside
+        (["vit.embeddings.cls_token", "vit.pooler.dense.weight", "vit.embeddings.mask_token"], []),
+        (["vision_model.embeddings.class_embedding", "text_model.ln.bias", "x"], ["x"]),
+        (["visual.class_embedding", "transformer.resblocks.0.ln_1.bias", "visual.q"], ["visual.q"]),
+        (["module.conv_proj.bias", "heads.pre_logits.bias"], ["heads.pre_logits.bias"]),
+    ):
+        assert recognised(names).unknown(names) == unknown
+    for names in ([], ["conv1.weight"], ["bert.encoder.layer.0.attention.self.query.weight"]):
+        with pytest.raises(UserError) as error:
+            recognised(names)
+        assert all(word in str(error.value) for word in names)
+        assert all(layout.title in str(error.value) for layout in LAYOUTS)
+    both = {"cls_token": torch.zeros(1), "module.cls_token": torch.ones(1)}
+    with pytest.raises(UserError, match=r"'cls_token' and 'module.cls_token'"):
+        recognised(both).to_own(both)
+
+
+def test_a_key_that_fits_no_query_is_refused_and_one_that_is_absent_joins_nothing() -> None:
+    names = [f"vit.layers.0.attention.{part}_proj.bias" for part in "qkv"]
+    parts = {name: torch.zeros(5 if "k_proj" in name else 4) for name in names}
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias"):
+        recognised(parts).to_own(parts)
+    del parts[names[1]]
+    assert not recognised(parts).to_own(parts)
 
 
 # which attacks apply ------------------------------------------------------------------------------
