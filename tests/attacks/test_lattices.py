@@ -12,17 +12,8 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.budget import Budget, limited
 from attacks.equations.span import hull_rows, split_hull
-from attacks.lattice.cost import Border, Frame, Parts, Reals, outside, patch_cost
-from attacks.lattice.reduction import lll
-from attacks.lattice.search import Moves
-from attacks.lattice.unmixing import (
-    FIXED,
-    FREE,
-    Unmixed,
-    continued,
-    unmix,
-    unmix_differences,
-)
+from attacks.lattice.cost import Frame, Reals
+from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.metrics.pictures import psnr
@@ -122,13 +113,6 @@ def test_flat_patches_of_two_colours_leave_a_level_to_the_guess(patches: Tensor)
     assert (completed - patches[6:]).abs().max() < 1e-6
 
 
-def test_pixels_that_are_no_grey_levels_have_no_lattice(patches: Tensor) -> None:
-    """A mixture of images, or noise after rounding, breaks the attack, and it says so."""
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.rand(patches.shape, generator=generator, dtype=torch.float64) - 0.5
-    assert unmixed(patches + noise / 255, 2)[0] is None
-
-
 def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> None:
     found, partial = unmixed(patches)
     generator = torch.Generator().manual_seed(2)
@@ -138,41 +122,9 @@ def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> No
     assert (completed - patches[6:])[whole].abs().max() < 1e-6
 
 
-def test_what_several_uploads_leave_open_has_a_lattice_too(patches: Tensor) -> None:
-    x = 2 * patches - 1
-    basis = torch.linalg.qr((x[1:4] - x[:1]).mT).Q.mT
-    known = x[6:] - x[6:] @ basis.mT @ basis
-    found = unmix_differences(basis, **HALF, patch_size=PATCH)
-    steps = found.patches[1:]
-    whole_parts = torch.linalg.lstsq(steps.mT, (patches[1:4] - patches[:1]).mT).solution
-    assert torch.allclose(whole_parts, whole_parts.round(), atol=1e-6)
-    nearest, whole = found.nearest(known, patches[6:] + 0.2 * steps[0] - 0.1 * steps[2])
-    assert whole.all()
-    assert torch.allclose(nearest, patches[6:], atol=1e-9)
-
-
-def test_lll_reduces_and_stays_in_the_lattice() -> None:
-    """Size reduction and Lovasz's condition are checked on a factorisation made here."""
-    rng = np.random.default_rng(0)
-    short = np.eye(12) * 5 + rng.integers(-1, 2, (12, 12))
-    mixing = np.tril(rng.integers(-9, 10, (12, 12)), -1) + np.eye(12)
-    rows = mixing.T @ mixing @ short
-    transform = lll(rows, level=2.0**30)  # so that nothing is lost by rounding
-    assert abs(round(np.linalg.det(transform))) == 1
-    assert np.array_equal(transform, np.rint(transform))
-    reduced = transform @ rows
-    triangle = np.linalg.qr(reduced.T)[1].T  # lower: row i is the i-th vector
-    lengths = abs(triangle.diagonal())
-    assert np.isclose(lengths.prod(), abs(np.linalg.det(short)), rtol=1e-6)
-    assert (abs(np.tril(triangle, -1)) <= 0.511 * lengths).all()
-    following = np.hypot(lengths[1:], triangle.diagonal(-1))
-    assert (following >= np.sqrt(0.98) * lengths[:-1]).all()
-
-
 # moves among lattice patches, and their costs: against sums made anew and planted patches ---------
 
-GRID = SIDE // PATCH
-PARTS = Parts(LENGTH, PATCH)
+
 MASKED = np.array([26, 31, 40, 66, 77, 90, 103, 118])  # of 144, scattered
 
 
@@ -190,23 +142,6 @@ def frame(picture: Reals) -> Frame:
     return Frame.of(torch.linalg.qr(wide.mT)[0].mT, **HALF, patch_size=PATCH)
 
 
-@pytest.mark.parametrize("waves", [True, False])
-def test_costs_of_sums_are_those_of_the_whole_patches(picture: Reals, waves: bool) -> None:
-    parts = Parts(LENGTH, PATCH, waves)
-    full = parts.of(picture)
-    first, second, third = np.random.default_rng(0).integers(0, len(picture), (3, 50))
-    sums = picture[first] + picture[second] - picture[third]
-    whole = patch_cost(sums, PATCH)
-    assert (patch_cost(picture[first], PATCH) < whole).mean() > 0.8
-    assert outside(picture).max() == 0
-    if not waves:
-        tiles = sums.reshape(50, 3, PATCH, PATCH)
-        steps = (np.diff(tiles, axis=2), np.diff(tiles, axis=3))
-        whole = sum(np.log1p(abs(step)).sum((1, 2, 3)) for step in steps)
-        whole += 5 * (np.maximum(-sums, 0) + np.maximum(sums - 255, 0)).sum(1)
-    assert np.allclose(parts.cost(full[first] + full[second] - full[third]), whole, rtol=1e-9)
-
-
 def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, frame: Frame) -> None:
     """A patch is put where another one looks better by itself; its border tells."""
     masked, place = picture[MASKED], 52
@@ -216,17 +151,6 @@ def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, fram
     assert np.array_equal(continued(frame, masked, spoilt, members)[place], picture[place])
     members[place] = FIXED
     assert np.array_equal(continued(frame, masked, spoilt, members)[place], spoilt[place])
-
-
-def test_a_masked_patch_is_not_moved_onto_another_one(picture: Reals, frame: Frame) -> None:
-    """Which would leave the lattice: they would be the same patch twice."""
-    masked = picture[MASKED]
-    moves = Moves.of(frame, PARTS, masked)
-    row, other = patch_cost(masked, PATCH).argsort()[[4, 0]]
-    attracted = Border(np.arange(LENGTH), masked[other], weight=50.0)
-    assert np.array_equal(moves.descended(masked[row], masked[row], attracted), masked[other])
-    kept = moves.descended(masked[row], masked[row], attracted, member=int(row))
-    assert np.linalg.lstsq(masked.T, kept, rcond=None)[0][row] == pytest.approx(1)
 
 
 # pixel_lattice on one upload: photographs through a small model, and when it falls back -----------

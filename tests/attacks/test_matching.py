@@ -199,21 +199,6 @@ def test_with_all_switched_off_it_is_inverting_gradients() -> None:
     assert same(expected, made_by("gradvit", view, **halves), 0.2)
 
 
-def test_a_part_of_the_steps_has_its_step_size_of_the_whole() -> None:
-    view, inputs = view_of()
-    grads = {name: g[0] for name, g in view.updates[0].grads.items() if name != "unk_embed"}
-    optim = {"max_iterations": 10, "step_size_decay": "linear", "signed": "hard", "boxed": False}
-    config = optimization_configuration(torch.float64, {"optim": optim}, 0.0)
-    start = view.model.normalize(inputs.images) + 0.1
-    moved = []
-    for part in (range(1), range(4, 5), range(9, 10), range(10, 10)):
-        given = view.model, grads, view.labels, None, view.pixels, config
-        pictures, facts = match_gradients(*given, start=start, part=part)
-        assert facts["steps"] == len(part)
-        moved.append(float((pictures - start).abs().max()))
-    assert moved == pytest.approx([0.1, 0.06, 0.01, 0], rel=1e-3, abs=1e-9)
-
-
 def test_masked_patches_of_seeds_are_laid_on_one_another() -> None:
     view, inputs = view_of("b", side=16)
     best = view.model.normalize(inputs.images)

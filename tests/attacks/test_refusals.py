@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
-from attacks.april import April
 from attacks.equations.patch_system import too_few_equations
 from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig
@@ -260,16 +259,6 @@ def test_traits_are_explained_used_and_agree_with_the_code() -> None:
         assert ("public photographs" in traits_of(name)) >= prior, name
         assert ("batches" in traits_of(name)) == ("batch" in name or name in OF_BATCHES), name
     assert all(traits_of(name) == frozenset() for name in (*CONTROLS, "of tomorrow", ""))
-
-
-def test_attacks_with_equal_options_are_equal_also_when_one_was_run() -> None:
-    used = April()
-    view, _ = planted_view(planted_model(), used, "a")
-    used.run(view, generator=torch.Generator())
-    assert used == April() != April(engine="breaching")
-    assert repr(used) == "April(engine='batched')"
-    assert used.attacker(view.model) is used.attacker(view.model)
-    assert April().attacker(view.model) is not used.attacker(view.model)
 
 
 # attacks of one's own -----------------------------------------------------------------------------

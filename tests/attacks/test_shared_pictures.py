@@ -194,20 +194,6 @@ def test_errors_that_hide_a_contradiction_are_no_agreement() -> None:
     assert not Search(pair).pictures()
 
 
-def test_a_direction_that_is_noise_is_not_taken_for_a_difference() -> None:
-    """Equal patches at a position of the whole batch: the span has one direction less."""
-    pictures = PICTURES.clone()
-    pictures[:, 2] = 0.5
-    batches = [(0, 1, 2), (0, 3, 4), (5, 6, 7)]
-    first, second, other = (
-        span(batch, seed, noise=1e-8, pictures=pictures) for seed, batch in enumerate(batches)
-    )
-    assert int(first.strength.isinf().sum()) == 2
-    (picture,) = Search([first, second]).pictures()
-    assert (picture.patches - pictures[0]).abs().max() < 1e-5
-    assert not Search([first, other]).pictures()
-
-
 # `shared_picture` on a tiny client: what is found and verified ------------------------------------
 
 SHAPE = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 4}

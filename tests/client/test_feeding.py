@@ -51,12 +51,6 @@ def test_a_feeds_the_plain_image_b_and_c_the_shuffled_one() -> None:
     assert not empty.mask.any()
 
 
-@pytest.mark.parametrize("changes", [{"patch_size": 7}, {"gamma": 1.5}])
-def test_what_cannot_be_shuffled_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"7×7|1.5"):
-        fed(1, **changes)
-
-
 def test_half_of_the_steps_are_plain_whatever_else_is_in_the_block() -> None:
     client = ClientConfig(plain_share=0.5)
     empty = torch.stack([~fed(40, client, round=r).mask.any(-1) for r in range(10)])

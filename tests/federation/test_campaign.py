@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,20 @@ import yaml
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
 from mjp_privacy.federation.comparison import defence_text
+from mjp_privacy.federation.flower import run as flower_run
+from mjp_privacy.federation.flower.run import run_flower
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import family_and_strength
-from tests.helpers.federations import config, content, images, run, task
+from tests.helpers.federations import config, content, images, run, small_federation, task
 from tests.helpers.runs import cells, rows
 from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
@@ -85,6 +90,24 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
     assert named in said
     assert said.count("error: ") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("engine", "absent"), [("flower", "ray"), ("flower-deployment", "flwr")])
+def test_an_engine_without_its_package_is_refused(
+    engine: Any, absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_run, "find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(UserError, match=f"{engine}.*package {absent}"):
+        run_flower(small_federation(), tmp_path / "data", tmp_path / "out", engine)
+
+
+def test_the_app_without_flower_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    flower = ("flwr", "mjp_privacy.federation.flower.")
+    for name in [name for name in sys.modules if name.startswith(flower)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(UserError, match="pip install"):
+        importlib.import_module("mjp_privacy.federation.flower.app")
 
 
 def test_other_attacks_go_on_with_the_trained_federation(

@@ -1,4 +1,4 @@
-"""Layouts: what rules do to a tensor, and which attack applies to which library's networks."""
+"""Layouts: which names tell one, and which attack applies to which library's networks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from tests.helpers.models import planted_model
 from tests.helpers.planted import attacked, planted_view
 
 OLD_BLOCK = "vit.encoder.layer.3."
+
+
 NAMES = {
     "official_mjp": ("pos_embed.weight", "dlocr.layers.0.weight", "module.pos_embed.weight"),
     "timm": ("cls_token", "blocks.11.attn.qkv.bias", "model.patch_embed.proj.weight", "pos_embed"),
@@ -40,50 +42,9 @@ NAMES = {
 }
 
 
-def numbers(*shape: int) -> Tensor:
-    return torch.arange(float(torch.tensor(shape).prod())).reshape(shape)
-
-
 @pytest.mark.parametrize(("layout", "name"), [(k, n) for k, names in NAMES.items() for n in names])
 def test_one_name_tells_the_layout(layout: str, name: str) -> None:
     assert recognised([name]).name == layout
-
-
-def test_rows_of_a_table_go_where_they_belong_and_precision_is_kept() -> None:
-    table, rows = numbers(1, 6, 2), numbers(6, 2)
-    own = recognised(["deit.embeddings.cls_token"]).to_own(
-        {"deit.embeddings.position_embeddings": table}
-    )
-    assert torch.equal(own["pos_embed"], table[:, [0, 2, 3, 4, 5]])
-    assert torch.equal(own["dist_pos_embed"], table[:, 1:2])
-    own = recognised(["pos_embed.weight"]).to_own({"pos_embed.weight": rows})
-    assert torch.equal(torch.cat((own["pos_embed"][0], own["unk_embed"][0])), rows)
-    tensors = {
-        "module.conv_proj.weight": torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16),
-        "module.heads.pre_logits.weight": torch.zeros(2, 2),
-    }
-    own = recognised(tensors).to_own(tensors)
-    assert own.keys() == {"patch_embed.proj.weight", "module.heads.pre_logits.weight"}
-    assert own["patch_embed.proj.weight"].dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("axes", [0, 1])
-def test_query_key_and_value_are_joined_when_all_are_there(axes: int) -> None:
-    lead, attention = (2,)[:axes], f"{OLD_BLOCK}attention.attention"
-    parts = {
-        f"{attention}.{part}.{kind}": index + numbers(*lead, *shape)
-        for kind, shape in {"weight": (4, 4), "bias": (4,)}.items()
-        for index, part in enumerate(("value", "query", "key"))
-    }
-    own = recognised(parts).to_own(parts, axes=axes)
-    assert own.keys() == {"blocks.3.attn.qkv.weight", "blocks.3.attn.qkv.bias"}
-    expected = [parts[f"{attention}.{part}.bias"] for part in ("query", "key", "value")]
-    assert torch.equal(own["blocks.3.attn.qkv.bias"], torch.cat(expected, dim=axes))
-    odd = {**parts, f"{attention}.key.bias": numbers(*lead, 5)}
-    with pytest.raises(UserError, match=r"blocks.3.attn.qkv.bias"):
-        recognised(odd).to_own(odd, axes=axes)
-    del parts[f"{attention}.key.weight"]
-    assert recognised(parts).to_own(parts, axes=axes).keys() == {"blocks.3.attn.qkv.bias"}
 
 
 def test_names_that_are_unknown_fit_no_layout_or_mean_the_same() -> None:
@@ -102,6 +63,15 @@ def test_names_that_are_unknown_fit_no_layout_or_mean_the_same() -> None:
     both = {"cls_token": torch.zeros(1), "module.cls_token": torch.ones(1)}
     with pytest.raises(UserError, match=r"'cls_token' and 'module.cls_token'"):
         recognised(both).to_own(both)
+
+
+def test_a_key_that_fits_no_query_is_refused_and_one_that_is_absent_joins_nothing() -> None:
+    names = [f"vit.layers.0.attention.{part}_proj.bias" for part in "qkv"]
+    parts = {name: torch.zeros(5 if "k_proj" in name else 4) for name in names}
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias"):
+        recognised(parts).to_own(parts)
+    del parts[names[1]]
+    assert not recognised(parts).to_own(parts)
 
 
 # which attacks apply ------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ ODD: list[tuple[Any, str]] = [
     (nn.Sequential(nn.Linear(2, 2)), "Sequential"),
     ([torch.zeros(2)], "list"),
     ({}, "weights.pth"),
+    ({"conv1.weight": torch.zeros(1)}, "conv1.weight"),
     ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
     ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
     ({f"t{i}": 0 for i in range(10_001)}, "10001"),
@@ -200,7 +201,11 @@ WRONG: dict[str, list[Any]] = {
     "activation": WORD,
     "norm_eps": [0, -1e-6, 2, "1e-6", True, []],
     "trained_gamma": [-0.1, 1.1, "0.3", True, [0.3]],
-    "adapters": ["", {"rank": 0}, "{rank: 4, head: 3}", {"targets": ["qkv"]}, [4], True],
+    "adapters": [
+        *("", {"rank": 0}, "{rank: 4, head: 3}", {"targets": ["qkv"]}, [4], True, "rank 4"),
+        *({"rank": 4, "targets": names} for names in (["query"], ["qkv", "qkv"])),
+        {"rank": 4, "target": ["qkv"]},
+    ],
 }
 TEXTS = ["", "nothing", "{", "NaN", "[NaN, 1, 1]", "[" * 30_000, "9" * 5000, "\x00"]
 

@@ -16,7 +16,7 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.models.zoo import NamedCheckpoint, keep_earlier, named_checkpoints, spec_by_name
+from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints, spec_by_name
 from mjp_privacy.training.config import load_training, recipe_in
 from mjp_privacy.training.evaluation import load_checkpoint
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
@@ -115,29 +115,6 @@ def test_options_are_about_the_files_that_do_not_state_it(tmp_path: Path) -> Non
     ):
         with pytest.raises(UserError, match=said):
             named_checkpoints(items, "--checkpoint")
-
-
-@pytest.mark.parametrize(
-    ("text", "labels", "lost"),
-    [
-        ("model,top1\na,1\nb,2\n", ["a"], "b"),
-        ("kind,model\nmodel,c\nnoise,d\n", ["a", "b"], "c"),
-        ("model\na\nb\n", ["b", "a", "c"], ""),
-        ("model\n'=a\n", ["=a"], ""),
-        ("", ["a"], ""),
-    ],
-)
-def test_a_table_of_other_models_is_not_replaced(
-    tmp_path: Path, text: str, labels: list[str], lost: str
-) -> None:
-    if text:
-        (tmp_path / "summary.csv").write_text(text, encoding="utf-8")
-    named = [NamedCheckpoint(label, "x") for label in labels]
-    if not lost:
-        keep_earlier(tmp_path, "summary.csv", named)
-        return
-    with pytest.raises(UserError, match=lost):
-        keep_earlier(tmp_path, "summary.csv", named)
 
 
 # outlines -----------------------------------------------------------------------------------------

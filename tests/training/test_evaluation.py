@@ -200,6 +200,19 @@ def test_the_command_writes_a_table_and_a_sweep_with_the_papers_figures_beside(
         assert f"{figure} ({line[name] - figure:+{form}})" in printed
 
 
+def test_a_table_of_other_models_is_not_replaced(
+    images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, other = (saved(tmp_path / f"{n}.safetensors", undecided()) for n in ("first", "other"))
+    out = tmp_path / "out"
+    assert evaluate(images, "--checkpoint", first, "--out", out) == 0
+    before = (out / "summary.csv").read_bytes()
+    assert evaluate(images, "--checkpoint", other, "--out", out) == 2
+    assert "first" in capsys.readouterr().err
+    assert (out / "summary.csv").read_bytes() == before
+    assert evaluate(images, "--checkpoint", other, first, "--out", out) == 0
+
+
 def test_the_authors_groups_have_a_gamma_each_and_an_image_counts_once(
     images: ImageSource, tmp_path: Path
 ) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.processes import World, is_lost, joined
+from mjp_privacy.training.processes import World, is_lost
 from mjp_privacy.training.trainer import train
 from tests.helpers.training import (
     PICTURES_AS_THEY_ARE,
@@ -22,7 +21,6 @@ from tests.helpers.training import (
     content,
     curve,
     small,
-    together,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -76,25 +74,6 @@ def test_an_error_of_one_process_ends_all_with_its_reason(
         assert other["loss"] == pytest.approx(line["loss"], abs=within)
         if precision == "float32":
             assert line.get("val_top1") == other.get("val_top1")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("waiting", ["within", "at the end"])
-def test_a_process_that_waits_for_one_that_has_ended_says_so(tmp_path: Path, waiting: str) -> None:
-    """Wherever it waits; and the one that raised does not wait for what it has under way."""
-
-    def work() -> None:
-        with joined("cpu", 2) as world:
-            world.wait()
-            if not world.first:
-                dist.all_reduce(torch.ones(1), async_op=True)  # nobody will join it
-                raise UserError("a disk is full")
-            for _ in range(2 if waiting == "within" else 0):
-                world.mean(torch.ones(1))
-
-    first, second = together(tmp_path / "said", 2, work)
-    assert second == "a disk is full"
-    assert first.startswith("Process 0 of 2 waited for another one")
 
 
 def test_only_what_a_lost_process_leaves_is_taken_for_one() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -358,22 +357,13 @@ def test_a_product_is_the_exact_one_rounded_once(name: str) -> None:
     assert ((ours.double() - exact).abs() <= 0.51 * step + 1e-5).all()
 
 
-@pytest.mark.parametrize(
-    ("library", "available"), [("knows", True), ("knows", False), ("cannot say", True)]
-)
 def test_only_a_training_in_bfloat16_on_a_cpu_without_it_rounds_products(
-    library: str, available: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = {"_is_mkldnn_bf16_supported": lambda: True} if library == "knows" else {}
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**asked))
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: available)
-    slow = not (asked and available)
-    config = small(recipe={"precision": "bfloat16", "compile": True})
-    assert rounds_products(config, CPU) == slow
-    assert not rounds_products(config, torch.device("cuda"))
+    """That such a training makes no slow product: test_training_run.py."""
+    config, cuda = small(recipe={"precision": "bfloat16"}), torch.device("cuda")
+    for available in (True, False):
+        monkeypatch.setattr(learner, "has_bfloat16", lambda answer=available: answer)
+        assert rounds_products(config, CPU) != available
+    assert not rounds_products(config, cuda)
     assert not rounds_products(small(recipe={"precision": "float32"}), CPU)
-    left, half = torch.randn(5, 7), numbers(5, 7)
-    plain = (left @ left.T, half.exp(), half.softmax(-1))
-    with RoundedProducts():  # other operations are torch's own
-        inside = (left @ left.T, half.exp(), half.softmax(-1))
-    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
