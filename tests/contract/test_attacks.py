@@ -1,6 +1,7 @@
 """Every attack against a planted answer, and every reason for which it does not apply.
 
-`pytest tests/contract -k yours` runs the tests of the attack called yours.
+`pytest tests/contract -k yours` runs the tests of the attack called yours, and says which step of
+adding it is missing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import pytest
 import torch
 from torch.nn.functional import fold, unfold
 
-from attacks import ATTACKS, find_attack
+from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.april import April
 from attacks.controls import oracle_inverse
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput
 from mjp_privacy.metrics.pictures import psnr, quantise
 from tests.contract.attack_targets import EXACT, LISTED, TARGETS, TOLERANCE, AttackTarget
+from tests.contract.registered import unregistered
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
 from tests.helpers.planted import keeping, planted_images, planted_view
@@ -38,8 +40,11 @@ def seen_by(
     return attack, view, inputs
 
 
-def test_targets_are_of_registered_attacks() -> None:
+def test_targets_are_of_registered_attacks_and_none_is_forgotten() -> None:
     assert set(ATTACKS) >= LISTED
+    entries = [*ATTACKS.values(), *CONTROLS.values()]
+    forgotten = unregistered("attacks", entries, (("needs", "run"), ("role", "run")))
+    assert not forgotten, "add its line to attacks/__init__.py"
 
 
 # the planted answer -------------------------------------------------------------------------------

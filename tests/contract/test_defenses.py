@@ -38,6 +38,7 @@ from tests.contract.defense_errors import (
     upload_with_the_same_result,
 )
 from tests.contract.defense_targets import LINES, NAMED, ON_REAL_GRADIENTS
+from tests.contract.registered import unregistered
 from tests.helpers.night import nightly
 
 WHOLE = [line for line in LINES if isinstance(defense_of(line), UploadDefense)]
@@ -56,8 +57,10 @@ def applied(line: str, upload: PlantedUpload) -> Disturbed:
 # what it is ---------------------------------------------------------------------------------------
 
 
-def test_lines_are_of_registered_defenses() -> None:
+def test_lines_are_of_registered_defenses_and_none_is_forgotten() -> None:
     assert set(DEFENSES) >= NAMED
+    room, members = "mjp_privacy.client.defenses", (("apply", "main"), ("step_gradient", "main"))
+    assert not unregistered(room, DEFENSES.values(), members), "register it in registry.py"
 
 
 @each_line

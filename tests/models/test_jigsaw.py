@@ -1,6 +1,7 @@
 """Patch order, the block-wise mask, the shuffle and where their randomness comes from."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import (
+    _add_block,
     blockwise_mask,
     draw_masks,
+    largest_block,
     shuffle_patches,
+    shuffled_order,
     to_images,
     to_patches,
 )
@@ -71,6 +75,31 @@ def test_the_mask_keeps_its_limits_and_only_masked_patches_move(
     assert torch.equal(order.sort().values, places)
     assert torch.equal(order[~mask[0]], places[~mask[0]])
     assert set(order[mask[0]].tolist()) == set(places[mask[0]].tolist())
+
+
+def test_blocks_have_the_papers_sizes_and_ratios() -> None:
+    """All statistics of masks stand beside the authors' in tests/golden."""
+    for patches, block in ((196, 75), (49, 18), (64, 24), (576, 220), (1, 0)):
+        assert largest_block(patches) == block
+    sides, rng = [], random.Random(0)
+    for _ in range(300):
+        mask = torch.zeros(20, 20, dtype=torch.bool)
+        added = _add_block(mask, largest_block(400), rng)
+        sides.append((int(mask.any(1).sum()), int(mask.any(0).sum())))
+        assert added == int(mask.sum()) == sides[-1][0] * sides[-1][1]  # a full rectangle
+    areas = [height * width for height, width in sides]
+    assert 6 <= min(areas) < max(areas) <= largest_block(400)  # from 8 patches on, sides rounded
+    ratios = [height / width for height, width in sides]
+    assert 0.25 <= min(ratios) <= 0.4
+    assert 2.5 <= max(ratios) <= 4.0
+
+
+def test_every_order_is_as_likely() -> None:
+    mask = torch.tensor([True, False, True, True])
+    rng = random.Random(0)
+    counts = Counter(tuple(shuffled_order(mask, rng).tolist()) for _ in range(6000))
+    assert len(counts) == 6
+    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 20.5  # chi2(5), 0.999
 
 
 # where the randomness comes from ------------------------------------------------------------------
