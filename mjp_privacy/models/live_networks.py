@@ -26,6 +26,8 @@ from mjp_privacy.models.vit import input_of
 
 TABLE = "pos_embed"
 POSITIONS = re.compile(r"pos")
+CLASSIFIERS = ("classifier", "head", "fc", "logits", "classification_head", "cls_head")
+"""What networks call the linear layer that gives the classes."""
 """What a table of positions has in its name in every library looked at."""
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
@@ -85,7 +87,7 @@ class Renamed(nn.Module):
         heads = [
             child
             for name, child in module.named_modules()
-            if name.rpartition(".")[2] in ("classifier", "head") and isinstance(child, nn.Linear)
+            if name.rpartition(".")[2] in CLASSIFIERS and isinstance(child, nn.Linear)
         ]
         self.head = heads[0] if heads else nn.Identity()
         self.num_classes = heads[0].out_features if heads else 0
@@ -133,7 +135,7 @@ def of_live(
     logits    what is wanted of that which the network returns
     img_size  side of the client's pictures, where the network takes several
     """
-    whole = copy.deepcopy(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
@@ -159,6 +161,19 @@ def of_live(
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     network.renamed = renamed
     return network
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy, also of a network that keeps what it last computed as an attribute."""
+    kept = [value for part in module.modules() for value in vars(part).values()]
+    computed = [value for value in kept if isinstance(value, Tensor) and not value.is_leaf]
+    try:
+        return copy.deepcopy(module, {id(value): value.detach() for value in computed})
+    except Exception as error:  # whatever the network's own code raises
+        raise NoPatches(
+            f"{kind_of(module)}: expected a network that copy.deepcopy copies; it raised "
+            f"{format_error(error)}. Give one that keeps no tensors of its last step."
+        ) from error
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:

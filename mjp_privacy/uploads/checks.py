@@ -119,8 +119,9 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         return ""  # resized or augmented pixels are no levels either
     return (
         f"with the declared mean {_numbers(mean)} and std {_numbers(std)} {' and '.join(strange)}; "
-        f"{found}: the client normalised otherwise, and its picture is known up to colours and "
-        "contrast alone until that mean and std are given"
+        f"{found}: the client normalised otherwise, or changed pixels afterwards (padding, "
+        "erasing, noise); until it is known which, its picture counts as known up to colours and "
+        "contrast alone"
     )
 
 

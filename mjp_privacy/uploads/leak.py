@@ -242,7 +242,10 @@ class Leak:
     def verdict(self) -> str:
         """What came of it: the score where images were given, then what the checks say."""
         if not self.ranked:
-            return "No attack made a picture."
+            return (
+                "No attack made a picture. That is no evidence of safety: `.refused` says what "
+                "each would need."
+            )
         best, said = self.best, ""
         if best.scores is not None and self.private is not None:
             floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
@@ -274,7 +277,7 @@ class Leak:
         if self.floor is not None:
             rows.append({"attack": "floor: mean colour", "PSNR": f"{self.floor:.1f}"})
         table = pd.DataFrame(rows, columns=COLUMNS_SAID).fillna("–").set_index("attack")
-        lines = table.rename_axis(None).to_string().splitlines()
+        lines = table.rename_axis(None).to_string().splitlines() if rows else []
         for made in self:
             if made.images is None and made.mask is not None:
                 lines.append(f"{made.attack:22} names {int(made.mask.sum())} masked positions")
@@ -348,13 +351,13 @@ def of_one(best: Reconstructed, declared: float) -> str:
         return f"{said} It {fits}" if fits else said
     if fits:
         return (
-            f"{best.attack}'s picture {fits} That is no proof of a good picture (25 to 35 dB were "
+            f"{best.attack}'s picture {fits} That is no proof of a good picture (23 to 35 dB were "
             "seen at residuals of exact ones)."
         )
     if not known and not best.misfit >= EXPLAINED:
         return (
-            f"Without labels nothing here tells whether {best.attack}'s picture is the client's"
-            f"{solved}: give labels=… if you know them."
+            f"Nothing here tells whether {best.attack}'s picture is the client's{solved}: that "
+            "takes labels (labels=…) and the gradients of all layers."
         )
     return (
         f"No picture has the whole uploaded gradient; {best.attack}'s comes nearest "

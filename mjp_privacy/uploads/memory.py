@@ -221,7 +221,7 @@ def own_uploads(
     updates = [_update_of(one, client, number) for number, one in enumerate(sent)]
     first, card = updates[0], models[0].card
     notes = []
-    if TABLE not in first.grads:
+    if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
             "taken as withheld"
@@ -238,6 +238,18 @@ def own_uploads(
         notes.append(
             f"the classifier's gradient points to at least {several} classes, and that of one "
             "picture to one: this looks like a batch (give batch=…) or mixup"
+        )
+    classes = {
+        tuple(shown.tolist())
+        for update, of in zip(updates, models, strict=True)
+        if (shown := shown_labels(update, of)) is not None
+    }
+    if told is not None and len(classes) > 1:
+        told = None
+        notes.append(
+            "the classifier's gradients of these uploads point to different classes, "
+            f"{', '.join(str([*shown]) for shown in sorted(classes))}, but several uploads are "
+            "taken as of the same pictures: attack those of different pictures alone"
         )
     given = None
     if labels is not None:

@@ -196,17 +196,18 @@ def modules_of(model: Models, uploads: int) -> list[nn.Module]:
 
 def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     """(m,) class indices; a UserError for anything else or, where it is known how many images and
-    classes there are, for others than that."""
+    classes (0: unknown) there are, for others than that."""
     try:
         given = torch.as_tensor(labels).reshape(-1).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):  # for text and ragged lists
         given = torch.empty(0)
     fits = given.dtype in WHOLE
     if fits and images:
-        inside = (given >= 0) & (given < max(classes, 1))
+        inside = (given >= 0) & (given < (classes or torch.inf))
         fits = len(given) == images and bool(inside.all())
     if not fits:
-        of = f" from 0 to {classes - 1} for each of {images} image(s)" if images else ""
+        most = f" to {classes - 1}" if classes else ""
+        of = f" from 0{most} for each of {images} image(s)" if images else ""
         do = "Give labels=[3], one for each image; batch=… says how many images a step has."
         raise refusal("labels", f"class indices{of}", said(labels), do)
     return given.long()

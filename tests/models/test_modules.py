@@ -19,6 +19,7 @@ from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.timm_networks import TimmNetwork
 from tests.helpers.libraries import (
+    DIM,
     SIDE,
     SOURCES,
     Source,
@@ -289,6 +290,32 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
     leak = attack_gradients(module, images=picture, **given)
     assert leak["patch_gradient"].psnr > 60
     assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
+
+
+class Backbone(nn.Module):
+    """A backbone with a new layer for the classes, which keeps what it last computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.fc = randomised(timm_vit(num_classes=0)), nn.Linear(DIM, 10)
+        self.outputs: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.outputs = self.fc(self.backbone(x))
+        return self.outputs
+
+
+@pytest.mark.parametrize("labels", [[3], None])
+def test_a_new_classifier_tells_the_class_and_a_kept_output_is_no_hindrance(
+    labels: list[int] | None,
+) -> None:
+    module, picture = Backbone(), (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
+    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
+    given = {"mean": 0.5, "std": 0.5, "attacks": ["patch_gradient"], "labels": labels}
+    leak = attack_gradients(module, images=picture, **given)
+    assert leak.labels is not None
+    assert leak.labels.tolist() == [3]
+    assert leak.best.residual < 1e-4
 
 
 def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:

@@ -162,6 +162,14 @@ def test_without_labels_the_misfit_decides(model: LoadedModel, gradients: Gradie
     assert f"{leak.best.misfit:.1e}" in leak.verdict
 
 
+def test_uploads_of_different_classes_are_noticed(model: LoadedModel, gradients: Gradients) -> None:
+    other = gradient_of(model, planted_images(2)[1:], torch.tensor([5]))
+    leak = attack_gradients(model, [gradients, other], attacks="patch_gradient")
+    assert leak.label_source == "unknown"
+    (note,) = leak.notes
+    assert re.search(r"\[3\], \[5\]", note)
+
+
 def test_a_batch_that_is_called_one_picture_is_noticed(model: LoadedModel) -> None:
     sent = gradient_of(model, planted_images(4), torch.tensor([1, 2, 3, 4]))
     leak = attack_gradients(model, sent, attacks="patch_gradient")
