@@ -267,7 +267,13 @@ def machine() -> dict[str, str]:
     cpu = [fields[name].strip() for name in told if name in fields] or [platform.processor()]
     capability = torch.backends.cpu.get_cpu_capability()
     libraries = ("torch", "torchvision", "numpy", "scipy", "pillow", "scikit-image")
-    return {"cpu": " ".join(cpu), "capability": capability} | {n: version(n) for n in libraries}
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return {
+        "cpu": " ".join(cpu),
+        "capability": capability,
+        "caches": " ".join(path.read_text().strip() for path in caches),  # by which kernels block
+        **{name: version(name) for name in libraries},
+    }
 
 
 # freezing -----------------------------------------------------------------------------------------

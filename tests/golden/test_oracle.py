@@ -1,8 +1,10 @@
 """Runs of this tree give the frozen numbers: here, by two workers, killed and given again, and in a
 folder of before that was converted.
 
-On the machine of oracle/machine.json every number and every stored tensor is equal to the last bit.
-Elsewhere keys and statuses are equal and numbers within TOLERANCE.
+On the machine of oracle/machine.json every number and every stored tensor is equal to the last bit
+(that file names no caches yet, so no machine counts as that one until it is frozen again: another
+one of its name and kernels gave other last bits). Elsewhere keys and statuses are equal and numbers
+within TOLERANCE.
 
 MJP_PRIVACY_ORACLE=all lets two workers and the kill try all cases, in place of QUICK.
 """
