@@ -6,9 +6,9 @@
 
 A model of configs/ladder_ablations.yaml is trained where RUNS/LABEL/model.safetensors is there, or
 where it comes with the package. What an earlier command with the same --out did is not done again,
-unless the model was trained anew. results/ablations gets summary.csv and rows.parquet;
-then `make results-check` writes its tables. What these files say of models that are
-not here stays, so several machines can share the trainings:
+unless the model was trained anew. results/ablations gets summary.csv and rows.parquet; then
+`make results-check` writes its tables. What these files say of models that are not here stays, so
+several machines can share the trainings:
 
     python -m tools.ablations --only H_0 H_1 …
 

@@ -26,9 +26,9 @@ from mjp_privacy.models.vit import input_of
 
 TABLE = "pos_embed"
 POSITIONS = re.compile(r"pos")
+"""What a table of positions has in its name in every library looked at."""
 CLASSIFIERS = ("classifier", "head", "fc", "logits", "classification_head", "cls_head")
 """What networks call the linear layer that gives the classes."""
-"""What a table of positions has in its name in every library looked at."""
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
 

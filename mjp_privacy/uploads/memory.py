@@ -232,23 +232,20 @@ def own_uploads(
             "it holds what the weights' precision resolves): that attacks fail on it is no "
             "evidence of safety"
         )
-    told = shown_labels(first, models[0])
+    shown = [shown_labels(update, of) for update, of in zip(updates, models, strict=True)]
+    classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
+    told = shown[0]
     if told is not None and (several := _classes_of(first, models[0])) > 1:
         told = None
         notes.append(
             f"the classifier's gradient points to at least {several} classes, and that of one "
             "picture to one: this looks like a batch (give batch=…) or mixup"
         )
-    classes = {
-        tuple(shown.tolist())
-        for update, of in zip(updates, models, strict=True)
-        if (shown := shown_labels(update, of)) is not None
-    }
     if told is not None and len(classes) > 1:
         told = None
         notes.append(
             "the classifier's gradients of these uploads point to different classes, "
-            f"{', '.join(str([*shown]) for shown in sorted(classes))}, but several uploads are "
+            f"{', '.join(str([*each]) for each in classes)}, but several uploads are "
             "taken as of the same pictures: attack those of different pictures alone"
         )
     given = None
