@@ -55,7 +55,7 @@ def load_module(
     mean, std   of the client's normalisation, one number or three. They are never guessed.
     num_heads   where the network does not say
     img_size    side of the client's pictures, where the network stretches its table of positions to
-                them (transformers' Dinov2, timm's dynamic_img_size)
+                them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
 
     The copy is compared with the module on one random input, so that it never stands for a network
     that computes something else.

@@ -84,11 +84,16 @@ def parts_of(net: nn.Module) -> Parts:
         )
     (patch, tall), colours = projection.kernel_size, projection.in_channels
     side, down = getattr(embed, "img_size", None) or (0, 0)
-    if colours != CHANNELS or side != down or patch != tall or side < patch:
+    if colours != CHANNELS:
         raise UserError(
-            f"{name}: expected square pictures of whole square patches in {CHANNELS} channels, got "
-            f"{colours}: {side}×{down} in patches of {patch}×{tall}. Give img_size, a multiple of "
-            "the patch, or a network whose patches are no features of a network before it."
+            f"{name}: expected patches of {CHANNELS} channels, got {colours}: of grey pictures, or "
+            "of what layers before them make of a picture, which no equation here tells. Give a "
+            "network that embeds patches of colour pictures."
+        )
+    if side != down or patch != tall or side < patch:
+        raise UserError(
+            f"{name}: expected square pictures of whole square patches, got {side}×{down} in "
+            f"patches of {patch}×{tall}. Give img_size, a multiple of the patch."
         )
     grid, table = side // patch, getattr(net, "pos_embed", None)
     if side % patch:  # the convolution never sees the last pixels
@@ -228,6 +233,14 @@ def check_equation(network: TimmNetwork) -> None:
     side, like = network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
     x = torch.randn(1, CHANNELS, side, side, generator=generator).to(like)
+    with torch.no_grad():
+        given = input_of(network.net, network.patch_embed.proj, x)
+    if given.shape == x.shape and not torch.equal(given, x):
+        raise UserError(
+            f"{kind_of(network.net)}: expected its patch embedding to be given the picture, got "
+            "another one: a layer before it normalises, or changes it otherwise. Give the network "
+            "behind that layer, and its mean and std as the client's."
+        )
     with torch.enable_grad():
         wanted = [network.pos_embed, network.get_parameter("patch_embed.proj.weight")]
         table, total = torch.autograd.grad(network(x).square().sum(), wanted)

@@ -90,7 +90,7 @@ def attack_gradients(
                gradient
     mean, std  with which the client normalised its images: one number or three; never guessed
     img_size   side of the client's images, where the network stretches its table of positions to
-               them (transformers' Dinov2, timm's dynamic_img_size)
+               them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
     attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
     exhaustive with attacks="all": those that could not improve what is certain and those that
                optimise for minutes are run, too

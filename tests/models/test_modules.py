@@ -33,6 +33,7 @@ from tests.helpers.libraries import (
 from tests.helpers.models import tiny
 
 EXACT = 1e-5
+PATCH = 8  # of networks of one's own
 
 
 def loaded(module: nn.Module, **facts: Any) -> LoadedModel:
@@ -201,12 +202,42 @@ def fails(x: Tensor) -> Tensor:
     raise RuntimeError("two pictures are needed")
 
 
+class Normalised(nn.Module):
+    """A layer that normalises pictures inside a network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.5) / 0.5
+
+
+class Flattened(nn.Module):
+    """A ViT of one's own, which embeds flattened patches, colours last, by a linear layer."""
+
+    def __init__(self, *before: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(*before, nn.Linear(3 * PATCH**2, DIM))
+        self.pos = nn.Parameter(torch.randn(1, 1 + (SIDE // PATCH) ** 2, DIM) * 0.02)
+        self.cls = nn.Parameter(torch.randn(1, 1, DIM))
+        layer = nn.TransformerEncoderLayer(
+            DIM, 4, 4 * DIM, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.to_logits = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = SIDE // PATCH
+        tiles = x.unflatten(3, (count, PATCH)).unflatten(2, (count, PATCH))
+        patches = self.embed(tiles.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))
+        tokens = torch.cat((self.cls.expand(len(x), -1, -1), patches), 1) + self.pos
+        return self.to_logits(self.encoder(tokens)[:, 0])  # type: ignore[no-any-return]
+
+
 HEADS = {"num_heads": 4}
 TEACHER = ("DeiTForImageClassificationWithTeacher", "DeiTConfig")
 REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "layer scale": (lambda: timm_vit(init_values=0.1), HEADS, "blocks.0.ls1.gamma"),
     "norms": (lambda: timm_vit(qk_norm=True), HEADS, "blocks.0.attn.k_norm"),
-    "teacher": (lambda: hugging_face(*TEACHER), HEADS, "cls_classifier, distillation_classifier"),
+    "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "before it normalises"),
+    "normed patches": (lambda: Flattened(nn.LayerNorm(3 * PATCH**2)), {}, "embed.1"),
     "grey": (lambda: timm_vit(in_chans=1), {}, "3 channels, got 1"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
@@ -252,12 +283,22 @@ def stretching(name: str) -> nn.Module:
 
 
 CLASSIFIER = "Dinov2ForImageClassification"
+
+
+def vit_of_64_pixels() -> nn.Module:
+    """transformers' ViT, which takes other pictures than its own when it is told to."""
+    transformers = library("transformers")
+    settings = transformers.ViTConfig(image_size=64, patch_size=8, intermediate_size=384, **WIDE)
+    return transformers.ViTModel(settings).eval()  # type: ignore[no-any-return]
+
+
 OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
     CLASSIFIER: (lambda: dinov2(CLASSIFIER, num_labels=5), 56, None),
     "Dinov2WithRegistersModel": (lambda: dinov2("Dinov2WithRegistersModel"), 56, None),
     "SiglipVisionModel": (lambda: siglip("SiglipVisionModel"), 64, None),
     "SiglipForImageClassification": (lambda: siglip("SiglipForImageClassification"), 64, None),
     "stretched by transformers": (lambda: dinov2(CLASSIFIER, 112, num_labels=5), 56, 56),
+    "stretched when told to": (vit_of_64_pixels, 32, 32),
     "stretched dinov2": (lambda: stretching("vit_small_patch14_dinov2"), 56, 56),
     "stretched plain": (lambda: stretching("vit_tiny_patch16_224"), 64, 64),
     "stretched eva02": (lambda: stretching("eva02_tiny_patch14_224"), 56, 56),
@@ -265,7 +306,8 @@ OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
 
 
 def logits_of(module: nn.Module, x: Tensor) -> Tensor:
-    out = module(x)
+    told = {"interpolate_pos_encoding": True} if type(module).__name__ == "ViTModel" else {}
+    out = module(x, **told)
     if isinstance(out, Tensor):
         return out
     return out["logits"] if "logits" in out else out["pooler_output"]  # type: ignore[no-any-return]
@@ -305,24 +347,35 @@ class Backbone(nn.Module):
         return self.outputs
 
 
+OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
+    "a backbone that keeps its output": Backbone,
+    "flattened patches, a classifier of any name": Flattened,
+    "a teacher's token": lambda: hugging_face(*TEACHER, num_labels=10),
+}
+
+
 @pytest.mark.parametrize("labels", [[3], None])
-def test_a_new_classifier_tells_the_class_and_a_kept_output_is_no_hindrance(
-    labels: list[int] | None,
-) -> None:
-    module, picture = Backbone(), (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
-    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
+@pytest.mark.parametrize("name", OF_ONES_OWN)
+def test_networks_of_ones_own_tell_picture_and_class(name: str, labels: list[int] | None) -> None:
+    module = OF_ONES_OWN[name]().eval()
+    picture = (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
+    logits = logits_of(module, (picture - 0.5) / 0.5)
+    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
     given = {"mean": 0.5, "std": 0.5, "attacks": ["patch_gradient"], "labels": labels}
     leak = attack_gradients(module, images=picture, **given)
     assert leak.labels is not None
     assert leak.labels.tolist() == [3]
     assert leak.best.residual < 1e-4
+    assert leak.best.psnr > 60
 
 
 def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"64 positions .* 121"):
         loaded(dinov2("Dinov2Model", side=112), img_size=154)
-    with pytest.raises(UserError, match="img_size"):
+    with pytest.raises(UserError, match=r"16 positions .* 36"):
         loaded(siglip("SiglipVisionModel"), img_size=96)
+    with pytest.raises(UserError, match="img_size"):  # its table is looked up by number
+        loaded(siglip("SiglipVisionModel"), img_size=48)
     module = dinov2(CLASSIFIER, num_labels=5)
     nn.functional.cross_entropy(
         logits_of(module, torch.rand(1, 3, 56, 56)), torch.tensor([3])
