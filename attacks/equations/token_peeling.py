@@ -142,9 +142,11 @@ def _differs(one: Tensor, other: Tensor) -> bool:
 def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
     """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
     plain ViT, a vector each where there is layer scale."""
-    found = [getattr(getattr(block, name, None), "gamma", None) for name in ("ls1", "ls2")]
-    if found == [None, None]:
-        found = [getattr(block, name, None) for name in ("gamma_1", "gamma_2")]
+    parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
+    found = [next(part.parameters(), None) for part in parts]
+    for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):
+        if found == [None, None]:
+            found = [getattr(block, name, None) for name in names]
     return [(lambda x: x) if gamma is None else gamma.__mul__ for gamma in found]
 
 
@@ -166,7 +168,10 @@ class TwoLayers:
         """The branch of a model's block 0, which is not differentiated."""
         block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
         first, second, between = block.mlp.fc1, block.mlp.fc2, block.mlp
-        between.fc1, between.fc2 = nn.Identity(), nn.Identity()
+        for part, name in ((first, "fc1"), (second, "fc2")):
+            for own in [key for key, held in vars(between).items() if held is part]:
+                vars(between)[own] = nn.Identity()  # a live network's own name of it
+            setattr(between, name, nn.Identity())
         parts = first.out_features // second.in_features
         branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts)
         random = torch_generator("whether each input depends on its own")

@@ -1,9 +1,8 @@
-"""Live networks of any library that embed patches linearly and add a table of positions.
+"""Live networks of any library, with their own forward, and tables that are stretched to pictures.
 
-`Renamed` finds the parts by their shapes and gives the network timm's names of them, so that
-`models.timm_networks` takes it: transformers' Dinov2, SigLIP and others of their kind, and
-networks of one's own. A linear layer of flattened patches becomes the convolution that computes the
-same. `_at_size` is for networks that stretch their table to the size of the pictures at hand, as
+`live_parts.Renamed` gives the network timm's names of its parts, so that `timm_networks` takes it:
+transformers' Dinov2, SigLIP and others of their kind, and networks of one's own. `_at_size` is for
+networks that stretch their table of positions to the size of the pictures at hand, as
 transformers' and timm's `dynamic_img_size` do. The stretched table is linear in the stored one,
 E' = M E, so a client's gradient of the stored table, M^T A, still tells the rows A of the patches
 as long as there are no more of them than stored positions.
@@ -12,9 +11,6 @@ as long as there are no more of them than stored positions.
 from __future__ import annotations
 
 import copy
-import inspect
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,169 +20,19 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.timm_networks import (
-    CHANNELS,
-    Parts,
-    TimmNetwork,
-    kind_of,
-    of_timm,
-    parts_of,
+from mjp_privacy.models.live_parts import (
+    FlattenedPatches,
+    NoPatches,
+    Renamed,
+    embed_by_convolution,
+    tell_size,
 )
+from mjp_privacy.models.timm_networks import Parts, TimmNetwork, kind_of, of_timm, parts_of
 from mjp_privacy.models.vit import input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
-POSITIONS = re.compile(r"pos")
-"""What a table of positions has in its name in every library looked at."""
-CLASSIFIERS = (
-    *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
-    "cls_classifier",  # beside a teacher's
-)
-"""What networks call the linear layer that gives the classes."""
-STRETCHES = "interpolate_pos_encoding"
-"""With which transformers' networks are told to take pictures of other sizes than their own."""
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
-
-
-class NoPatches(UserError):
-    """A network without the parts that `Renamed` looks for."""
-
-
-class FlattenedPatches(nn.Conv2d):
-    """A linear layer of flattened patches, with its weights as those of the convolution that
-    computes the same."""
-
-    order: Tensor
-    """(3 p²,) which of the convolution's inputs each of the layer's is."""
-
-    @classmethod
-    def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
-        """The convolution that computes what this layer does."""
-        patch = math.isqrt(layer.in_features // CHANNELS)
-        one = cls(CHANNELS, layer.out_features, patch, patch, bias=layer.bias is not None)
-        one.__dict__["order"], one.bias = order, layer.bias
-        one.weight = nn.Parameter(one.placed(layer.weight.detach()))
-        return one
-
-    def placed(self, weight: Tensor) -> Tensor:
-        """Numbers of the layer's weight (..., D, 3 p²), as the convolution's has them."""
-        return weight[..., self.order.argsort()].unflatten(-1, self.weight.shape[1:])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Flattened patches (..., 3 p²) -> their embeddings (..., D)."""
-        return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
-
-
-class Renamed(nn.Module):
-    """A network under timm's names of its parts: pos_embed, patch_embed.proj, blocks, head. Its
-    other parameters are behind `others`.
-
-    It stands around the network and shares its parameters; no module of it has two names, which
-    torch's `functional_call` would mix up.
-    """
-
-    rest: nn.Module
-    logits: Callable[[Any], Tensor]
-
-    def __init__(self, module: nn.Module, logits: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        kind = type(module).__name__
-        projection: nn.Conv2d | None = None
-        stacks: list[nn.Module] = [nn.ModuleList()]  # layers of one kind, as a network's blocks are
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d) and part.in_channels == 3 and projection is None:
-                side, down = part.kernel_size
-                projection = part if part.stride == (side, side) and side == down > 1 else None
-            one_kind = len({type(child) for child in part.children()}) == 1
-            if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind:
-                stacks.append(part)
-        if projection is None:
-            raise NoPatches(
-                f"{kind}: expected patches that one convolution without overlap embeds, got none: "
-                "no gradient of this network is a sum over patches. Give another network."
-            )
-        patch, width = int(projection.kernel_size[0]), projection.out_channels
-        tables = [
-            (name, parameter)
-            for name, parameter in module.named_parameters()
-            if POSITIONS.search(name) and parameter.shape[-1] == width and parameter.ndim > 1
-        ]
-        if len(tables) != 1:
-            names = ", ".join(name for name, _ in tables) or "none"
-            raise NoPatches(
-                f"{kind}: expected one table of positions of width {width}, got {names}. Networks "
-                "without one are attacked under timm's names (timm.create_model)."
-            )
-        table = tables[0][1]
-        self.pos_embed = table
-        self.patch_embed = nn.Module()
-        self.patch_embed.proj = projection
-        rows = table[..., 0].numel()
-        _tell_size(self.patch_embed, math.isqrt(rows), patch)
-        self.num_prefix_tokens = rows - math.isqrt(rows) ** 2
-        sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in stacks]
-        self.blocks = stacks[sizes.index(max(sizes))]
-        heads = [
-            child
-            for name, child in module.named_modules()
-            if name.rpartition(".")[2] in CLASSIFIERS and isinstance(child, nn.Linear)
-        ]
-        side = patch * math.isqrt(rows)
-        self.head = heads[0] if heads else _last_layer(module, table.new_zeros(1, 3, side, side))
-        self.num_classes = getattr(self.head, "out_features", 0)
-        self.others = nn.ModuleDict()
-        here = {id(part) for part in self.modules()}
-        for name, part in module.named_modules():
-            if id(part) not in here and (part._parameters or part._buffers):
-                holder = nn.Module()
-                holder._parameters, holder._buffers = part._parameters, part._buffers
-                self.others[name.replace(".", "_") or "own"] = holder
-        self.__dict__["rest"], self.logits = module, logits
-        takes = inspect.signature(module.forward).parameters
-        self.options = {STRETCHES: True} if STRETCHES in takes else {}
-
-    def train(self, mode: bool = True) -> Renamed:
-        """The mode of the network around and inside."""
-        super().train(mode)
-        self.rest.train(mode)
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalised pictures (B, 3, S, S) -> what the network says of them."""
-        return self.logits(self.rest(x, **self.options))
-
-    forward_features = forward
-
-
-def _last_layer(module: nn.Module, x: Tensor) -> nn.Module:
-    """The linear layer whose output for a picture the network returns as it is; else nothing's."""
-    last: nn.Module = nn.Identity()
-    outputs: list[tuple[nn.Module, Tensor]] = []
-    hooks = [
-        part.register_forward_hook(lambda layer, _, output: outputs.append((layer, output)))
-        for part in module.modules()
-        if isinstance(part, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            returned = module(x)
-        last = next((layer for layer, output in outputs if output is returned), last)
-    except Exception:  # whatever the network's own code raises, which the caller will meet
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return last
-
-
-def _tell_size(patch_embed: Any, grid: int, patch: int) -> None:
-    """Write onto a patch embedding, as timm's have it, for which pictures it is."""
-    patch_embed.img_size = (grid * patch, grid * patch)
-    patch_embed.num_patches = grid**2
-
-
-# a table that is stretched to the pictures --------------------------------------------------------
 
 
 def of_live(
@@ -205,9 +51,11 @@ def of_live(
     whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
-    _embed_by_convolution(whole)
+    of_timms = type(module).__module__.startswith("timm.")
+    if not of_timms:
+        embed_by_convolution(whole)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
-    net = whole if type(module).__module__.startswith("timm.") else Renamed(whole, logits)
+    net = whole if of_timms else Renamed(whole, logits, img_size)
     parts = parts_of(net.eval())
     side = parts.grid * int(parts.projection.kernel_size[0])
     spread = None
@@ -229,38 +77,6 @@ def of_live(
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     network.renamed = renamed
     return network
-
-
-def _embed_by_convolution(whole: nn.Module) -> None:
-    """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
-    numbers are all different shows which of them the layer is given, in which order."""
-    kinds = {name: part for name, part in whole.named_modules() if isinstance(part, nn.Linear)}
-    tables = [(n, p) for n, p in whole.named_parameters() if POSITIONS.search(n) and p.ndim > 1]
-    for name, layer in kinds.items():
-        patch = math.isqrt(layer.in_features // CHANNELS)
-        fitting = [p for _, p in tables if p.shape[-1] == layer.out_features]
-        if patch < 2 or CHANNELS * patch**2 != layer.in_features or len(fitting) != 1:
-            continue
-        side = patch * math.isqrt(fitting[0][..., 0].numel())
-        x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(fitting[0])
-        try:
-            with torch.no_grad():
-                given = input_of(whole, layer, x)[0]
-        except Exception:  # whatever the network's own code raises; it is not of such patches
-            continue
-        patches = to_patches(x[0], patch)
-        if given.shape != patches.shape:
-            continue
-        order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
-        if not torch.equal(patches[:, order.clamp(max=len(order) - 1)], given):
-            raise UserError(
-                f"{kind_of(whole)}: expected {name} to be given the numbers of the patches, row by "
-                "row, got others: a norm or another layer stands before it. Give the part of the "
-                "network behind a normalisation; of normalised patches no equation here tells."
-            )
-        parent, _, own = name.rpartition(".")
-        setattr(whole.get_submodule(parent), own, FlattenedPatches.of(layer, order))
-        return
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -297,6 +113,9 @@ def rebuilt_by_name(network: nn.Module) -> bool:
     return not isinstance(getattr(network, "net", None), Renamed)
 
 
+# a table that is stretched to the pictures --------------------------------------------------------
+
+
 def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
     """Give the network, in place, the table that it uses for pictures of this side; returns M
     (N, rows), float64: what each stored row has part in."""
@@ -326,7 +145,7 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
         for name, parameter in list(part._parameters.items()):
             if parameter is stored or (name == "pos_embed" and part is net):
                 part._parameters[name] = table
-    _tell_size(net.patch_embed, side // patch, patch)
+    tell_size(net.patch_embed, side // patch, patch)
     with torch.no_grad(), _taking(kind, side):
         off = float((net(x.to(stored)) - expected).norm() / expected.norm())
     if not off < SAME:

@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy import attack_gradients, save_upload
+from mjp_privacy import attack_gradients, load_images, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
@@ -231,6 +231,14 @@ class Flattened(nn.Module):
         return self.to_logits(self.encoder(tokens)[:, 0])  # type: ignore[no-any-return]
 
 
+class TwoTables(Flattened):
+    """One with a second table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more_pos = nn.Parameter(torch.zeros(1, 64, DIM))
+
+
 HEADS = {"num_heads": 4}
 TEACHER = ("DeiTForImageClassificationWithTeacher", "DeiTConfig")
 REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
@@ -242,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
     "linear": (lambda: nn.Linear(3, 3), {}, "Vision Transformer"),
-    "no table": (lambda: nn.Sequential(nn.Conv2d(3, 8, 4, 4)), {}, "Vision Transformer"),
+    "two tables": (lambda: TwoTables(), {}, "more_pos"),
 }
 
 
@@ -367,6 +375,50 @@ def test_networks_of_ones_own_tell_picture_and_class(name: str, labels: list[int
     assert leak.labels.tolist() == [3]
     assert leak.best.residual < 1e-4
     assert leak.best.psnr > 60
+
+
+class Pooled(nn.Module):
+    """A backbone of transformers with a classifier of its tokens' mean."""
+
+    def __init__(self, kind: str, config: str, **more: Any) -> None:
+        super().__init__()
+        transformers = library("transformers")
+        sizes = {"image_size": 64, "patch_size": 16, "intermediate_size": 768, **WIDE}
+        settings = getattr(transformers, config)(**sizes, initializer_range=0.05, **more)
+        self.backbone = getattr(transformers, kind)(settings)
+        self.classify = nn.Linear(WIDE["hidden_size"], 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.backbone(x).last_hidden_state.mean(1))  # type: ignore[no-any-return]
+
+
+BIAS = {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}
+WITHOUT_A_TABLE: dict[str, Callable[[], nn.Module]] = {
+    "rotary": lambda: Pooled("DINOv3ViTModel", "DINOv3ViTConfig", layerscale_value=0.1),
+    "relative bias": lambda: Pooled("BeitModel", "BeitConfig", **BIAS),
+    "a table that is withheld": lambda: Pooled("Dinov2Model", "Dinov2Config"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_TABLE)
+def test_transformers_networks_leak_without_the_gradient_of_a_table(name: str) -> None:
+    """Block 0's layers are found by the order in which they run."""
+    torch.manual_seed(0)
+    module = WITHOUT_A_TABLE[name]().eval()
+    picture = next(iter(load_images("embedded", size=64, limit=1)))[0][None]
+    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
+    sent = {key: p.grad for key, p in module.named_parameters() if "position_emb" not in key}
+    leak = attack_gradients(module, sent, mean=0.5, std=0.5, images=picture)
+    found = leak["token_peeling"]
+    assert found.exact == 1
+    assert found.is_certain == (name != "relative bias")  # untrained ones see no order
+
+
+def test_without_a_table_the_size_of_pictures_must_be_known() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(8 * 64, 10))
+    with pytest.raises(UserError, match="img_size"):
+        loaded(module)
+    assert loaded(module, img_size=32).grid == 8
 
 
 def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:

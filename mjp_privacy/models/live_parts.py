@@ -1,0 +1,300 @@
+"""The parts of a live network that attacks read, found by shapes and by what is run after what.
+
+    Renamed(transformers.DINOv3ViTModel(…), logits, img_size=224).blocks[0].mlp.fc1
+
+are timm's names of them. A linear layer of flattened patches becomes the convolution that computes
+the same. Whether a part is what it seems, the equations say that are tried on every network
+(`timm_networks.check_equation`, `attacks.equations.token_peeling.equations_hold`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.timm_networks import CHANNELS, kind_of
+from mjp_privacy.models.vit import input_of
+
+POSITIONS = re.compile(r"pos")
+"""What a table of positions has in its name in every library looked at."""
+CLASSIFIERS = (
+    *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
+    "cls_classifier",  # beside a teacher's
+)
+"""What networks call the linear layer that gives the classes."""
+STRETCHES = "interpolate_pos_encoding"
+"""With which transformers' networks are told to take pictures of other sizes than their own."""
+
+
+class NoPatches(UserError):
+    """A network without the parts that `Renamed` looks for."""
+
+
+class Renamed(nn.Module):
+    """A network under timm's names of its parts: pos_embed, patch_embed.proj, blocks, head, and of
+    block 0 attn.proj, norm2, mlp.fc1 and mlp.fc2. Its other parameters are behind `others`.
+
+    It stands around the network and shares its parameters; no module of it has two names, which
+    torch's `functional_call` would mix up.
+
+    img_size  side of the client's pictures, for a network without a table of positions
+    """
+
+    rest: nn.Module
+    logits: Callable[[Any], Tensor]
+
+    def __init__(
+        self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: int | None = None
+    ) -> None:
+        super().__init__()
+        projection = _convolution(module)
+        if projection is None:
+            raise NoPatches(
+                f"{kind_of(module)}: expected patches that one linear layer or one convolution "
+                "without overlap embeds, got none: no gradient of this network is a sum over "
+                "patches. Give another network."
+            )
+        patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
+        rows = _positions(module, patch, img_size) if table is None else table[..., 0].numel()
+        grid = math.isqrt(rows)
+        if table is not None:
+            self.pos_embed = table
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = projection
+        tell_size(self.patch_embed, grid, patch)
+        self.num_prefix_tokens = rows - grid**2
+        takes = inspect.signature(module.forward).parameters
+        self.options = {STRETCHES: True} if STRETCHES in takes else {}
+        self.__dict__["rest"], self.logits = module, logits
+        x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
+        run = self._run(x)
+        self.blocks = _blocks(module)
+        self.head = _classifier(module, run)
+        self.num_classes = getattr(self.head, "out_features", 0)
+        if block := next(iter(self.blocks.children()), None):
+            _name_block(block, run)
+        self.others = nn.ModuleDict()
+        here = {id(part) for part in self.modules()}
+        for name, part in module.named_modules():
+            if id(part) not in here and (part._parameters or part._buffers):
+                holder = nn.Module()
+                holder._parameters, holder._buffers = part._parameters, part._buffers
+                self.others[name.replace(".", "_") or "own"] = holder
+
+    def train(self, mode: bool = True) -> Renamed:
+        """The mode of the network around and inside."""
+        super().train(mode)
+        self.rest.train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised pictures (B, 3, S, S) -> what the network says of them."""
+        return self.logits(self.rest(x, **self.options))
+
+    forward_features = forward
+
+    def _run(self, x: Tensor) -> list[tuple[nn.Module, Any]]:
+        """Its modules with their outputs for a picture in the order in which they end, the network
+        itself last; none where it does not take the picture, which the caller will meet."""
+        run: list[tuple[nn.Module, Any]] = []
+        parts = [*self.rest.modules()]
+        hooks = [
+            part.register_forward_hook(lambda part, _, output: run.append((part, output)))
+            for part in parts
+        ]
+        try:
+            with torch.no_grad():
+                self.rest.eval()(x, **self.options)
+        except Exception:  # whatever the network's own code raises
+            return []
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return run
+
+
+def tell_size(patch_embed: Any, grid: int, patch: int) -> None:
+    """Write onto a patch embedding, as timm's have it, for which pictures it is."""
+    patch_embed.img_size = (grid * patch, grid * patch)
+    patch_embed.num_patches = grid**2
+
+
+def _convolution(module: nn.Module) -> nn.Conv2d | None:
+    """The first convolution that embeds patches of a picture without overlap."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d) and part.in_channels == CHANNELS:
+            side, down = part.kernel_size
+            if part.stride == (side, side) and side == down > 1:
+                return part
+    return None
+
+
+def _table(module: nn.Module, width: int) -> nn.Parameter | None:
+    """The table of positions; None where there is none, as of rotary ones."""
+    found = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if POSITIONS.search(name) and parameter.shape[-1] == width and parameter.ndim > 1
+    }
+    if len(found) > 1:
+        raise UserError(
+            f"{kind_of(module)}: expected one table of positions of width {width}, got "
+            f"{', '.join(found)}. Give a network that adds one table to its patches."
+        )
+    return next(iter(found.values()), None)
+
+
+def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
+    """How many patches the pictures of a network without a table have."""
+    stated = [
+        getattr(getattr(part, "config", None), "image_size", None) for part in module.modules()
+    ]
+    side = img_size or next((size for size in stated if isinstance(size, int)), None)
+    if side is None or side < patch:
+        raise UserError(
+            f"{kind_of(module)}: expected the side of the client's pictures, since no table of "
+            f"positions shows it, got {side}. Give img_size=…."
+        )
+    return (side // patch) ** 2
+
+
+def _blocks(module: nn.Module) -> nn.Module:
+    """The largest stack of layers of one kind."""
+    stacks: list[nn.Module] = [nn.ModuleList()]
+    for part in module.modules():
+        one_kind = len({type(child) for child in part.children()}) == 1
+        if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind:
+            stacks.append(part)
+    return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+
+
+def _classifier(module: nn.Module, run: list[tuple[nn.Module, Any]]) -> nn.Module:
+    """The linear layer that gives the classes, by its name, or because the network returns its
+    output as it is; nothing's where there is none."""
+    for name, part in module.named_modules():
+        if name.rpartition(".")[2] in CLASSIFIERS and isinstance(part, nn.Linear):
+            return part
+    returned = run[-1][1] if run else None
+    last = (part for part, out in run if out is returned and isinstance(part, nn.Linear))
+    return next(last, nn.Identity())
+
+
+# block 0 under timm's names -----------------------------------------------------------------------
+
+
+def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
+    """Give the layers of block 0 behind its attention timm's names where they run as timm's do: a
+    linear layer, a LayerNorm, and two linear layers inside one part of the block, each branch
+    perhaps scaled. Whoever calls them by their own names finds them as plain attributes."""
+    names = {id(part): name for name, part in block.named_modules()}
+    inside = [names[id(part)] for part, _ in run if id(part) in names]
+    parts = dict(block.named_modules())
+    norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
+    before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
+    outs = [name for name in before if isinstance(parts[name], nn.Linear)]
+    layers = [name for name in after if isinstance(parts[name], nn.Linear)]
+    mlp = layers[0].rpartition(".")[0] if layers else ""
+    if not outs or len(layers) != 2 or not mlp or layers[1].rpartition(".")[0] != mlp:
+        return
+    timms = {mlp: "mlp", outs[-1]: "attn.proj", after[0]: "norm2"}
+    timms |= {layers[0]: "mlp.fc1", layers[1]: "mlp.fc2"}
+    timms |= {n: "ls1" for n in before[before.index(outs[-1]) :] if _scales(parts[n])}
+    timms |= {n: "ls2" for n in after[after.index(layers[1]) :] if _scales(parts[n])}
+    holders = {"": block, "mlp": parts[mlp], "attn": parts.get("attn", nn.Module())}
+    moves = []
+    for name, timms_name in timms.items():
+        inner, _, own = name.rpartition(".")
+        where, _, new = timms_name.rpartition(".")
+        owner, holder = block.get_submodule(inner), holders[where]
+        if owner is not holder and isinstance(owner, nn.Sequential):
+            return  # it runs what it holds
+        if holder._modules.get(new, parts[name]) is not parts[name]:
+            return  # something else has this name
+        moves.append((owner, own, holder, new, parts[name]))
+    block._modules.setdefault("attn", holders["attn"])
+    for owner, own, holder, new, part in moves:
+        if holder is owner:
+            held = owner._modules.items()
+            owner._modules = {new if name == own else name: module for name, module in held}
+        else:
+            del owner._modules[own]
+            holder._modules[new] = part
+        if own not in owner._modules:
+            owner.__dict__[own] = part
+
+
+def _scales(part: nn.Module) -> bool:
+    """Whether a part of a block holds one vector and no more, as layer scale does."""
+    held = [*part.parameters()]
+    return len(held) == 1 and held[0].ndim == 1 and not isinstance(part, nn.LayerNorm)
+
+
+# patches that a linear layer embeds ---------------------------------------------------------------
+
+
+class FlattenedPatches(nn.Conv2d):
+    """A linear layer of flattened patches, with its weights as those of the convolution that
+    computes the same."""
+
+    order: Tensor
+    """(3 p²,) which of the convolution's inputs each of the layer's is."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
+        """The convolution that computes what this layer does."""
+        patch = math.isqrt(layer.in_features // CHANNELS)
+        one = cls(CHANNELS, layer.out_features, patch, patch, bias=layer.bias is not None)
+        one.__dict__["order"], one.bias = order, layer.bias
+        one.weight = nn.Parameter(one.placed(layer.weight.detach()))
+        return one
+
+    def placed(self, weight: Tensor) -> Tensor:
+        """Numbers of the layer's weight (..., D, 3 p²), as the convolution's has them."""
+        return weight[..., self.order.argsort()].unflatten(-1, self.weight.shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flattened patches (..., 3 p²) -> their embeddings (..., D)."""
+        return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+
+
+def embed_by_convolution(whole: nn.Module) -> None:
+    """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
+    numbers are all different shows which of them the layer is given, in which order."""
+    if _convolution(whole) is not None:
+        return
+    for name, layer in whole.named_modules():
+        if not isinstance(layer, nn.Linear) or layer.in_features < 4 * CHANNELS:
+            continue
+        patch = math.isqrt(layer.in_features // CHANNELS)
+        table = _table(whole, layer.out_features)
+        if CHANNELS * patch**2 != layer.in_features or table is None:
+            continue
+        side = patch * math.isqrt(table[..., 0].numel())
+        x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(table)
+        try:
+            with torch.no_grad():
+                given = input_of(whole, layer, x)[0]
+        except Exception:  # whatever the network's own code raises; it is not of such patches
+            continue
+        patches = to_patches(x[0], patch)
+        if given.shape != patches.shape:
+            continue
+        order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
+        if not torch.equal(patches[:, order.clamp(max=len(order) - 1)], given):
+            raise UserError(
+                f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
+                "by patch, got others: a norm or another layer stands before it. Give the part of "
+                "the network behind a layer that normalises pictures; no equation here tells "
+                "patches that are normalised one by one."
+            )
+        inner, _, own = name.rpartition(".")
+        setattr(whole.get_submodule(inner), own, FlattenedPatches.of(layer, order))
+        return
