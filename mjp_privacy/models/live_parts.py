@@ -102,14 +102,16 @@ class Renamed(nn.Module):
     forward_features = forward
 
     def _run(self, x: Tensor) -> list[tuple[nn.Module, Any]]:
-        """Its modules with their outputs for a picture in the order in which they end, the network
-        itself last; none where it does not take the picture, which the caller will meet."""
+        """Its modules in the order in which they end for a picture, the network itself last, with
+        what it and linear layers return; none where it does not take the picture, which the caller
+        will meet."""
         run: list[tuple[nn.Module, Any]] = []
-        parts = [*self.rest.modules()]
-        hooks = [
-            part.register_forward_hook(lambda part, _, output: run.append((part, output)))
-            for part in parts
-        ]
+
+        def keep(part: nn.Module, _: Any, output: Any) -> None:
+            is_looked_at = part is self.rest or isinstance(part, nn.Linear)
+            run.append((part, output if is_looked_at else None))
+
+        hooks = [part.register_forward_hook(keep) for part in self.rest.modules()]
         try:
             with torch.no_grad():
                 self.rest.eval()(x, **self.options)
