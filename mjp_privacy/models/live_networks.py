@@ -53,7 +53,7 @@ def of_live(
         whole = whole.float()
     of_timms = type(module).__module__.startswith("timm.")
     if not of_timms:
-        embed_by_convolution(whole)
+        embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
     net = whole if of_timms else Renamed(whole, logits, img_size)
     parts = parts_of(net.eval())

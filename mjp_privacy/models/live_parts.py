@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
-from mjp_privacy.models.vit import input_of
 
 POSITIONS = re.compile(r"pos")
 """What a table of positions has in its name in every library looked at."""
@@ -76,7 +75,7 @@ class Renamed(nn.Module):
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
         run = self._run(x)
-        self.blocks = _blocks(module)
+        self.blocks = _blocks(module, run)
         self.head = _classifier(module, run)
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(self.blocks.children()), None):
@@ -168,12 +167,15 @@ def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
     return (side // patch) ** 2
 
 
-def _blocks(module: nn.Module) -> nn.Module:
-    """The largest stack of layers of one kind."""
-    stacks: list[nn.Module] = [nn.ModuleList()]
+def _blocks(module: nn.Module, run: list[tuple[nn.Module, Any]]) -> nn.Module:
+    """The largest stack of layers of one kind that are run as such; an empty one where a block is
+    no module of its own."""
+    ran, stacks = {id(part) for part, _ in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
-        one_kind = len({type(child) for child in part.children()}) == 1
-        if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind:
+        children = [*part.children()]
+        one_kind = len({type(child) for child in children}) == 1
+        are_run = all(id(child) in ran for child in children)
+        if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind and are_run:
             stacks.append(part)
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
 
@@ -210,6 +212,8 @@ def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
     timms |= {layers[0]: "mlp.fc1", layers[1]: "mlp.fc2"}
     timms |= {n: "ls1" for n in before[before.index(outs[-1]) :] if _scales(parts[n])}
     timms |= {n: "ls2" for n in after[after.index(layers[1]) :] if _scales(parts[n])}
+    if len(set(timms.values())) < len(timms):
+        return
     holders = {"": block, "mlp": parts[mlp], "attn": parts.get("attn", nn.Module())}
     moves = []
     for name, timms_name in timms.items():
@@ -267,9 +271,31 @@ class FlattenedPatches(nn.Conv2d):
         return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
 
 
-def embed_by_convolution(whole: nn.Module) -> None:
+def _first_linear(whole: nn.Module, x: Tensor) -> tuple[nn.Module | None, Tensor]:
+    """The linear layer that runs first on a picture, and what it is given."""
+    given: list[tuple[nn.Module, Tensor]] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda layer, inputs: given.append((layer, inputs[0])))
+        for part in whole.modules()
+        if isinstance(part, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            whole(x)
+    except Exception:  # whatever the network's own code raises, which the caller will meet
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given[0] if given else (None, x)
+
+
+def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
-    numbers are all different shows which of them the layer is given, in which order."""
+    numbers are all different shows which of them the layer is given, in which order.
+
+    img_size  side of the pictures, where no table of positions shows it
+    """
     if _convolution(whole) is not None:
         return
     for name, layer in whole.named_modules():
@@ -277,16 +303,14 @@ def embed_by_convolution(whole: nn.Module) -> None:
             continue
         patch = math.isqrt(layer.in_features // CHANNELS)
         table = _table(whole, layer.out_features)
-        if CHANNELS * patch**2 != layer.in_features or table is None:
+        side = (img_size or 0) if table is None else patch * math.isqrt(table[..., 0].numel())
+        if CHANNELS * patch**2 != layer.in_features or side < patch or side % patch:
             continue
-        side = patch * math.isqrt(table[..., 0].numel())
-        x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(table)
-        try:
-            with torch.no_grad():
-                given = input_of(whole, layer, x)[0]
-        except Exception:  # whatever the network's own code raises; it is not of such patches
+        x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(layer.weight)
+        first, given = _first_linear(whole, x)
+        if first is not layer:
             continue
-        patches = to_patches(x[0], patch)
+        patches, given = to_patches(x[0], patch), given.reshape(-1, layer.in_features)
         if given.shape != patches.shape:
             continue
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
