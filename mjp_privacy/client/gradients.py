@@ -324,12 +324,15 @@ class _Tap:
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
-        self.handle = layer.register_forward_hook(self._keep)
+        self.handle = layer.register_forward_hook(self._keep, with_kwargs=True)
 
-    def _keep(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        self.input = inputs[0].detach()
+    def _keep(
+        self, layer: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Tensor
+    ) -> Tensor:
+        self.input = next(iter((*inputs, *named.values()))).detach()
         self.output = output if output.requires_grad else output.requires_grad_()
-        return self.output
+        # what follows may write into it, which nobody may do with a leaf
+        return self.output.clone() if self.output.is_leaf else self.output
 
     def gradient(self, of_output: Tensor, bias: bool) -> Tensor:
         """Per-image gradient of the weight or the bias, from the gradient of the output."""

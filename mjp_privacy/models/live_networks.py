@@ -22,7 +22,6 @@ from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.live_parts import (
     FlattenedPatches,
-    NoPatches,
     Renamed,
     embed_by_convolution,
     tell_size,
@@ -48,6 +47,11 @@ def of_live(
     logits    what is wanted of that which the network returns
     img_size  side of the client's pictures, where the network takes several
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(
+            f"{kind_of(module)}: expected the network that was traced or scripted, got what "
+            "torch.jit made of it. Give the nn.Module."
+        )
     whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
@@ -66,7 +70,7 @@ def of_live(
         with torch.no_grad():
             net(torch.zeros(1, 3, side, side, dtype=next(net.parameters()).dtype))
     except Exception as error:  # whatever the network's own code raises
-        raise NoPatches(
+        raise UserError(
             f"{kind_of(net)}: expected a network that takes one picture of {side} px; it raised "
             f"{format_error(error)}. Give the network itself, in the size of its table."
         ) from error
@@ -86,7 +90,7 @@ def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, {id(value): value.detach() for value in computed})
     except Exception as error:  # whatever the network's own code raises
-        raise NoPatches(
+        raise UserError(
             f"{kind_of(module)}: expected a network that copy.deepcopy copies; it raised "
             f"{format_error(error)}. Give one that keeps no tensors of its last step."
         ) from error

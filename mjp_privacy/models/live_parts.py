@@ -22,7 +22,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
 
-POSITIONS = re.compile(r"pos")
+POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
@@ -70,13 +70,13 @@ class Renamed(nn.Module):
         self.patch_embed.proj = projection
         tell_size(self.patch_embed, grid, patch)
         self.num_prefix_tokens = rows - grid**2
-        takes = inspect.signature(module.forward).parameters
-        self.options = {STRETCHES: True} if STRETCHES in takes else {}
+        is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
+        self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
         run = self._run(x)
         self.blocks = _blocks(module, run)
-        self.head = _classifier(module, run)
+        self.head = _classifier(module, self.blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(self.blocks.children()), None):
             _name_block(block, run)
@@ -86,7 +86,7 @@ class Renamed(nn.Module):
             if id(part) not in here and (part._parameters or part._buffers):
                 holder = nn.Module()
                 holder._parameters, holder._buffers = part._parameters, part._buffers
-                self.others[name.replace(".", "_") or "own"] = holder
+                self.others[f"{len(self.others)}_{name.replace('.', '_')}"] = holder
 
     def train(self, mode: bool = True) -> Renamed:
         """The mode of the network around and inside."""
@@ -121,6 +121,13 @@ class Renamed(nn.Module):
                 hook.remove()
         return run
 
+    def _logits(self, run: list[tuple[nn.Module, Any]]) -> Tensor | None:
+        """What is wanted of what the network returned."""
+        try:
+            return self.logits(run[-1][1]) if run else None
+        except StopIteration:  # nothing of it is a tensor
+            return None
+
 
 def tell_size(patch_embed: Any, grid: int, patch: int) -> None:
     """Write onto a patch embedding, as timm's have it, for which pictures it is."""
@@ -133,7 +140,8 @@ def _convolution(module: nn.Module) -> nn.Conv2d | None:
     for part in module.modules():
         if isinstance(part, nn.Conv2d) and part.in_channels == CHANNELS:
             side, down = part.kernel_size
-            if part.stride == (side, side) and side == down > 1:
+            is_whole = part.groups == 1 and part.dilation == (1, 1)
+            if part.stride == (side, side) and side == down > 1 and is_whole:
                 return part
     return None
 
@@ -143,7 +151,8 @@ def _table(module: nn.Module, width: int) -> nn.Parameter | None:
     found = {
         name: parameter
         for name, parameter in module.named_parameters()
-        if POSITIONS.search(name) and parameter.shape[-1] == width and parameter.ndim > 1
+        if POSITIONS.search(name) and parameter.shape[-1] == width
+        if parameter.numel() > width  # else of a class token
     }
     if len(found) > 1:
         raise UserError(
@@ -180,15 +189,21 @@ def _blocks(module: nn.Module, run: list[tuple[nn.Module, Any]]) -> nn.Module:
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
 
 
-def _classifier(module: nn.Module, run: list[tuple[nn.Module, Any]]) -> nn.Module:
-    """The linear layer that gives the classes, by its name, or because the network returns its
-    output as it is; nothing's where there is none."""
-    for name, part in module.named_modules():
-        if name.rpartition(".")[2] in CLASSIFIERS and isinstance(part, nn.Linear):
+def _classifier(
+    module: nn.Module, blocks: nn.Module, run: list[tuple[nn.Module, Any]], logits: Any
+) -> nn.Module:
+    """The linear layer that gives the classes: the network returns its output as it is, or it has
+    the name of one and as many outputs; nothing's where there is none."""
+    for part, output in run:
+        if output is logits and isinstance(part, nn.Linear):
             return part
-    returned = run[-1][1] if run else None
-    last = (part for part, out in run if out is returned and isinstance(part, nn.Linear))
-    return next(last, nn.Identity())
+    inner = {id(part) for part in blocks.modules()}
+    for name, part in module.named_modules():
+        is_named_so = name.rpartition(".")[2] in CLASSIFIERS and id(part) not in inner
+        outputs = part.out_features if isinstance(part, nn.Linear) else 0
+        if is_named_so and outputs and (logits is None or outputs == logits.shape[-1]):
+            return part
+    return nn.Identity()
 
 
 # block 0 under timm's names -----------------------------------------------------------------------
@@ -206,6 +221,8 @@ def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
     outs = [name for name in before if isinstance(parts[name], nn.Linear)]
     layers = [name for name in after if isinstance(parts[name], nn.Linear)]
     mlp = layers[0].rpartition(".")[0] if layers else ""
+    if isinstance(block, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+        return  # it runs, or hands out, what it holds
     if not outs or len(layers) != 2 or not mlp or layers[1].rpartition(".")[0] != mlp:
         return
     timms = {mlp: "mlp", outs[-1]: "attn.proj", after[0]: "norm2"}
@@ -314,7 +331,13 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         if given.shape != patches.shape:
             continue
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
-        if not torch.equal(patches[:, order.clamp(max=len(order) - 1)], given):
+        in_order = patches[:, order.clamp(max=len(order) - 1)]
+        if not torch.equal(in_order, given):
+            if torch.equal(in_order.sort(0).values, given.sort(0).values):
+                raise UserError(
+                    f"{kind_of(whole)}: expected patches row by row, got them in another order. "
+                    "Give a network that takes them row by row."
+                )
             raise UserError(
                 f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
                 "by patch, got others: a norm or another layer stands before it. Give the part of "

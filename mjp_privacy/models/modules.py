@@ -17,7 +17,8 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
-from mjp_privacy.models.live_networks import NoPatches, of_live
+from mjp_privacy.models.live_networks import of_live
+from mjp_privacy.models.live_parts import NoPatches
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import Activation
@@ -62,8 +63,8 @@ def load_module(
     """
     while inner := [child for name, child in module.named_children() if name in INNER]:
         module = inner[0]
-    tower = getattr(module, "visual", None)  # of open_clip's CLIP
-    module = tower if isinstance(tower, nn.Module) else module
+    if type(module).__module__.startswith("open_clip."):
+        module = getattr(module, "visual", module)  # of CLIP
     given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
@@ -272,8 +273,10 @@ def _answers(returned: Any) -> Iterator[Tensor]:
     if isinstance(returned, Tensor):
         returned = (returned,)
     named = [getattr(returned, name, None) for name in OUTPUTS]
-    entries = [*named, *(returned if isinstance(returned, tuple | list) else ())]
-    for entry in entries:
+    others = returned if isinstance(returned, tuple | list) else ()
+    if isinstance(returned, Mapping):
+        named, others = [returned.get(name) for name in OUTPUTS], tuple(returned.values())
+    for entry in [*named, *others]:
         if isinstance(entry, Tensor):
             yield entry[:, 0] if entry.ndim == 3 else entry
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
@@ -173,7 +174,7 @@ class TimmNetwork(WithCard, Common):
             return self.grid**2
         with torch.no_grad():
             picture = self.like.new_zeros(1, CHANNELS, side, side)
-            return int(input_of(self.net, self.blocks[0], picture).shape[1])
+            return input_of(self.net, self.blocks[0], picture).numel() // self.embed_dim
 
     @property
     def prefix(self) -> int:
@@ -227,29 +228,51 @@ class TimmNetwork(WithCard, Common):
 
 def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
-    without a table nothing sends the g_i."""
+    without a table nothing sends the g_i. Matrices of zeros, as a fresh classifier's, would pass
+    nothing back, and are drawn for this."""
     if network.pos_embed is None:
         return
-    side, like = network.grid * network.patch_size, network.like
+    kind, side, like = kind_of(network.net), network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
     x = torch.randn(1, CHANNELS, side, side, generator=generator).to(like)
-    with torch.no_grad():
-        given = input_of(network.net, network.patch_embed.proj, x)
+    drawn = {
+        name: torch.randn(p.shape, generator=generator).to(like) * START_STD
+        for name, p in network.named_parameters()
+        if p.ndim > 1 and not bool(p.any())
+    }
+    try:
+        with torch.no_grad():
+            given = input_of(network.net, network.patch_embed.proj, x)
+        with torch.enable_grad():
+            weight = network.get_parameter("patch_embed.proj.weight")
+            table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
+            out = functional_call(network, drawn, (x,)).square().sum()
+            sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
+    except Exception as error:  # whatever the network's own code raises
+        raise UserError(
+            f"{kind}: expected a network whose gradient torch.autograd.grad computes, of a patch "
+            f"embedding with a weight of its own; it raised {format_error(error)}. Leave out "
+            "reparametrisations and checkpointing, which change no gradient."
+        ) from error
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(
-            f"{kind_of(network.net)}: expected its patch embedding to be given the picture, got "
+            f"{kind}: expected its patch embedding to be given the picture, got "
             "another one: a layer before it normalises, or changes it otherwise. Give the network "
             "behind that layer, and its mean and std as the client's."
         )
-    with torch.enable_grad():
-        wanted = [network.pos_embed, network.get_parameter("patch_embed.proj.weight")]
-        table, total = torch.autograd.grad(network(x).square().sum(), wanted)
-    rows = table.reshape(-1, network.embed_dim)[network.before :]
-    missed = rows.mT @ to_patches(x[0], network.patch_size) - total.flatten(1)
-    if (error := float(missed.norm() / total.norm())) > HOLDS:
+    if sent[0] is None or sent[1] is None:
         raise UserError(
-            f"{kind_of(network.net)}: the gradient of its patch embedding is not that of "
-            f"patches to which pos_embed is added: off by {error:.1e} of its length, expected at "
+            f"{kind}: expected a patch embedding and a table of positions that are learned, got "
+            "no gradient of them: the network leaves them out, or detaches them. Its gradients "
+            "cannot be attacked as a ViT's."
+        )
+    rows = sent[0].reshape(-1, network.embed_dim)[network.before :]
+    missed = rows.mT @ to_patches(x[0], network.patch_size) - sent[1].flatten(1)
+    off = float(missed.norm() / sent[1].norm())
+    if not off <= HOLDS:  # also where it is no number
+        raise UserError(
+            f"{kind}: the gradient of its patch embedding is not that of "
+            f"patches to which pos_embed is added: off by {off:.1e} of its length, expected at "
             f"most {HOLDS:.0e}. Its gradients cannot be attacked as a ViT's."
         )
 

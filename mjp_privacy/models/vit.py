@@ -194,10 +194,10 @@ def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
     input_of(model, model.blocks[0], x) are the tokens (B, T, D) of block 0
     """
 
-    def stop(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        raise _Reached(given[0])
+    def stop(layer: nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
+        raise _Reached(next(iter((*given, *named.values()))))
 
-    handle = layer.register_forward_pre_hook(stop)
+    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         network(x)
     except _Reached as reached:

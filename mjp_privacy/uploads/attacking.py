@@ -33,6 +33,7 @@ from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.models.live_networks import rebuilt_by_name
 from mjp_privacy.models.modules import Channels
 from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
@@ -352,12 +353,15 @@ def _run(
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
-    labels = None
-    if seen.updates[0].batch == 1:
-        fit = gradient_fit(seen, images, made.mask, models)
-    else:
-        labels = batch_labels(seen, images, models[0])
-        fit = None if labels is None else gradient_fit(seen, images, None, models, labels=labels)
+    labels = fit = None
+    try:
+        if seen.updates[0].batch == 1:
+            fit = gradient_fit(seen, images, made.mask, models)
+        elif (labels := batch_labels(seen, images, models[0])) is not None:
+            fit = gradient_fit(seen, images, None, models, labels=labels)
+    except Exception:  # whatever a network's own code raises where hooks stand in it
+        if rebuilt_by_name(models[0]):
+            raise
     residuals, factors, scaled = fit or (None, None, None)
     if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing

@@ -79,7 +79,7 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     uploads determine every patch and do not contradict themselves; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
-    if view.model.patch_embed.num_patches > view.model.embed_dim:
+    if view.model.patch_embed.num_patches >= view.model.embed_dim:
         return None
     for update in view.updates:  # noise, rounding and halves would move the pixels
         errors = (update.noise, update.rounding)

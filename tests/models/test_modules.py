@@ -223,12 +223,76 @@ class Flattened(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.to_logits = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 10))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def tokens(self, x: Tensor) -> Tensor:
         count = SIDE // PATCH
         tiles = x.unflatten(3, (count, PATCH)).unflatten(2, (count, PATCH))
-        patches = self.embed(tiles.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))
-        tokens = torch.cat((self.cls.expand(len(x), -1, -1), patches), 1) + self.pos
-        return self.to_logits(self.encoder(tokens)[:, 0])  # type: ignore[no-any-return]
+        patches = self.embed(tiles.permute(0, 2, 4, 3, 5, 1).flatten(3)).flatten(1, 2)
+        return torch.cat((self.cls.expand(len(x), -1, -1), patches), 1) + self.pos
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_logits(self.encoder(self.tokens(x))[:, 0])  # type: ignore[no-any-return]
+
+
+class Convolved(nn.Module):
+    """A ViT of one's own around timm's blocks, which adds positions in place, calls its parts by
+    keywords and returns a dictionary; `head` is another layer than the classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, DIM, PATCH, PATCH)
+        self.pos = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2, DIM) * 0.02)
+        blocks = [timm.layers.Mlp(DIM, 2 * DIM) for _ in range(2)]
+        self.keys, self.blocks = nn.ModuleList(blocks), nn.LayerNorm(DIM)
+        self.head, self.to_classes = nn.Linear(DIM, 64), nn.Linear(64, 10)
+
+    def patches(self, x: Tensor) -> Tensor:
+        return self.embed(input=x).flatten(2).mT  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        tokens = self.patches(x)
+        tokens += self.pos
+        for block in self.keys:
+            tokens = tokens + block(x=tokens)
+        features = self.head(self.blocks(tokens).mean(1))
+        return {"logits": self.to_classes(features), "features": features}
+
+
+class Upended(Convolved):
+    """One that reads the rows of its patches from below, with a fresh classifier of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.to_classes.weight)
+
+    def patches(self, x: Tensor) -> Tensor:
+        return self.embed(x).flip(2).flatten(2).mT  # type: ignore[no-any-return]
+
+
+class Detached(Convolved):
+    """One that does not learn its patch embedding."""
+
+    def patches(self, x: Tensor) -> Tensor:
+        return super().patches(x).detach()
+
+
+class Iterated(Flattened):
+    """One whose blocks are no modules of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.ModuleList([nn.LayerNorm(DIM), nn.Linear(DIM, DIM)]) for _ in range(2)]
+        self.encoder, self.layers = nn.Identity(), nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = super().tokens(x)
+        for norm, layer in self.layers:  # type: ignore[attr-defined]
+            tokens = tokens + layer(norm(tokens)).tanh()
+        return self.to_logits(tokens.mean(1))  # type: ignore[no-any-return]
+
+
+def normed_weights(module: Convolved) -> nn.Module:
+    nn.utils.parametrizations.weight_norm(module.embed)
+    return module
 
 
 class TwoTables(Flattened):
@@ -251,6 +315,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
     "linear": (lambda: nn.Linear(3, 3), {}, "Vision Transformer"),
     "two tables": (lambda: TwoTables(), {}, "more_pos"),
+    "rows from below, a head of zeros": (lambda: Upended(), {}, "off by"),
+    "an embedding that is not learned": (lambda: Detached(), {}, "no gradient"),
+    "a norm of weights": (lambda: normed_weights(Convolved()), {}, "reparametrisations"),
+    "traced": (lambda: torch.jit.trace(Flattened(), pictures()), {}, "nn.Module"),
 }
 
 
@@ -358,6 +426,8 @@ class Backbone(nn.Module):
 OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
     "a backbone that keeps its output": Backbone,
     "flattened patches, a classifier of any name": Flattened,
+    "keywords, in place, a dictionary": Convolved,
+    "blocks that are no modules": Iterated,
     "a teacher's token": lambda: hugging_face(*TEACHER, num_labels=10),
 }
 
