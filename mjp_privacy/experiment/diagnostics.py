@@ -230,10 +230,9 @@ def gradient_fit(
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
         own, sent = computed.double().flatten(1), uploaded.double().flatten(1)
-        if not bool(own.any()):
-            return None  # a classifier of zeros passes nothing back; later local steps had others
         size = sent.norm(dim=1)
-        factor = (own * sent).sum(1) / own.square().sum(1)
+        # of nothing, as a classifier of zeros passes back, no multiple is nearer
+        factor = (own * sent).sum(1) / own.square().sum(1).clamp_min(torch.finfo(own.dtype).tiny)
         scaled = (factor.unsqueeze(1) * own - sent).norm(dim=1)
         fits.append([difference / size, factor, scaled / size])
     each = (torch.stack(values).mean(0).cpu() for values in zip(*fits, strict=True))
