@@ -1,9 +1,10 @@
 """The parts of a live network that attacks read, found by shapes and by what is run after what.
 
-    Renamed(transformers.DINOv3ViTModel(…), logits, img_size=224).blocks[0].mlp.fc1
+    network = Renamed(transformers.DINOv3ViTModel(…), logits, img_size=224)
+    network.blocks[0].mlp.fc1  # by timm's name, whatever transformers calls it
 
-are timm's names of them. A linear layer of flattened patches becomes the convolution that computes
-the same. Whether a part is what it seems, the equations say that are tried on every network
+A linear layer of flattened patches becomes the convolution that computes the same. Whether a part
+is what it seems, the equations say that are tried on every network
 (`timm_networks.check_equation`, `attacks.equations.token_peeling.equations_hold`).
 """
 
@@ -34,7 +35,7 @@ STRETCHES = "interpolate_pos_encoding"
 
 
 class NoPatches(UserError):
-    """A network without the parts that `Renamed` looks for."""
+    """A network in which nothing embeds patches."""
 
 
 class Renamed(nn.Module):
@@ -220,11 +221,11 @@ def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
     before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
     outs = [name for name in before if isinstance(parts[name], nn.Linear)]
     layers = [name for name in after if isinstance(parts[name], nn.Linear)]
-    mlp = layers[0].rpartition(".")[0] if layers else ""
-    if isinstance(block, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-        return  # it runs, or hands out, what it holds
-    if not outs or len(layers) != 2 or not mlp or layers[1].rpartition(".")[0] != mlp:
+    mlp = layers[0].rpartition(".")[0] if layers else ""  # "": in the block itself
+    if not outs or len(layers) != 2 or not mlp or mlp not in inside:
         return
+    if layers[1].rpartition(".")[0] != mlp or isinstance(block, nn.Sequential):
+        return  # a block that runs what it holds must hold nothing else
     timms = {mlp: "mlp", outs[-1]: "attn.proj", after[0]: "norm2"}
     timms |= {layers[0]: "mlp.fc1", layers[1]: "mlp.fc2"}
     timms |= {n: "ls1" for n in before[before.index(outs[-1]) :] if _scales(parts[n])}
@@ -237,8 +238,9 @@ def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
         inner, _, own = name.rpartition(".")
         where, _, new = timms_name.rpartition(".")
         owner, holder = block.get_submodule(inner), holders[where]
-        if owner is not holder and isinstance(owner, nn.Sequential):
-            return  # it runs what it holds
+        in_place = owner is holder and not isinstance(owner, nn.ModuleList | nn.ModuleDict)
+        if not in_place and isinstance(owner, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            return  # it runs, or hands out, what it holds
         if holder._modules.get(new, parts[name]) is not parts[name]:
             return  # something else has this name
         moves.append((owner, own, holder, new, parts[name]))
