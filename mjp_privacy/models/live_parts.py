@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Renamed(nn.Module):
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
-        run = self._run(x)
+        run = _run(module, x, **self.options)
         self.blocks = _blocks(module, run)
         self.head = _classifier(module, self.blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
@@ -101,33 +101,44 @@ class Renamed(nn.Module):
 
     forward_features = forward
 
-    def _run(self, x: Tensor) -> list[tuple[nn.Module, Any]]:
-        """Its modules in the order in which they end for a picture, the network itself last, with
-        what it and linear layers return; none where it does not take the picture, which the caller
-        will meet."""
-        run: list[tuple[nn.Module, Any]] = []
-
-        def keep(part: nn.Module, _: Any, output: Any) -> None:
-            is_looked_at = part is self.rest or isinstance(part, nn.Linear)
-            run.append((part, output if is_looked_at else None))
-
-        hooks = [part.register_forward_hook(keep) for part in self.rest.modules()]
+    def _logits(self, run: list[Ran]) -> Tensor | None:
+        """What is wanted of what the network returned; None where it did not end."""
         try:
-            with torch.no_grad():
-                self.rest.eval()(x, **self.options)
-        except Exception:  # whatever the network's own code raises
-            return []
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return run
-
-    def _logits(self, run: list[tuple[nn.Module, Any]]) -> Tensor | None:
-        """What is wanted of what the network returned."""
-        try:
-            return self.logits(run[-1][1]) if run else None
+            return self.logits(run[-1].output) if run and run[-1].part is self.rest else None
         except StopIteration:  # nothing of it is a tensor
             return None
+
+
+class Ran(NamedTuple):
+    """A part of a network that ran, with the first of what it was given and what it returned."""
+
+    part: nn.Module
+    given: Any
+    output: Any
+
+
+def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
+    """The parts of a network, in eval mode, in the order in which they end for a picture, itself
+    last; of those that are neither it nor linear layers without tensors. Those that had ended where
+    it does not take the picture, which the caller will meet."""
+    run: list[Ran] = []
+
+    def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if part is module or isinstance(part, nn.Linear):
+            run.append(Ran(part, next(iter((*given, *named.values())), None), output))
+        else:
+            run.append(Ran(part, None, None))
+
+    hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
+    try:
+        with torch.no_grad():
+            module.eval()(x, **options)
+    except Exception:  # whatever the network's own code raises
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return run
 
 
 def tell_size(patch_embed: Any, grid: int, patch: int) -> None:
@@ -177,27 +188,27 @@ def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
     return (side // patch) ** 2
 
 
-def _blocks(module: nn.Module, run: list[tuple[nn.Module, Any]]) -> nn.Module:
+def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
     """The largest stack of layers of one kind that are run as such; an empty one where a block is
     no module of its own."""
-    ran, stacks = {id(part) for part, _ in run}, list[nn.Module]([nn.ModuleList()])
+    have_run, stacks = {id(ran.part) for ran in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
         children = [*part.children()]
         one_kind = len({type(child) for child in children}) == 1
-        are_run = all(id(child) in ran for child in children)
+        are_run = all(id(child) in have_run for child in children)
         if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind and are_run:
             stacks.append(part)
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
 
 
 def _classifier(
-    module: nn.Module, blocks: nn.Module, run: list[tuple[nn.Module, Any]], logits: Any
+    module: nn.Module, blocks: nn.Module, run: list[Ran], logits: Tensor | None
 ) -> nn.Module:
     """The linear layer that gives the classes: the network returns its output as it is, or it has
     the name of one and as many outputs; nothing's where there is none."""
-    for part, output in run:
-        if output is logits and isinstance(part, nn.Linear):
-            return part
+    for ran in run:
+        if logits is not None and ran.output is logits and isinstance(ran.part, nn.Linear):
+            return ran.part
     inner = {id(part) for part in blocks.modules()}
     for name, part in module.named_modules():
         is_named_so = name.rpartition(".")[2] in CLASSIFIERS and id(part) not in inner
@@ -210,12 +221,12 @@ def _classifier(
 # block 0 under timm's names -----------------------------------------------------------------------
 
 
-def _name_block(block: nn.Module, run: list[tuple[nn.Module, Any]]) -> None:
+def _name_block(block: nn.Module, run: list[Ran]) -> None:
     """Give the layers of block 0 behind its attention timm's names where they run as timm's do: a
     linear layer, a LayerNorm, and two linear layers inside one part of the block, each branch
     perhaps scaled. Whoever calls them by their own names finds them as plain attributes."""
     names = {id(part): name for name, part in block.named_modules()}
-    inside = [names[id(part)] for part, _ in run if id(part) in names]
+    inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
     norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
     before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
@@ -290,25 +301,6 @@ class FlattenedPatches(nn.Conv2d):
         return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
 
 
-def _first_linear(whole: nn.Module, x: Tensor) -> tuple[nn.Module | None, Tensor]:
-    """The linear layer that runs first on a picture, and what it is given."""
-    given: list[tuple[nn.Module, Tensor]] = []
-    hooks = [
-        part.register_forward_pre_hook(lambda layer, inputs: given.append((layer, inputs[0])))
-        for part in whole.modules()
-        if isinstance(part, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            whole(x)
-    except Exception:  # whatever the network's own code raises, which the caller will meet
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return given[0] if given else (None, x)
-
-
 def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
     numbers are all different shows which of them the layer is given, in which order.
@@ -326,10 +318,10 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         if CHANNELS * patch**2 != layer.in_features or side < patch or side % patch:
             continue
         x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(layer.weight)
-        first, given = _first_linear(whole, x)
-        if first is not layer:
+        first = next((ran for ran in _run(whole, x) if isinstance(ran.part, nn.Linear)), None)
+        if first is None or first.part is not layer:
             continue
-        patches, given = to_patches(x[0], patch), given.reshape(-1, layer.in_features)
+        patches, given = to_patches(x[0], patch), first.given.reshape(-1, layer.in_features)
         if given.shape != patches.shape:
             continue
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())

@@ -25,8 +25,8 @@ from attacks.equations.patch_system import (
     patch_system,
 )
 from attacks.step import run_steps
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.errors import UserError, format_error
+from mjp_privacy.core.machine import out_of_memory, torch_generator
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit
@@ -143,6 +143,8 @@ def attack_gradients(
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
+    for why in dict.fromkeys(made.unchecked for made in results.values() if made.unchecked):
+        notes.append(f"no residual was computed: with hooks in it the network raised {why}")
     floor = None
     if private is not None:
         grey = mean_image(view).double().cpu().expand_as(private)
@@ -359,9 +361,10 @@ def _run(
             fit = gradient_fit(seen, images, made.mask, models)
         elif (labels := batch_labels(seen, images, models[0])) is not None:
             fit = gradient_fit(seen, images, None, models, labels=labels)
-    except Exception:  # whatever a network's own code raises where hooks stand in it
-        if rebuilt_by_name(models[0]):
+    except Exception as error:  # whatever a network's own code raises where hooks stand in it
+        if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
+        told = replace(told, unchecked=format_error(error))
     residuals, factors, scaled = fit or (None, None, None)
     if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
         labels = None  # features of other pictures tell nothing

@@ -66,6 +66,7 @@ class Reconstructed:
     """{place of a picture: what its pixels say against the declared mean and std}."""
     seconds: float = 0.0  # with its checks and scores
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
+    unchecked: str = ""  # what the network raised where the residual was to be computed
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
     scores: pd.DataFrame | None = None  # a row for each image, where private images were given

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mjp_privacy import attack_gradients, load_images, save_upload
 from mjp_privacy.core.errors import UserError
@@ -445,6 +446,25 @@ def test_networks_of_ones_own_tell_picture_and_class(name: str, labels: list[int
     assert leak.labels.tolist() == [3]
     assert leak.best.residual < 1e-4
     assert leak.best.psnr > 60
+
+
+class Checkpointed(Convolved):
+    """One that computes its blocks again in the backward pass, where hooks are gone."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        run = super().forward
+        return checkpoint(run, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def test_what_a_network_raises_where_its_residual_is_computed_is_a_note() -> None:
+    module = Checkpointed().eval()
+    picture = (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
+    logits = module((picture - 0.5) / 0.5)["logits"]
+    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
+    leak = attack_gradients(module, mean=0.5, std=0.5, images=picture, attacks=["patch_gradient"])
+    assert leak.best.exact == 1
+    assert leak.best.residuals is None
+    assert any("CheckpointError" in note for note in leak.notes)
 
 
 class Pooled(nn.Module):
