@@ -167,11 +167,12 @@ class TwoLayers:
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
         """The branch of a model's block 0, which is not differentiated."""
         block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
-        first, second, between = block.mlp.fc1, block.mlp.fc2, block.mlp
-        for part, name in ((first, "fc1"), (second, "fc2")):
-            for own in [key for key, held in vars(between).items() if held is part]:
-                vars(between)[own] = nn.Identity()  # a live network's own name of it
-            setattr(between, name, nn.Identity())
+        first, second = block.mlp.fc1, block.mlp.fc2
+        between = getattr(block.mlp, "part", block.mlp)  # what runs in a live network
+        for holder in between.modules():
+            held = holder._modules.items()
+            others = {name: nn.Identity() for name, part in held if part in (first, second)}
+            holder._modules.update(others)
         parts = first.out_features // second.in_features
         branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts)
         random = torch_generator("whether each input depends on its own")

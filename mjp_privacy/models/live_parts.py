@@ -76,15 +76,17 @@ class Renamed(nn.Module):
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
         run = _run(module, x, **self.options)
-        self.blocks = _blocks(module, run)
-        self.head = _classifier(module, self.blocks, run, self._logits(run))
+        blocks = _blocks(module, run)
+        self.head = _classifier(module, blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
-        if block := next(iter(self.blocks.children()), None):
-            _name_block(block, run)
+        if block := next(iter(blocks.children()), None):
+            named = _named_block(block, run)
+            blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
+        self.blocks = blocks
         self.others = nn.ModuleDict()
-        here = {id(part) for part in self.modules()}
+        here = {id(part._parameters) for part in self.modules()}
         for name, part in module.named_modules():
-            if id(part) not in here and (part._parameters or part._buffers):
+            if id(part._parameters) not in here and (part._parameters or part._buffers):
                 holder = nn.Module()
                 holder._parameters, holder._buffers = part._parameters, part._buffers
                 self.others[f"{len(self.others)}_{name.replace('.', '_')}"] = holder
@@ -119,12 +121,12 @@ class Ran(NamedTuple):
 
 def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
     """The parts of a network, in eval mode, in the order in which they end for a picture, itself
-    last; of those that are neither it nor linear layers without tensors. Those that had ended where
-    it does not take the picture, which the caller will meet."""
+    last; of those that are neither it nor linear layers nor norms without tensors. Those that had
+    ended where it does not take the picture, which the caller will meet."""
     run: list[Ran] = []
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if part is module or isinstance(part, nn.Linear):
+        if part is module or isinstance(part, nn.Linear | nn.LayerNorm):
             run.append(Ran(part, next(iter((*given, *named.values())), None), output))
         else:
             run.append(Ran(part, None, None))
@@ -189,15 +191,19 @@ def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
 
 
 def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
-    """The largest stack of layers of one kind that are run as such; an empty one where a block is
-    no module of its own."""
+    """The largest stack of layers of one kind, or of pairs of layers, that are run as such; an empty
+    one where there is none."""
     have_run, stacks = {id(ran.part) for ran in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
         children = [*part.children()]
         one_kind = len({type(child) for child in children}) == 1
-        are_run = all(id(child) in have_run for child in children)
-        if isinstance(part, nn.ModuleList | nn.Sequential) and one_kind and are_run:
+        if not isinstance(part, nn.ModuleList | nn.Sequential) or not one_kind:
+            continue
+        if all(id(child) in have_run for child in children):
             stacks.append(part)
+        pairs = [[*child.children()] for child in children if isinstance(child, nn.ModuleList)]
+        if pairs and all(len(pair) == 2 and id(pair[1]) in have_run for pair in pairs):
+            stacks.append(nn.ModuleList(Pair(*pair) for pair in pairs))
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
 
 
@@ -221,10 +227,55 @@ def _classifier(
 # block 0 under timm's names -----------------------------------------------------------------------
 
 
-def _name_block(block: nn.Module, run: list[Ran]) -> None:
-    """Give the layers of block 0 behind its attention timm's names where they run as timm's do: a
-    linear layer, a LayerNorm, and two linear layers inside one part of the block, each branch
-    perhaps scaled. Whoever calls them by their own names finds them as plain attributes."""
+class Named(nn.Module):
+    """A part of a network with some of the layers inside it under these names and whatever else it
+    holds under its own. It never runs: its hooks are the part's."""
+
+    def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["part"] = part
+        self._parameters, self._buffers = part._parameters, part._buffers
+        self._modules.update(layers)
+        named = {id(module) for layer in layers.values() for module in layer.modules()}
+        for name, child in part.named_children():
+            if named.isdisjoint(id(module) for module in child.modules()):
+                self._modules.setdefault(name, child)
+
+    def __getattr__(self, name: str) -> Any:
+        """What timm does not name is the part's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["part"], name)
+
+    def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
+        return self.part.register_forward_pre_hook(hook, **options)
+
+    def register_forward_hook(self, hook: Any, **options: Any) -> Any:
+        return self.part.register_forward_hook(hook, **options)
+
+
+class Pair(nn.Module):
+    """A block that is no module of its own: attention and the two-layer network, beside each of
+    which the sum goes on."""
+
+    def __init__(self, attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attn, self.mlp = attn, mlp
+
+    def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
+        return self.attn.register_forward_pre_hook(hook, **options)
+
+    def register_forward_hook(self, hook: Any, **options: Any) -> Any:
+        def ended(mlp: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+            hook(mlp, given, given[0] + output)
+
+        return self.mlp.register_forward_hook(ended, **options)
+
+
+def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
+    """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
+    a linear layer, a LayerNorm, and two linear layers, each branch perhaps scaled."""
     names = {id(part): name for name, part in block.named_modules()}
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
@@ -232,39 +283,24 @@ def _name_block(block: nn.Module, run: list[Ran]) -> None:
     before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
     outs = [name for name in before if isinstance(parts[name], nn.Linear)]
     layers = [name for name in after if isinstance(parts[name], nn.Linear)]
-    mlp = layers[0].rpartition(".")[0] if layers else ""  # "": in the block itself
-    if not outs or len(layers) != 2 or not mlp or mlp not in inside:
-        return
-    if layers[1].rpartition(".")[0] != mlp or isinstance(block, nn.Sequential):
-        return  # a block that runs what it holds must hold nothing else
-    timms = {mlp: "mlp", outs[-1]: "attn.proj", after[0]: "norm2"}
-    timms |= {layers[0]: "mlp.fc1", layers[1]: "mlp.fc2"}
-    timms |= {n: "ls1" for n in before[before.index(outs[-1]) :] if _scales(parts[n])}
-    timms |= {n: "ls2" for n in after[after.index(layers[1]) :] if _scales(parts[n])}
-    if len(set(timms.values())) < len(timms):
-        return
-    holders = {"": block, "mlp": parts[mlp], "attn": parts.get("attn", nn.Module())}
-    moves = []
-    for name, timms_name in timms.items():
-        inner, _, own = name.rpartition(".")
-        where, _, new = timms_name.rpartition(".")
-        owner, holder = block.get_submodule(inner), holders[where]
-        in_place = owner is holder and not isinstance(owner, nn.ModuleList | nn.ModuleDict)
-        if not in_place and isinstance(owner, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            return  # it runs, or hands out, what it holds
-        if holder._modules.get(new, parts[name]) is not parts[name]:
-            return  # something else has this name
-        moves.append((owner, own, holder, new, parts[name]))
-    block._modules.setdefault("attn", holders["attn"])
-    for owner, own, holder, new, part in moves:
-        if holder is owner:
-            held = owner._modules.items()
-            owner._modules = {new if name == own else name: module for name, module in held}
-        else:
-            del owner._modules[own]
-            holder._modules[new] = part
-        if own not in owner._modules:
-            owner.__dict__[own] = part
+    if not outs or len(layers) != 2:
+        return None
+    out, norm, (first, second) = outs[-1], after[0], layers
+    attention = parts[out.partition(".")[0]] if "." in out else nn.Module()
+    inner, ends = first.rpartition(".")[0], after.index(second)
+    mlp = parts[inner]
+    if parts[second] not in mlp.children() or parts[norm] in mlp.modules():
+        chain = [parts[name] for name in after[after.index(first) : ends + 1]]
+        mlp = nn.Sequential(*(part for part in chain if not [*part.children()]))
+    scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
+    scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
+    return Named(
+        block,
+        attn=Named(attention, proj=parts[out]),
+        norm2=parts[norm],
+        mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
+        **scales,
+    )
 
 
 def _scales(part: nn.Module) -> bool:
