@@ -498,6 +498,7 @@ def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransform
     """A copy of the model with the weights that the client used; none is differentiated."""
     model = deepcopy(view.model).requires_grad_(False)
     with torch.no_grad():
+        parameters = dict(model.named_parameters())
         for name, value in weights(view, update).items():
-            model.get_parameter(name).copy_(value)
+            parameters[name].copy_(value)
     return model

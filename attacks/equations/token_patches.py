@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
 from attacks.equations.completion import complete, field_energy
+from attacks.equations.embedding import Embedding
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
 from attacks.equations.patch_order import PatchOrder
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
@@ -98,6 +99,9 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if refusal is None and model.unk_embed is not None and "index_embed" in names:
         text = "index embeddings tell masked patches' places, which is not read"
         return Refusal("model", text)
+    if refusal is None and getattr(model.patch_embed.proj, "norms", None) is not None:
+        text = "patches are normalised where they are embedded: batch 1 is needed"
+        return Refusal("batch", text) if batch > 1 else lacks_gradients(view, PATCH)
     return refusal or sees_a_norm(model)
 
 
@@ -150,17 +154,21 @@ class StepTokens:
         read = [name for name in needs_tokens(model) if name in update.grads]
         self.grads = {name: gradient(view, update, name)[step] for name in read}
         self.energy = field_energy(prior, model.patch_size, view.pixels).on(model.like.device)
-        self.weight = model.patch_embed.proj.weight.detach().flatten(1)
+        self.embedding = Embedding.of(model)
+        self.weight = self.embedding.weight
         self.basis, self.anchor = self._span()
-        self.moves = _centred(self.basis @ self.weight.mT)
+        self.moves = self.embedding.moves(self.basis, self.anchor)
         values = torch.linalg.svdvals(self.moves)
         everything = len(values) == len(self.anchor) and bool(values[-1] > SINGULAR * values[0])
         self.is_exact = PATCH in self.grads or everything  # a token tells its whole patch
         self.fits = FITS if self.is_exact else LOOSE
         self.back = torch.linalg.pinv(self.moves)
-        whole = self._given(model.blocks[0], self.weight.new_zeros(self.count, len(self.anchor)))
+        nothing = self.weight.new_zeros(self.count, len(self.anchor))
+        whole = self._given(model.blocks[0], nothing)
         places = slice(model.prefix, model.prefix + self.count)
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
+        if not self.embedding.is_plain:
+            self.own = self.own - self.embedding(nothing) + self.embedding.constant
         self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
         self.attention = PatchOrder.of(view, update, step)
@@ -185,6 +193,7 @@ class StepTokens:
 
     def _given(self, layer: nn.Module, patches: Tensor, hidden: Tensor | None = None) -> Tensor:
         """What a layer is given for a picture (N, p) of which some patches are masked."""
+        patches = self.embedding.contrasts(patches)
         x = to_images(patches, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
         network: Any = self.model
         if self.model.unk_embed is not None and hidden is not None:
@@ -201,14 +210,21 @@ class StepTokens:
         if equations_hold(self.model):
             tokens = tokens_of(self.model, self.grads, most, generator)
         if tokens is None:
-            return [self._filled(self._nothing())] * self.batch
+            return [self._pictured(self._nothing())] * self.batch
         added = self._added(tokens)
         places = self._fitted(tokens, added, self.own)
         if self.batch == 1:
             found = [self._alone(tokens, added, places)]
         else:
             found = [self._refined(tokens, one) for one in self._joined(tokens, added, places)]
-        return [self._verified(self._filled(one)) for one in found]
+        return [self._verified(self._pictured(one)) for one in found]
+
+    def _pictured(self, found: StepPicture) -> StepPicture:
+        """The picture in pixels, with the most probable patches where none was found."""
+        found = self._filled(found)
+        known = found.token >= 0
+        pixels = self.embedding.pixels(found.patches, known, self.energy, self.view.pixels)
+        return replace(found, patches=pixels)
 
     def _verified(self, found: StepPicture) -> StepPicture:
         """The picture with what share of its layers' inputs lies outside their spans, where that is
@@ -216,7 +232,7 @@ class StepTokens:
         ordered = bool(found.hidden.any())
         if (ordered and self.masked is not None) or not bool((found.token >= 0).all()):
             return found
-        if not self.is_exact:
+        if not self.is_exact or self.embedding.before is not None:
             return found  # other pictures have the same tokens
         spans = LayerSpans.of(self.model, self.grads, self.batch, self.blocks)
         if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
@@ -265,17 +281,19 @@ class StepTokens:
         def off(vectors: Tensor) -> Tensor:
             return vectors - vectors @ self.back @ self.moves
 
-        there = off(_centred(offsets + self.anchor @ self.weight.mT))
-        here, along = off(_centred(added)), off(tokens.directions)
+        reduced, directions = self.embedding.reduced, self.embedding.scaled(tokens.directions)
+        there = off(reduced(offsets + self.embedding.fixed(self.anchor)))
+        here, along = off(reduced(added)), off(directions)
         squares = there.square().sum(1) + here.square().sum(1)[:, None] + 2 * here @ there.mT
         inner = along @ there.mT + (along * here).sum(1, keepdim=True)
         lengths = along.square().sum(1, keepdim=True)
-        scale = (inner / lengths).abs() * tokens.directions.norm(dim=1, keepdim=True)
+        scale = (inner / lengths).abs() * directions.norm(dim=1, keepdim=True)
         return (squares - inner.square() / lengths).clamp_min(0).sqrt() / scale
 
     def _patches(self, directions: Tensor, added: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Patches (m, p) of m tokens with these embeddings, and the relative errors (m,)."""
-        right = _centred(offsets + self.anchor @ self.weight.mT + added)
+        right = self.embedding.reduced(offsets + self.embedding.fixed(self.anchor) + added)
+        directions = self.embedding.scaled(directions)
 
         def off(vectors: Tensor) -> Tensor:
             return vectors - vectors @ self.back @ self.moves
@@ -284,7 +302,7 @@ class StepTokens:
         scale = (off(right) * along).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
         rest = scale * directions - right
         misfit = off(rest).norm(dim=1) / (scale * directions).norm(dim=1)
-        return self.anchor + rest @ self.back @ self.basis, misfit
+        return self.embedding.patches(rest @ self.back, self.basis, self.anchor), misfit
 
     def _refined(self, tokens: PeeledTokens, found: StepPicture) -> StepPicture:
         """The same with what block 0's attention adds to this very picture, where that fits better:
@@ -317,7 +335,7 @@ class StepTokens:
     def _filled(self, found: StepPicture) -> StepPicture:
         """The picture with the most probable patches in place of those that were not found."""
         known = found.token >= 0
-        if bool(known.all()):
+        if bool(known.all()) or self.embedding.before is not None:
             return found
         knowledge = Knowledge(self.anchor.expand(self.count, -1), self.basis, ~known)
         return replace(found, patches=complete(knowledge, self.energy, known, found.patches))

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
 from attacks.budget import spent
+from attacks.equations.embedding import Embedding
 from attacks.equations.layers import inputs_of
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import Grads
@@ -121,8 +122,9 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         if z.ndim != 2 or seen[PROJ][0].shape != z.shape:  # a map of tokens, or windows of it
             return False
         expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
-        patches = to_patches(x[0], model.patch_size) @ model.patch_embed.proj.weight.flatten(1).mT
-        expected[model.prefix : model.prefix + len(patches)] += patches
+        patches, embedding = to_patches(x[0], model.patch_size), Embedding.of(model)
+        there = slice(model.prefix, model.prefix + len(patches))
+        expected[there] += embedding(patches) - embedding(0 * patches)
         r = z + layer_scales(block)[0](out(seen[PROJ][0]))
         after = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
     return not (_differs(expected, z) or _differs(after, outputs[0]))

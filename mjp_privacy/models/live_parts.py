@@ -65,8 +65,8 @@ class Renamed(nn.Module):
         patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
         rows = _positions(module, patch, img_size) if table is None else table[..., 0].numel()
         grid = math.isqrt(rows)
-        if table is not None:
-            self.pos_embed = table
+        if table is not None and getattr(projection, "norms", None) is None:
+            self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
         tell_size(self.patch_embed, grid, patch)
@@ -191,8 +191,8 @@ def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
 
 
 def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
-    """The largest stack of layers of one kind, or of pairs of layers, that are run as such; an empty
-    one where there is none."""
+    """The largest stack of layers of one kind, or of pairs of layers, that are run as such; an
+    empty one where there is none."""
     have_run, stacks = {id(ran.part) for ran in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
         children = [*part.children()]
@@ -318,6 +318,8 @@ class FlattenedPatches(nn.Conv2d):
 
     order: Tensor
     """(3 p²,) which of the convolution's inputs each of the layer's is."""
+    norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] | None = None
+    """The norms of each patch and of its embedding; None where there is neither."""
 
     @classmethod
     def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
@@ -354,10 +356,17 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         if CHANNELS * patch**2 != layer.in_features or side < patch or side % patch:
             continue
         x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(layer.weight)
-        first = next((ran for ran in _run(whole, x) if isinstance(ran.part, nn.Linear)), None)
-        if first is None or first.part is not layer:
+        run = _run(whole, x)
+        at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
+        if at is None or run[at].part is not layer:
             continue
-        patches, given = to_patches(x[0], patch), first.given.reshape(-1, layer.in_features)
+        first, before, after = run[at], run[at - 1], run[at + 1]
+        normed = isinstance(before.part, nn.LayerNorm) and before.output is first.given
+        norm = before.part if normed else None
+        behind = isinstance(after.part, nn.LayerNorm) and after.given is first.output
+        norms = norm, after.part if behind else None
+        given = (before if normed else first).given.reshape(-1, layer.in_features)
+        patches = to_patches(x[0], patch)
         if given.shape != patches.shape:
             continue
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
@@ -375,5 +384,7 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
                 "patches that are normalised one by one."
             )
         inner, _, own = name.rpartition(".")
-        setattr(whole.get_submodule(inner), own, FlattenedPatches.of(layer, order))
+        convolution = FlattenedPatches.of(layer, order)
+        convolution.__dict__["norms"] = norms if any(norms) else None
+        setattr(whole.get_submodule(inner), own, convolution)
         return

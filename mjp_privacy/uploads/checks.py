@@ -214,7 +214,8 @@ def check_patches(view: AttackerView, images: Tensor) -> PatchCheck | None:
     """Check reconstructed images (m, C, H, W) in [0, 1]; None where the first upload holds no
     gradient of the position table or of the patch embedding, or is of a batch."""
     update = view.updates[0]
-    if update.batch != 1 or not {TABLE, PATCH} <= update.grads.keys():
+    lacks = view.model.pos_embed is None or not {TABLE, PATCH} <= update.grads.keys()
+    if update.batch != 1 or lacks:
         return None
     return _checked(view, to_patches(_normalised(view, images), view.model.patch_size))
 

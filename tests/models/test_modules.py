@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from mjp_privacy import attack_gradients, load_images, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.timm_networks import TimmNetwork
@@ -310,7 +311,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "layer scale": (lambda: timm_vit(init_values=0.1), HEADS, "blocks.0.ls1.gamma"),
     "norms": (lambda: timm_vit(qk_norm=True), HEADS, "blocks.0.attn.k_norm"),
     "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "before it normalises"),
-    "normed patches": (lambda: Flattened(nn.LayerNorm(3 * PATCH**2)), {}, "embed.1"),
+    "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
     "grey": (lambda: timm_vit(in_chans=1), {}, "3 channels, got 1"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
@@ -502,6 +503,66 @@ def test_transformers_networks_leak_without_the_gradient_of_a_table(name: str) -
     found = leak["token_peeling"]
     assert found.exact == 1
     assert found.is_certain == (name != "relative bias")  # untrained ones see no order
+
+
+class Attention(nn.Module):
+    """Attention with its norm inside, and its last layer in a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.to_qkv = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.to_out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Paired(Flattened):
+    """One whose blocks are pairs in a list, as vit-pytorch's are, with its norms around the patch
+    embedding or without."""
+
+    def __init__(self, *, before: bool = False, after: bool = False) -> None:
+        super().__init__(*([nn.LayerNorm(3 * PATCH**2)] if before else []))
+        if after:
+            self.embed.append(nn.LayerNorm(DIM))
+            nn.init.uniform_(self.embed[-1].weight, 0.5, 2)
+            nn.init.uniform_(self.embed[-1].bias)
+        wide = [nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)]
+        pairs = [[Attention(), nn.Sequential(*wide)], [Attention(), nn.Identity()]]
+        self.encoder, self.layers = nn.Identity(), nn.ModuleList(map(nn.ModuleList, pairs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.tokens(x)
+        for attention, wide in self.layers:  # type: ignore[attr-defined]
+            tokens = tokens + attention(tokens)
+            tokens = tokens + wide(tokens)
+        return self.to_logits(tokens.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_norms_around_the_patch_embedding_hide_brightness_at_most(
+    before: bool, after: bool
+) -> None:
+    """What a norm of each patch takes away is its mean, which borders tell."""
+    torch.manual_seed(0)
+    module = Paired(before=before, after=after).eval()
+    picture = next(iter(load_images("embedded", size=SIDE, limit=1)))[0][None]
+    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
+    sent = {key: p.grad for key, p in module.named_parameters() if key != "pos"}
+    leak = attack_gradients(module, sent, mean=0.5, std=0.5, images=picture)
+    found = leak["token_peeling"]
+    contrasts = [
+        (patches := to_patches(x, PATCH)) - patches.mean(1, keepdim=True)
+        for x in (found.images[0], picture[0])
+    ]
+    off = (contrasts[0] - contrasts[1]).abs()
+    assert float(off.amax(1).median()) < 1e-4  # some are beyond black or white, and cut there
+    assert found.psnr > 20
+    assert (found.exact == 1, found.is_certain) == (not before, not before)
+    assert leak.best.attack == "token_peeling"
 
 
 def test_without_a_table_the_size_of_pictures_must_be_known() -> None:
