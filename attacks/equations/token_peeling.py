@@ -61,7 +61,7 @@ start away: from afar, where the activation bends more, others end at tokens."""
 ALIKE, SPREAD = 8, 3.0
 """Tokens that were found from which the other half start at mixtures of them, and how many times as
 far from their mean as they are: the tokens of an upload are alike, masked ones above all."""
-STEPS, POLISH = 40, 6  # of a search in float32, and of one that is made exact in float64
+POLISH = 6  # steps of a search that is made exact in float64
 REPEATED = 8  # times that a step of the latter is repeated with the same derivatives, at most
 PATIENCE = 10  # rounds that find no new token before the search ends
 COARSE, ROUGH = 1e-6, 1e-2
@@ -73,6 +73,9 @@ the gradients' noise is expected to leave there may as well, and the most."""
 SAME = 1e-3  # relative distance below which two inputs are of one token
 LOOKS, STALLED = 4, 0.7
 """Steps between looks at a search, and what of its value is left since the last where it stops."""
+QUICK, PATIENT, IDLE = (40, STALLED), (300, 0.99), 2
+"""Steps of a search in float32 with what is left where it stops, the same after so many rounds that
+found no new token: where activations hardly bend, as of many untrained weights, it takes long."""
 DAMPING, DAMPING_FINE = 1e-2, 1e-6
 LESS, MORE = 0.2, 4.0  # times the damping after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together
@@ -334,7 +337,8 @@ class Peeling:
         idle, far = 0, False
         while len(found) < len(self.second.values) and idle < PATIENCE and not spent():
             equations = _Equations(self.branch, self.second, *rows)
-            ends = equations.found(self._starts(equations, found, far), ROUGH if far else COARSE)
+            starts, enough = self._starts(equations, found, far), ROUGH if far else COARSE
+            ends = equations.found(starts, enough, PATIENT if idle >= IDLE else QUICK)
             far = len(ends) < (FAR if far else NEAR) // 2
             fresh = _distinct(whole.polished(_distinct(ends, found[:0])), found)
             idle = 0 if len(fresh) else idle + 1
@@ -417,12 +421,13 @@ class _Equations:
         """y (m, k) of the points that are nearest to some u (m, D)."""
         return (u - self.start) @ torch.linalg.pinv(self.moves)
 
-    def found(self, starts: Tensor, enough: float) -> Tensor:
-        """u (m, D) that searches from points (n, k) end at, where that share outside is enough."""
+    def found(self, starts: Tensor, enough: float, searches: tuple[int, float]) -> Tensor:
+        """u (m, D) that searches (`QUICK`) from points (n, k) end at, where that share outside is
+        enough."""
         each = max(starts.shape[1] * self.branch.second.in_features, 1)
         ends, shares = list[Tensor](), list[Tensor]()
         for some in starts.split(max(1, ENTRIES // each)):
-            end, share = self.coarse()._solved(some.float())
+            end, share = self.coarse()._solved(some.float(), *searches)
             ends.append(end)
             shares.append(share)
             if spent():
@@ -459,13 +464,13 @@ class _Equations:
         u, share = self.start + y @ self.moves, value / f.square().sum(1)
         return u[share <= (DOUBTED * self.second.doubt(f)).clamp(FINE, MOST)]
 
-    def _solved(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _solved(self, y: Tensor, steps: int, stalled: float) -> tuple[Tensor, Tensor]:
         """Local minima (m, k) near points (m, k), and the shares of f outside its span."""
         ends, shares = y.clone(), y.new_full((len(y),), torch.inf)
         active = torch.arange(len(y), device=y.device)
         damping = y.new_full(y.shape[:1], DAMPING)
         state, before = self._linearised(y), y.new_full((len(y),), torch.inf)
-        for step in range(STEPS):
+        for step in range(steps):
             gram, slope, value, _ = state
             damped = self._damped(gram, damping[:, None])
             trial = y - torch.linalg.solve_ex(damped, slope).result  # no number: no better
@@ -479,7 +484,7 @@ class _Equations:
             damping = (damping * torch.where(better, LESS, MORE)).clamp(1e-7, 1e6)
             ends[active], shares[active] = y, state[3]
             if (step + 1) % LOOKS == 0:  # those that have arrived, or do not move, are done
-                going = state[2] < STALLED * before
+                going = state[2] < stalled * before
                 before = state[2][going]
                 y, active, damping = y[going], active[going], damping[going]
                 state = tuple(one[going] for one in state)  # type: ignore[assignment]
