@@ -9,7 +9,7 @@ ENGINES := $(VENV)/.engines
 DOCS := $(VENV)/.docs
 ROOMY := tests/slow  # clusters of many processes: not beside other tests
 
-.PHONY: attack test tests test-engines test-federated test-cluster nightly results-check setup
+.PHONY: attack test tests test-engines test-federated test-cluster test-package nightly results-check setup
 .PHONY: engines docs lint types bench clean
 
 attack: $(INSTALLED)
@@ -26,21 +26,19 @@ tests: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=$(ROOMY)
 
 # One run from end to end by each of Flower, Ray and Slurm, what else needs these large installs, and
-# the demo of the installed wheel.
+# the demo of the installed wheel: processes that mostly wait, so two go on beside each other.
 # Slurm's is skipped where it is not installed (Debian: apt install slurmctld slurmd slurm-client munge).
-FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py
-CLUSTERS := tests/engines/test_clusters.py
-PACKAGE := tests/test_package.py
-EACH := -m "engine or not nightly"
-
 test-engines: $(ENGINES)
-	$(BIN)/python -m pytest -rs $(EACH) $(FLOWER) $(CLUSTERS) $(PACKAGE)
+	$(MAKE) -j 2 test-federated test-cluster test-package
 
 test-federated: $(ENGINES)
-	$(BIN)/python -m pytest $(EACH) $(FLOWER)
+	$(BIN)/python -m pytest -rs -m engine tests/slow/test_flower.py tests/federation
 
 test-cluster: $(ENGINES)
-	$(BIN)/python -m pytest -rs $(EACH) $(CLUSTERS)
+	$(BIN)/python -m pytest -rs -m engine tests/engines
+
+test-package: $(INSTALLED)
+	$(BIN)/python -m pytest -rs -m engine tests/test_package.py
 
 # Everything, some hours: all tests (hypothesis draws six times as many bad inputs), runs that are killed
 # and damaged, and faults planted in the code, of which a test has to notice each.

@@ -227,6 +227,7 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
 
 
 @needs_ray
+@pytest.mark.engine
 @pytest.mark.parametrize("address", ["6379", "ray://head:10001", "head:port", None])
 def test_an_address_where_no_ray_is(address: str | None, tmp_path: Path) -> None:
     from mjp_privacy.experiment.engines.ray import RayEngine

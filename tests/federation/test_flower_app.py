@@ -39,6 +39,8 @@ from mjp_privacy.federation.task import ServerState, Task
 from mjp_privacy.interfaces import ClientUpdate
 from tests.helpers.uploads import load_uploads
 
+pytestmark = pytest.mark.engine
+
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[Message, Context], Message]
 
