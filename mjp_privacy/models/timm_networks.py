@@ -168,19 +168,28 @@ class TimmNetwork(WithCard, Common):
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
 
     @cached_property
-    def tokens(self) -> int:
-        """How many tokens block 0 sees: the patches and, before them, the others."""
-        side = self.grid * self.patch_size
+    def _of_patches(self) -> Tensor:
+        """(tokens,) bool: which of the tokens that block 0 sees change with the picture."""
+        count, side = self.grid**2, self.grid * self.patch_size
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
-            return self.grid**2
+            return torch.ones(count, dtype=torch.bool)
+        generator = torch_generator("a picture for the places of patches")
+        pictures = torch.randn(2, 1, CHANNELS, side, side, generator=generator).to(self.like)
         with torch.no_grad():
-            picture = self.like.new_zeros(1, CHANNELS, side, side)
-            return input_of(self.net, self.blocks[0], picture).numel() // self.embed_dim
+            one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
+        if not isinstance(one, Tensor):  # a network of one's own may hand on anything
+            return torch.ones(count, dtype=torch.bool)
+        return (one != other).reshape(-1, self.embed_dim).any(1)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens block 0 sees: the patches', and others before or behind them."""
+        return len(self._of_patches)
 
     @property
     def prefix(self) -> int:
         """How many of block 0's tokens stand before the patches."""
-        return self.tokens - self.grid**2
+        return int(self._of_patches.byte().argmax())
 
     def train(self, mode: bool = True) -> TimmNetwork:
         """The mode of the network around and inside."""

@@ -532,9 +532,10 @@ class Paired(Flattened):
         wide = [nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)]
         pairs = [[Attention(), nn.Sequential(*wide)], [Attention(), nn.Identity()]]
         self.encoder, self.layers = nn.Identity(), nn.ModuleList(map(nn.ModuleList, pairs))
+        self.registers = nn.Parameter(torch.randn(1, 2, DIM))  # behind the patches
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.tokens(x)
+        tokens = torch.cat((self.tokens(x), self.registers), 1)
         for attention, wide in self.layers:  # type: ignore[attr-defined]
             tokens = tokens + attention(tokens)
             tokens = tokens + wide(tokens)

@@ -65,7 +65,7 @@ def _nothing_is_left_running() -> Iterator[None]:
 
 
 def running() -> set[tuple[int, str]]:
-    """Flower's and Ray's processes that tests of this file have started, and that are no zombies."""
+    """Flower's and Ray's processes that tests of this file have started, without zombies."""
     found = set()
     for place in Path("/proc").glob("[0-9]*"):
         try:
