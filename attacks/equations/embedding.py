@@ -17,6 +17,7 @@ pixels, whose differences are whole. Borders and a prior say the mean.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -49,13 +50,22 @@ class Embedding:
         """The embedding of a model, which is not differentiated."""
         projection = model.patch_embed.proj
         weight, bias = projection.weight.detach().flatten(1), model.patch_bias.detach()
-        return cls(weight, bias, *(getattr(projection, "norms", None) or (None, None)))
+        before, after = getattr(projection, "norms", None) or (None, None)
+        if before is not None and before.elementwise_affine:  # in the order of the layer's inputs
+            place, before = projection.order.argsort(), deepcopy(before)
+            for parameter in before.parameters():
+                parameter.data = parameter.data[place]
+        return cls(weight, bias, before, after)
+
+    @torch.no_grad()
+    def inputs(self, patches: Tensor) -> Tensor:
+        """n of patches (..., p)."""
+        return patches if self.before is None else self.before(patches)
 
     @torch.no_grad()
     def __call__(self, patches: Tensor) -> Tensor:
         """What patches (..., p) are embedded as (..., D), without positions."""
-        inputs = patches if self.before is None else self.before(patches)
-        embedded = inputs @ self.weight.mT + self.bias
+        embedded = self.inputs(patches) @ self.weight.mT + self.bias
         return embedded if self.after is None else self.after(embedded)
 
     @property

@@ -164,7 +164,7 @@ class StepTokens:
         self.fits = FITS if self.is_exact else LOOSE
         self.back = torch.linalg.pinv(self.moves)
         nothing = self.weight.new_zeros(self.count, len(self.anchor))
-        whole = self._given(model.blocks[0], nothing)
+        whole = self._given(model.blocks[0], self.embedding.inputs(nothing))
         places = slice(model.prefix, model.prefix + self.count)
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
         if not self.embedding.is_plain:

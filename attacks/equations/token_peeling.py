@@ -122,13 +122,14 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
         model(x)
         handle.remove()
-        if z.ndim != 2 or seen[PROJ][0].shape != z.shape:  # a map of tokens, or windows of it
+        summed = seen[PROJ][0]
+        if z.ndim != 2 or summed.ndim != 2 or len(summed) != len(z):  # a map, or windows of it
             return False
         expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
         patches, embedding = to_patches(x[0], model.patch_size), Embedding.of(model)
         there = slice(model.prefix, model.prefix + len(patches))
         expected[there] += embedding(patches) - embedding(0 * patches)
-        r = z + layer_scales(block)[0](out(seen[PROJ][0]))
+        r = z + layer_scales(block)[0](out(summed))
         after = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
     return not (_differs(expected, z) or _differs(after, outputs[0]))
 

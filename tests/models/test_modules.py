@@ -525,10 +525,11 @@ class Paired(Flattened):
 
     def __init__(self, *, before: bool = False, after: bool = False) -> None:
         super().__init__(*([nn.LayerNorm(3 * PATCH**2)] if before else []))
-        if after:
-            self.embed.append(nn.LayerNorm(DIM))
-            nn.init.uniform_(self.embed[-1].weight, 0.5, 2)
-            nn.init.uniform_(self.embed[-1].bias)
+        self.embed.extend([nn.LayerNorm(DIM)] if after else [])
+        for norm in self.embed:
+            if isinstance(norm, nn.LayerNorm):
+                nn.init.uniform_(norm.weight, 0.5, 2)
+                nn.init.uniform_(norm.bias)
         wide = [nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)]
         pairs = [[Attention(), nn.Sequential(*wide)], [Attention(), nn.Identity()]]
         self.encoder, self.layers = nn.Identity(), nn.ModuleList(map(nn.ModuleList, pairs))
