@@ -399,7 +399,7 @@ class PatchLattice(PixelLattice):
         if (batch := view.updates[0].batch) != 1:
             text = f"the patches of {batch} pictures are mixed; batch 1 is needed"
             return Refusal("batch", text)
-        if getattr(view.model.patch_embed.proj, "norms", None) is not None:
+        if any(view.model.patch_norms):
             return Refusal("block", "patches are normalised where they are embedded")
         if (patches := view.model.grid**2) > self.most:
             side = math.isqrt(self.most) * view.model.patch_size

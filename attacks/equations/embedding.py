@@ -11,7 +11,7 @@ With mean and sigma unknown, a token z + added = s u + (multiple of ones) gives 
 
 linear in n / sigma, 1 / sigma, s and the two multiples. Of x, n tells all but the mean: its
 variance v is told by the norm's eps, for n has the variance v / (v + eps), and then by 8-bit
-pixels, whose differences are whole. Borders and a prior say the mean.
+pixels, whose differences are whole. The mean is guessed, by borders and a prior.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from attacks.equations.span import Knowledge
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models import MJPVisionTransformer
 
-SCALES = torch.logspace(-0.2, 0.2, 1200, dtype=torch.float64)
+SCALES = torch.logspace(-0.2, 0.2, 1200, dtype=torch.float64)  # of a patch's contrast, if it is off
 PIXELS = 256  # of a patch that are looked at
-WHOLE = 0.8
-"""Factors by which a patch's contrast may be off, and the mean length of its pixels' phases from
-which they are whole grey levels apart."""
+WHOLE = 0.8  # the mean length of pixels' phases from which they are whole grey levels apart
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Embedding:
         """The embedding of a model, which is not differentiated."""
         projection = model.patch_embed.proj
         weight, bias = projection.weight.detach().flatten(1), model.patch_bias.detach()
-        before, after = getattr(projection, "norms", None) or (None, None)
+        before, after = model.patch_norms
         if before is not None and before.elementwise_affine:  # in the order of the layer's inputs
             place, before = projection.order.argsort(), deepcopy(before)
             for parameter in before.parameters():

@@ -498,7 +498,7 @@ def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransform
     """A copy of the model with the weights that the client used; none is differentiated."""
     model = deepcopy(view.model).requires_grad_(False)
     with torch.no_grad():
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())  # also a table that `pos_embed` leaves out
         for name, value in weights(view, update).items():
             parameters[name].copy_(value)
     return model

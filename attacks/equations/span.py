@@ -270,7 +270,7 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
 
 def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
     """Why block 0's input is not W x_i + beta + e_i, or None."""
-    if getattr(model.patch_embed.proj, "norms", None) is not None:
+    if any(model.patch_norms):
         return Refusal("block", "patches are normalised where they are embedded")
     if isinstance(getattr(model, "norm_pre", None), torch.nn.Identity | None):
         return None

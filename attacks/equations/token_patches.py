@@ -99,7 +99,7 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if refusal is None and model.unk_embed is not None and "index_embed" in names:
         text = "index embeddings tell masked patches' places, which is not read"
         return Refusal("model", text)
-    if refusal is None and getattr(model.patch_embed.proj, "norms", None) is not None:
+    if refusal is None and any(model.patch_norms):
         text = "patches are normalised where they are embedded: batch 1 is needed"
         return Refusal("batch", text) if batch > 1 else lacks_gradients(view, PATCH)
     return refusal or sees_a_norm(model)

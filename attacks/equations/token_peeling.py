@@ -74,8 +74,8 @@ SAME = 1e-3  # relative distance below which two inputs are of one token
 LOOKS, STALLED = 4, 0.7
 """Steps between looks at a search, and what of its value is left since the last where it stops."""
 QUICK, PATIENT, IDLE = (40, STALLED), (300, 0.99), 2
-"""Steps of a search in float32 with what is left where it stops, the same after so many rounds that
-found no new token: where activations hardly bend, as of many untrained weights, it takes long."""
+"""Steps of a search in float32 with what is left where it stops, and the same after so many rounds
+that found no new token: searches in some untrained networks go slowly to their end."""
 DAMPING, DAMPING_FINE = 1e-2, 1e-6
 LESS, MORE = 0.2, 4.0  # times the damping after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together

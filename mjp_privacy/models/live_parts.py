@@ -65,7 +65,7 @@ class Renamed(nn.Module):
         patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
         rows = _positions(module, patch, img_size) if table is None else table[..., 0].numel()
         grid = math.isqrt(rows)
-        if table is not None and getattr(projection, "norms", None) is None:
+        if table is not None and not any(getattr(projection, "norms", ())):
             self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
@@ -318,8 +318,8 @@ class FlattenedPatches(nn.Conv2d):
 
     order: Tensor
     """(3 p²,) which of the convolution's inputs each of the layer's is."""
-    norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] | None = None
-    """The norms of each patch and of its embedding; None where there is neither."""
+    norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] = (None, None)
+    """The norms of each patch before it is embedded, and of its embedding."""
 
     @classmethod
     def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
@@ -360,12 +360,10 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
         if at is None or run[at].part is not layer:
             continue
-        first, before, after = run[at], run[at - 1], run[at + 1]
-        normed = isinstance(before.part, nn.LayerNorm) and before.output is first.given
-        norm = before.part if normed else None
-        behind = isinstance(after.part, nn.LayerNorm) and after.given is first.output
-        norms = norm, after.part if behind else None
-        given = (before if normed else first).given.reshape(-1, layer.in_features)
+        first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
+        before = next((norm for norm in norms if norm.output is first.given), None)
+        after = next((norm.part for norm in norms if norm.given is first.output), None)
+        given = (before or first).given.reshape(-1, layer.in_features)
         patches = to_patches(x[0], patch)
         if given.shape != patches.shape:
             continue
@@ -379,12 +377,11 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
                 )
             raise UserError(
                 f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
-                "by patch, got others: a norm or another layer stands before it. Give the part of "
-                "the network behind a layer that normalises pictures; no equation here tells "
-                "patches that are normalised one by one."
+                "by patch, got others: a layer other than a norm of each patch stands before it. "
+                "Give the part of the network behind a layer that normalises pictures."
             )
         inner, _, own = name.rpartition(".")
         convolution = FlattenedPatches.of(layer, order)
-        convolution.__dict__["norms"] = norms if any(norms) else None
+        convolution.__dict__["norms"] = before and before.part, after
         setattr(whole.get_submodule(inner), own, convolution)
         return

@@ -100,7 +100,7 @@ def parts_of(net: nn.Module) -> Parts:
     if side % patch:  # the convolution never sees the last pixels
         embed.img_size = (grid * patch, grid * patch)
     behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
-    behind_a_norm |= getattr(projection, "norms", None) is not None
+    behind_a_norm |= any(getattr(projection, "norms", ()))
     if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
         return Parts(projection, None, grid, 0)
     rows, most = table[..., 0].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)

@@ -155,6 +155,12 @@ class Common(nn.Module):
         return next(self.parameters())
 
     @property
+    def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.LayerNorm | None]:
+        """The norms of each patch before it is embedded, and of its embedding."""
+        projection = getattr(getattr(self, "patch_embed", None), "proj", None)
+        return getattr(projection, "norms", (None, None))
+
+    @property
     def patch_bias(self) -> Tensor:
         """The patch embedding's bias (D,): zeros where it has none."""
         bias: Tensor | None = self.patch_embed.proj.bias

@@ -297,6 +297,13 @@ def normed_weights(module: Convolved) -> nn.Module:
     return module
 
 
+class Stopped(Flattened):
+    """One that takes two pictures or more, which shows behind its patches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fails(self.tokens(x))
+
+
 class TwoTables(Flattened):
     """One with a second table of positions."""
 
@@ -315,6 +322,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "grey": (lambda: timm_vit(in_chans=1), {}, "3 channels, got 1"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
+    "failure behind the patches": (lambda: Stopped(), {}, "RuntimeError: two pictures"),
     "linear": (lambda: nn.Linear(3, 3), {}, "Vision Transformer"),
     "two tables": (lambda: TwoTables(), {}, "more_pos"),
     "rows from below, a head of zeros": (lambda: Upended(), {}, "off by"),
@@ -548,7 +556,7 @@ class Paired(Flattened):
 def test_norms_around_the_patch_embedding_hide_brightness_at_most(
     before: bool, after: bool
 ) -> None:
-    """What a norm of each patch takes away is its mean, which borders tell."""
+    """What a norm of each patch takes away is its mean, which is guessed by borders."""
     torch.manual_seed(0)
     module = Paired(before=before, after=after).eval()
     picture = next(iter(load_images("embedded", size=SIDE, limit=1)))[0][None]
