@@ -218,9 +218,10 @@ class AprilPrior(Usual):
             hidden = located(view, update)
         rows, total = self._system(model, update.grads, table_grads)
         patch, pixels = model.patch_size, view.pixels
-        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
-            patch, pixels
+        found = find_prior(
+            self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean)
         )
+        mean, covariance = found.patch(patch, pixels)
         weight = model.patch_embed.proj.weight.detach().double().flatten(1)
         prior = PatchPrior(mean.to(weight), covariance.to(weight), weight)
         noise = noise_variance(rows, total, update.dtype)

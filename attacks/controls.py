@@ -99,4 +99,6 @@ def oracle_inverse(model: LoadedModel, images: Tensor) -> Tensor:
 
 def mean_image(view: AttackerView) -> Tensor:
     """The mean colour of photographs at every pixel, (C, S, S) in [0, 1]."""
-    return torch.tensor(MEAN_COLOUR).view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)
+    colour = torch.tensor(MEAN_COLOUR)
+    colour = colour if len(view.pixels.mean) == len(colour) else colour.mean().view(1)
+    return colour.view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)

@@ -80,9 +80,10 @@ class PatchPriorAttack(PatchGradient):
         update = view.updates[0]
         system = patch_system(view, update)
         patch, pixels = view.model.patch_size, view.pixels
-        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
-            patch, pixels
+        found = find_prior(
+            self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean)
         )
+        mean, covariance = found.patch(patch, pixels)
         noise = noise_variance(system.rows, system.total, update.dtype)
         prior = PatchPrior(mean.to(noise), covariance.to(noise))
         if is_disturbed(update):

@@ -110,7 +110,7 @@ class FieldEnergy:
 @lru_cache(maxsize=4)
 def field_energy(prior: str, patch_size: int, pixels: Pixels) -> FieldEnergy:
     """The energy under the prior of this name, made once for all pictures of a size."""
-    found = find_prior(prior, patch=patch_size, size=pixels.size)
+    found = find_prior(prior, patch=patch_size, size=pixels.size, channels=len(pixels.mean))
     return FieldEnergy.of(found, patch_size, pixels)
 
 

@@ -88,7 +88,7 @@ class Filling:
             return lambda knowledge: knowledge.known
         patch, pixels = view.model.patch_size, view.pixels
         if self.completion == "patch":
-            prior = find_prior(self.prior, patch=patch, size=pixels.size)
+            prior = find_prior(self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean))
             mean, covariance = prior.patch(patch, pixels)
             return lambda knowledge: complete_patchwise(knowledge, mean, covariance)
         energy = field_energy(self.prior, patch, pixels)
@@ -114,7 +114,7 @@ class Filling:
         see `most_probable`.
         """
         patch, pixels = view.model.patch_size, view.pixels
-        prior = find_prior(self.prior, patch=patch, size=pixels.size)
+        prior = find_prior(self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean))
         mean, covariance = (part.to(systems[0].rows) for part in prior.patch(patch, pixels))
         field = None
         if self.completion == "field":

@@ -56,7 +56,7 @@ from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches
-from mjp_privacy.models.vit import input_of
+from mjp_privacy.models.vit import input_of, pictures_first
 
 GAP = 30.0
 """Times the singular value after it that the T-th of a layer's gradient must be. Elsewhere some of
@@ -206,7 +206,7 @@ def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
     """Those of the layers that a forward pass calls: some networks use a layer's weight alone."""
     layers, side = layers_of(model, blocks), model.grid * model.patch_size
     with torch.no_grad(), inputs_of(model, layers) as seen:
-        through_blocks(model, model.like.new_zeros(1, 3, side, side), blocks)
+        through_blocks(model, model.like.new_zeros(1, model.channels, side, side), blocks)
     return [name for name in layers if name in seen]
 
 
@@ -224,7 +224,7 @@ def inputs_of(model: MJPVisionTransformer, layers: Iterable[str]) -> Iterator[di
         """The hook that keeps the input of one layer."""
 
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[name] = inputs[0]
+            seen[name] = pictures_first(layer, inputs[0])
 
         return hook
 

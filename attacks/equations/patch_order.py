@@ -71,7 +71,7 @@ class PatchOrder:
         """What share of the gradient lies outside the span of the sums of pictures (m, N, p)."""
         size = self.model.patch_size
         like = self.model.like
-        x = torch.stack([to_images(one, size, 3) for one in orders]).to(like)
+        x = torch.stack([to_images(one, size, self.model.channels) for one in orders]).to(like)
         with torch.no_grad():
             sums = input_of(self.model, self.model.get_submodule(PROJ), x).double()
         if sums.shape[-1] < self.rows.shape[1]:

@@ -446,7 +446,8 @@ class StepTokens:
             unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
             masked, least = unplaced < least, torch.minimum(unplaced, least)
         fits = (least < FITS).nonzero().flatten()
-        fused = isinstance(getattr(self.model.blocks[0].attn, "qkv", None), nn.Linear)
+        block: Any = self.model.blocks[0]
+        fused = isinstance(getattr(block.attn, "qkv", None), nn.Linear) and hasattr(block, "norm1")
         if tokens.attended is None or not len(fits) or not fused:
             return [self._nothing()] * self.batch
         weights, errors = self._weights(tokens, added, fits, where, masked)

@@ -47,7 +47,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.vit import input_of
+from mjp_privacy.models.vit import input_of, pictures_first
 
 BLOCK = "blocks.0"
 PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
@@ -115,9 +115,11 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
     another scale, norm or position in it gives another output."""
     block, side = model.blocks[0], model.grid * model.patch_size
     generator = torch_generator("a picture for block 0's equations")
-    x = torch.randn(1, 3, side, side, generator=generator).to(model.like)
+    x = torch.randn(1, model.channels, side, side, generator=generator).to(model.like)
     outputs = list[Tensor]()
-    handle = block.register_forward_hook(lambda _, inputs, output: outputs.append(output[0]))
+    handle = block.register_forward_hook(
+        lambda *ran: outputs.append(pictures_first(block, ran[2])[0])
+    )
     with torch.no_grad(), inputs_of(model, [PROJ]) as seen:
         z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
         model(x)

@@ -43,14 +43,16 @@ class PriorMetadata:
 
 
 @lru_cache(maxsize=8)
-def find_prior(name: str, *, patch: int, size: int) -> GaussianPrior:
-    """The prior called `fitted` or `stationary`, or one in a file.
+def find_prior(name: str, *, patch: int, size: int, channels: int = 3) -> GaussianPrior:
+    """The prior called `fitted` or `stationary`, or one in a file; of grey pictures for 1 channel.
 
     find_prior("fitted", patch=16, size=224); find_prior("mine.safetensors", patch=16, size=224)
 
     `fitted` is shipped for some patch sizes. For any other, the covariance of a patch is derived
     from the spectrum that was fitted on pictures of about this size (`derived_prior`).
     """
+    if channels == 1:
+        return find_prior(name, patch=patch, size=size).in_grey()
     if name == "stationary":
         return stationary_prior(size)
     if name == "fitted":

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,23 @@ class GaussianPrior:
         """Side in pixels of the pictures that the spectrum was fitted on: its first knot, the
         constant, stands at a quarter of their lowest frequency's step."""
         return 0.25 / float(self.frequencies[0])
+
+    def in_grey(self) -> GaussianPrior:
+        """The same of pictures whose channels' mean is taken."""
+        mixing = torch.full((1, len(self.mean)), 1 / len(self.mean)).double()
+        patch_mean = patch_covariance = None
+        if self.patch_mean is not None and self.patch_covariance is not None:
+            of_patch = torch.kron(mixing, torch.eye((self.patch_size or 0) ** 2).double())
+            patch_mean = of_patch @ self.patch_mean
+            patch_covariance = of_patch @ self.patch_covariance @ of_patch.mT
+        return replace(
+            self,
+            description=f"{self.description}; in grey",
+            mean=mixing @ self.mean,
+            spectrum=mixing @ self.spectrum @ mixing.mT,
+            patch_mean=patch_mean,
+            patch_covariance=patch_covariance,
+        )
 
     def field_spectrum(self, size: int, pixels: Pixels) -> Tensor:
         """(size, size, C, C): covariance of every DCT coefficient of a normalised image."""

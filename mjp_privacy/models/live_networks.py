@@ -23,11 +23,12 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.live_parts import (
     FlattenedPatches,
     Renamed,
+    call_attention,
     embed_by_convolution,
     tell_size,
 )
 from mjp_privacy.models.timm_networks import Parts, TimmNetwork, kind_of, of_timm, parts_of
-from mjp_privacy.models.vit import input_of
+from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
 SAME = 1e-4  # relative error up to which two networks compute the same
@@ -59,6 +60,8 @@ def of_live(
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    if not of_timms:
+        call_attention(whole)
     net = whole if of_timms else Renamed(whole, logits, img_size)
     parts = parts_of(net.eval())
     side = parts.grid * int(parts.projection.kernel_size[0])
@@ -68,7 +71,7 @@ def of_live(
         side = img_size
     try:
         with torch.no_grad():
-            net(torch.zeros(1, 3, side, side, dtype=next(net.parameters()).dtype))
+            net(parts.projection.weight.new_zeros(1, parts.channels, side, side))
     except Exception as error:  # whatever the network's own code raises
         raise UserError(
             f"{kind_of(net)}: expected a network that takes one picture of {side} px; it raised "
@@ -112,9 +115,9 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
     return own
 
 
-def rebuilt_by_name(network: nn.Module) -> bool:
+def rebuilt_by_name(network: Common) -> bool:
     """Whether a file of the network's weights says all that it takes to build it again."""
-    return not isinstance(getattr(network, "net", None), Renamed)
+    return not isinstance(getattr(network, "net", None), Renamed) and network.channels == 3
 
 
 # a table that is stretched to the pictures --------------------------------------------------------
@@ -129,7 +132,8 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
             f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
             f"stretched to it, got {side}. Leave img_size out."
         )
-    x = torch.randn(1, 3, side, side, generator=torch_generator("a picture of another size"))
+    generator = torch_generator("a picture of another size")
+    x = torch.randn(1, parts.channels, side, side, generator=generator)
     with torch.no_grad(), _taking(kind, side):
         expected = net(x.to(stored))
         spread = _stretched(net, parts, x)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
+from mjp_privacy.models.vit import ACTIVATION_LAYERS
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
@@ -30,6 +31,7 @@ CLASSIFIERS = (
     "cls_classifier",  # beside a teacher's
 )
 """What networks call the linear layer that gives the classes."""
+MASKS = ("key_padding_mask", "attn_mask")
 STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
@@ -74,7 +76,8 @@ class Renamed(nn.Module):
         is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"], self.logits = module, logits
-        x = projection.weight.new_zeros(1, CHANNELS, grid * patch, grid * patch)
+        side = grid * patch
+        x = projection.weight.new_zeros(1, projection.in_channels, side, side)
         run = _run(module, x, **self.options)
         blocks = _blocks(module, run)
         self.head = _classifier(module, blocks, run, self._logits(run))
@@ -83,6 +86,10 @@ class Renamed(nn.Module):
             named = _named_block(block, run)
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
+        attends = [part for part in blocks.modules() if isinstance(part, CalledAttention)]
+        if attends and not any(part.batch_first for part in attends):
+            for part in blocks.modules():
+                part.__dict__["tokens_first"] = True
         self.others = nn.ModuleDict()
         here = {id(part._parameters) for part in self.modules()}
         for name, part in module.named_modules():
@@ -98,7 +105,7 @@ class Renamed(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised pictures (B, 3, S, S) -> what the network says of them."""
+        """Normalised pictures (B, C, S, S) -> what the network says of them."""
         return self.logits(self.rest(x, **self.options))
 
     forward_features = forward
@@ -152,7 +159,7 @@ def tell_size(patch_embed: Any, grid: int, patch: int) -> None:
 def _convolution(module: nn.Module) -> nn.Conv2d | None:
     """The first convolution that embeds patches of a picture without overlap."""
     for part in module.modules():
-        if isinstance(part, nn.Conv2d) and part.in_channels == CHANNELS:
+        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS:
             side, down = part.kernel_size
             is_whole = part.groups == 1 and part.dilation == (1, 1)
             if part.stride == (side, side) and side == down > 1 and is_whole:
@@ -282,6 +289,7 @@ def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
     before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
     outs = [name for name in before if isinstance(parts[name], nn.Linear)]
+    first_norm = next((name for name in before if isinstance(parts[name], nn.LayerNorm)), None)
     layers = [name for name in after if isinstance(parts[name], nn.Linear)]
     if not outs or len(layers) != 2:
         return None
@@ -290,8 +298,10 @@ def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     inner, ends = first.rpartition(".")[0], after.index(second)
     mlp = parts[inner]
     if parts[second] not in mlp.children() or parts[norm] in mlp.modules():
-        chain = [parts[name] for name in after[after.index(first) : ends + 1]]
-        mlp = nn.Sequential(*(part for part in chain if not [*part.children()]))
+        between = [parts[name] for name in after[after.index(first) + 1 : ends]]
+        seen = {id(ran.part): ran for ran in run}
+        middle = _middle(between, seen[id(parts[first])].output, seen[id(parts[second])].given)
+        mlp = nn.Sequential(parts[first], *middle, parts[second])
     scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
     scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
     return Named(
@@ -299,14 +309,75 @@ def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
         attn=Named(attention, proj=parts[out]),
         norm2=parts[norm],
         mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
+        **({"norm1": parts[first_norm]} if first_norm else {}),
         **scales,
     )
+
+
+def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.Module]:
+    """What stands between two layers that were called by their block itself: the parts that ran
+    there or, where an activation among them is no module, the one that computes the same."""
+    ran = [part for part in between if not [*part.children()]]
+    for middle in (ran, *([make()] for make in ACTIVATION_LAYERS.values()), [nn.SiLU()]):
+        with torch.no_grad():
+            got = nn.Sequential(*middle)(given)
+        if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):
+            return middle
+    return ran
 
 
 def _scales(part: nn.Module) -> bool:
     """Whether a part of a block holds one vector and no more, as layer scale does."""
     held = [*part.parameters()]
     return len(held) == 1 and held[0].ndim == 1 and not isinstance(part, nn.LayerNorm)
+
+
+# torch's own attention ----------------------------------------------------------------------------
+
+
+class CalledAttention(nn.MultiheadAttention):
+    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
+    so that hooks see what they are given; torch's own uses their weights alone, and torch's
+    encoder layers do not even call it."""
+
+    def __init__(self, own: nn.MultiheadAttention) -> None:
+        """What stands in place of `own`, with its parameters."""
+        nn.Module.__init__(self)
+        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
+        self._qkv_same_embed_dim = False  # torch's encoder layers look here
+        weight, bias = own.in_proj_weight, own.in_proj_bias
+        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
+        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
+        self.bias_k = self.bias_v = None
+
+    in_proj_weight: Any = None
+    in_proj_bias: Any = property(lambda self: self.qkv.bias)
+    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
+    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
+    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
+        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
+        masked = any(masks) or any(options.get(name) is not None for name in MASKS)
+        if masked or not (query is key and key is value):
+            return super().forward(query, key, value, *masks, **options)
+        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
+        tokens_first = query.ndim == 3 and not self.batch_first
+        split = split.transpose(0, 1) if tokens_first else split
+        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
+        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        attended = (weights @ v).transpose(-3, -2).flatten(-2)
+        out = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
+        return out, weights.mean(-3) if options.get("average_attn_weights", True) else weights
+
+
+def call_attention(whole: nn.Module) -> None:
+    """Put, in place, attention whose layers are called where a network has torch's own."""
+    for part in [*whole.modules()]:
+        for name, own in part.named_children():
+            plain = type(own) is nn.MultiheadAttention and own.in_proj_weight is not None
+            if plain and own.bias_k is None and not own.add_zero_attn:
+                setattr(part, name, CalledAttention(own))
 
 
 # patches that a linear layer embeds ---------------------------------------------------------------
@@ -317,26 +388,36 @@ class FlattenedPatches(nn.Conv2d):
     computes the same."""
 
     order: Tensor
-    """(3 p²,) which of the convolution's inputs each of the layer's is."""
+    """(C p²,) which of the convolution's inputs each of the layer's is."""
     norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] = (None, None)
     """The norms of each patch before it is embedded, and of its embedding."""
 
     @classmethod
     def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
         """The convolution that computes what this layer does."""
-        patch = math.isqrt(layer.in_features // CHANNELS)
-        one = cls(CHANNELS, layer.out_features, patch, patch, bias=layer.bias is not None)
+        channels, patch = _of_patches(layer.in_features) or (0, 0)
+        one = cls(channels, layer.out_features, patch, patch, bias=layer.bias is not None)
         one.__dict__["order"], one.bias = order, layer.bias
         one.weight = nn.Parameter(one.placed(layer.weight.detach()))
         return one
 
     def placed(self, weight: Tensor) -> Tensor:
-        """Numbers of the layer's weight (..., D, 3 p²), as the convolution's has them."""
+        """Numbers of the layer's weight (..., D, C p²), as the convolution's has them."""
         return weight[..., self.order.argsort()].unflatten(-1, self.weight.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flattened patches (..., 3 p²) -> their embeddings (..., D)."""
+        """Flattened patches (..., C p²) -> their embeddings (..., D)."""
         return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+
+
+def _of_patches(numbers: int) -> tuple[int, int] | None:
+    """The channels and the side of flattened square patches of so many numbers; None: of none.
+
+    _of_patches(768) is (3, 16), _of_patches(256) is (1, 16)
+    """
+    sides = {channels: math.isqrt(numbers // channels) for channels in CHANNELS}
+    whole = [(c, side) for c, side in sides.items() if c * side**2 == numbers and side > 1]
+    return next(iter(whole), None)
 
 
 def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
@@ -348,14 +429,15 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     if _convolution(whole) is not None:
         return
     for name, layer in whole.named_modules():
-        if not isinstance(layer, nn.Linear) or layer.in_features < 4 * CHANNELS:
+        shape = _of_patches(layer.in_features) if isinstance(layer, nn.Linear) else None
+        if shape is None:
             continue
-        patch = math.isqrt(layer.in_features // CHANNELS)
+        channels, patch = shape
         table = _table(whole, layer.out_features)
         side = (img_size or 0) if table is None else patch * math.isqrt(table[..., 0].numel())
-        if CHANNELS * patch**2 != layer.in_features or side < patch or side % patch:
+        if side < patch or side % patch:
             continue
-        x = torch.arange(CHANNELS * side**2).view(1, CHANNELS, side, side).to(layer.weight)
+        x = torch.arange(channels * side**2).view(1, channels, side, side).to(layer.weight)
         run = _run(whole, x)
         at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
         if at is None or run[at].part is not layer:

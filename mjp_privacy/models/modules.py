@@ -53,7 +53,8 @@ def load_module(
             transformers (ViT, DeiT, CLIP, Dinov2, SigLIP and their kind) or open_clip; a model of
             this package is returned as it is. Of a model of pictures and text the visual tower is
             taken.
-    mean, std   of the client's normalisation, one number or three. They are never guessed.
+    mean, std   of the client's normalisation, one number or three; one of grey pictures. They are
+                never guessed.
     num_heads   where the network does not say
     img_size    side of the client's pictures, where the network stretches its table of positions to
                 them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
@@ -65,7 +66,7 @@ def load_module(
         module = inner[0]
     if type(module).__module__.startswith("open_clip."):
         module = getattr(module, "visual", module)  # of CLIP
-    given = {"mean": mean, "std": std}
+    given = {"mean": _one_number(mean), "std": _one_number(std)}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
         asked = overridden(ModelSpec(card.name), facts)
@@ -91,6 +92,11 @@ def load_module(
     except NoPatches as error:  # nobody's ViT: the first refusal says more
         raise (refusal or error) from None
     return cast(LoadedModel, other)
+
+
+def _one_number(values: Channels) -> Channels:
+    """The number where a sequence holds one, as torchvision's Normalize takes it of grey pictures."""
+    return values[0] if isinstance(values, Sequence) and len(values) == 1 else values
 
 
 def _plain_copy(

@@ -41,7 +41,7 @@ from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, Common, input_of, start_
 from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
 
-CHANNELS = 3
+CHANNELS = (3, 1)  # of colour and of grey pictures, which metrics and attacks take
 STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
 FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
@@ -68,6 +68,11 @@ class Parts:
     grid: int
     before: int
 
+    @property
+    def channels(self) -> int:
+        """Of the pictures."""
+        return self.projection.in_channels
+
 
 def parts_of(net: nn.Module) -> Parts:
     """The parts of a network, found by shapes; a UserError says what it lacks.
@@ -85,11 +90,11 @@ def parts_of(net: nn.Module) -> Parts:
         )
     (patch, tall), colours = projection.kernel_size, projection.in_channels
     side, down = getattr(embed, "img_size", None) or (0, 0)
-    if colours != CHANNELS:
+    if colours not in CHANNELS:
         raise UserError(
-            f"{name}: expected patches of {CHANNELS} channels, got {colours}: of grey pictures, or "
+            f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, as "
             "of what layers before them make of a picture, which no equation here tells. Give a "
-            "network that embeds patches of colour pictures."
+            "network that embeds patches of colour or grey pictures."
         )
     if side != down or patch != tall or side < patch:
         raise UserError(
@@ -174,7 +179,7 @@ class TimmNetwork(WithCard, Common):
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
             return torch.ones(count, dtype=torch.bool)
         generator = torch_generator("a picture for the places of patches")
-        pictures = torch.randn(2, 1, CHANNELS, side, side, generator=generator).to(self.like)
+        pictures = torch.randn(2, 1, self.channels, side, side, generator=generator).to(self.like)
         with torch.no_grad():
             one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
@@ -244,7 +249,7 @@ def check_equation(network: TimmNetwork) -> None:
         return
     kind, side, like = kind_of(network.net), network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
-    x = torch.randn(1, CHANNELS, side, side, generator=generator).to(like)
+    x = torch.randn(1, network.channels, side, side, generator=generator).to(like)
     drawn = {
         name: torch.randn(p.shape, generator=generator).to(like) * START_STD
         for name, p in network.named_parameters()
@@ -407,7 +412,20 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
     classes = int(getattr(net, "num_classes", 0) or 0)
     spec = ModelSpec(name, img_size=size, num_classes=classes, mean=mean, std=std)
     sha256 = tensors_sha256(dict(net.state_dict()))
-    return _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
+    network = _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
+    if network.channels == 1:
+        network.card = replace(network.card, mean=_of_grey(mean, net), std=_of_grey(std, net))
+    return network
+
+
+def _of_grey(values: tuple[float, ...], net: nn.Module) -> tuple[float]:
+    """The mean or std of grey pictures."""
+    if len(set(values)) > 1:
+        raise UserError(
+            f"{kind_of(net)}: expected one number as mean and as std of grey pictures, got "
+            f"{values}. Give those with which the client normalised them."
+        )
+    return values[:1]
 
 
 def _spec(

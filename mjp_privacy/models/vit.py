@@ -155,6 +155,12 @@ class Common(nn.Module):
         return next(self.parameters())
 
     @property
+    def channels(self) -> int:
+        """Of the pictures whose patches are embedded: 3, or 1 for grey ones."""
+        projection = getattr(getattr(self, "patch_embed", None), "proj", None)
+        return int(getattr(projection, "in_channels", CHANNELS))
+
+    @property
     def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.LayerNorm | None]:
         """The norms of each patch before it is embedded, and of its embedding."""
         projection = getattr(getattr(self, "patch_embed", None), "proj", None)
@@ -194,6 +200,12 @@ class _Reached(Exception):
         self.given = given
 
 
+def pictures_first(layer: nn.Module, tokens: Tensor) -> Tensor:
+    """Tokens (B, T, D) of what a layer sees; torch's own attention takes them as (T, B, D) where
+    nothing else is said."""
+    return tokens.transpose(0, 1) if getattr(layer, "tokens_first", False) else tokens
+
+
 def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
     """What a layer of the network is given where the network is given x; nothing after it is run.
 
@@ -207,7 +219,7 @@ def input_of(network: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
     try:
         network(x)
     except _Reached as reached:
-        return reached.given
+        return pictures_first(layer, reached.given)
     finally:
         handle.remove()
     raise AssertionError(f"{type(network).__name__} does not run this {type(layer).__name__}")

@@ -89,7 +89,8 @@ def attack_gradients(
                before
     labels     classes of the images, of a batch in any order; None: read off the classifier's
                gradient
-    mean, std  with which the client normalised its images: one number or three; never guessed
+    mean, std  with which the client normalised its images: one number or three, one of grey
+               pictures; never guessed
     img_size   side of the client's images, where the network stretches its table of positions to
                them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
     attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
@@ -97,7 +98,7 @@ def attack_gradients(
                optimise for minutes are run, too
     seconds    of processor time an attack may take over one picture; then it ends with what it has,
                and `notes` say so
-    images     the private images (B, 3, S, S) in [0, 1], to score against; those of all uploads
+    images     the private images (B, C, S, S) in [0, 1], to score against; those of all uploads
                where several hold batches
     step       what is public of the client's step, as `ClientStep` (uploads/memory.py) explains it:
                kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
@@ -172,7 +173,7 @@ def _private(images: Images, uploads: OwnUploads, view: AttackerView) -> Tensor:
     given = next(iter(getattr(images, "shape", ())), 0)
     if several > 1 and view.updates[0].batch > 1 and 0 < given <= several * count:
         count = int(given)
-    return read_images(images, count, view.pixels.size)
+    return read_images(images, count, view.pixels.size, len(view.pixels.mean))
 
 
 def declared_residual(view: AttackerView) -> float:

@@ -61,6 +61,13 @@ COMMON: Mapping[str, tuple[Channels, Channels]] = {
     "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 """Normalisations that clients use, by name."""
+OF_GREY: Mapping[str, tuple[tuple[float], tuple[float]]] = {
+    "one half": ((0.5,), (0.5,)),
+    "none": ((0.0,), (1.0,)),
+    "MNIST's": ((0.1307,), (0.3081,)),
+    "Fashion-MNIST's": ((0.2860,), (0.3530,)),
+}
+"""The same of grey pictures."""
 
 
 def outside_and_off(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Floats:
@@ -141,7 +148,7 @@ def _candidates(
         ("those declared", tuple(mean), tuple(std)),
         ("the declared mean alone", tuple(mean), (1.0,) * len(std)),
         ("the declared std alone", (0.0,) * len(mean), tuple(std)),
-        *((name, *both) for name, both in COMMON.items() if len(both[0]) == len(mean)),
+        *((name, *both) for name, both in (COMMON if len(mean) == 3 else OF_GREY).items()),
     ]
     known = [each[1:] for each in told]
     turned = [(f"{name} in the other order of channels", m[::-1], s[::-1]) for name, m, s in told]

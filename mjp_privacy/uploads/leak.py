@@ -24,6 +24,7 @@ from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.metrics import METRICS, score
+from mjp_privacy.metrics.lpips import SMALLEST
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import quantise
 
@@ -49,7 +50,7 @@ class Reconstructed:
     """What one attack gives, for the m images of the step."""
 
     attack: str
-    images: Tensor | None  # (m, 3, S, S) in [0, 1]; None: the attack names masked positions only
+    images: Tensor | None  # (m, C, S, S) in [0, 1]; None: the attack names masked positions only
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
     its pictures together; None: the labels are not known."""
@@ -74,7 +75,7 @@ class Reconstructed:
 
     @property
     def image(self) -> Tensor:
-        """The first image (3, S, S) in [0, 1] that there is."""
+        """The first image (C, S, S) in [0, 1] that there is."""
         if self.images is None:
             raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
         return self.images[next(at for at in range(len(self.images)) if at not in self.reasons)]
@@ -123,7 +124,7 @@ class Reconstructed:
         return math.nan if scored is None else float(scored["psnr"].clip(upper=CAP).mean())
 
     def scored(self, private: Tensor | None, batch: int = 1) -> Reconstructed:
-        """The same with scores against the private images (m, 3, S, S). The order of pictures of
+        """The same with scores against the private images (m, C, S, S). The order of pictures of
         a batch means nothing: each private image gets the one that fits it."""
         if private is None or self.images is None or len(self.images) < len(private):
             return self
@@ -137,6 +138,8 @@ class Reconstructed:
         usable = [at for at, place in enumerate(places) if place not in self.reasons]
         images, originals = self.images[[places[at] for at in usable]], private[usable]
         names = dict.fromkeys(METRICS[key].name for key in METRICS)
+        if private.shape[-1] < SMALLEST:
+            del names["lpips"]  # which has no value of pictures like MNIST's
         values = score(images, originals, [f"{name}/standard" for name in names])
         same = (quantise(images.double()) == quantise(originals.double())) | (
             (images - originals).abs() < TIE

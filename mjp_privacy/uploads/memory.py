@@ -370,7 +370,7 @@ def save_upload(
     if images is not None:
         picture = series or name
         ids = tuple(f"{picture} {place}" if batch > 1 else str(picture) for place in range(batch))
-        plain = read_images(images, batch, card.img_size).float()
+        plain = read_images(images, batch, card.img_size, len(card.mean)).float()
         unknown = torch.full((batch,), UNKNOWN_LABEL)
         fed = ClientInput(plain, unknown if given is None else given, ids)
     header = UploadHeader(

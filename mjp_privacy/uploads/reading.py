@@ -213,9 +213,9 @@ def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     return given.long()
 
 
-def read_images(images: Any, count: int, size: int) -> Tensor:
-    """(m, 3, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
-    tensor, expected = as_tensor(images), (count, 3, size, size)
+def read_images(images: Any, count: int, size: int, channels: int) -> Tensor:
+    """(m, C, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
+    tensor, expected = as_tensor(images), (count, channels, size, size)
     got = said(images) if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
     pixels = torch.empty(0)
     if tensor is not None and tensor.dtype in (*FLOATS, torch.uint8):
