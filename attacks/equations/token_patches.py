@@ -265,7 +265,7 @@ class StepTokens:
         return self._attention(attended)
 
     @property
-    def _out(self) -> nn.Module:
+    def _out(self) -> Any:
         return self.model.get_submodule(PROJ)
 
     def _attention(self, attended: Tensor) -> Tensor:
@@ -311,10 +311,13 @@ class StepTokens:
         if not bool(known.any()):
             return found
         offsets = self.own if self.masked is None else self._offsets(found.hidden)
+        directions = tokens.directions
+        if tokens.taken_out is not None:  # which this very picture's takes the place of
+            directions = directions + tokens.taken_out @ self._out.weight.mT
         for _ in range(REFINEMENTS):
             added = self._attention(self._sums(found))
             patches, misfits = self._patches(
-                tokens.directions[found.token[known]], added[known], offsets[known]
+                directions[found.token[known]], added[known], offsets[known]
             )
             found = found.with_patches(known.nonzero().flatten(), patches, misfits)
             idle = 0 if found.misfit < best.misfit else idle + 1
@@ -347,7 +350,7 @@ class StepTokens:
         tokens are assigned again with what attention adds to it."""
         for _ in range(ASSIGNMENTS):
             found = self._refined(tokens, self._assigned(tokens, added, places))
-            if not found.misfit > self.fits:
+            if not found.misfit > self.fits or tokens.taken_out is not None:
                 break
             known = found.token >= 0
             added = added.clone()
@@ -499,9 +502,14 @@ class StepTokens:
         with torch.no_grad():
             z = torch.cat((fixed, offsets + patches @ self.weight.mT))
             split = attention.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
+            attended = tokens.attended[fits]
+            if tokens.taken_out is not None:
+                along, sums = tokens.directions[fits], _centred(z[len(fixed) :] + added[fits])
+                lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
+                attended = lengths * tokens.taken_out[fits]
         q, k, v = split.permute(1, 2, 0, 3)
         q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
-        sums = tokens.attended[fits].view(len(fits), heads, 1, -1).transpose(0, 1)
+        sums = attended.view(len(fits), heads, 1, -1).transpose(0, 1)
         if self.masked is None:  # each place has one token of a picture
             positions = nn.functional.one_hot(where).T.to(v)
             positions = positions[positions.any(1)]

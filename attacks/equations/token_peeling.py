@@ -25,6 +25,10 @@ of T < D dimensions, which gives s_t; then this is a linear system for the sums 
 input z_t = r_t - W_o o_t - b_o is known, but for its mean: r_t is (u_t - beta) / (gamma s_t) and a
 multiple of ones.
 
+A block that normalises sums, u = norm2(z + attention) and norm3(u + branch), as torch's do where
+nothing else is said, has dL/dr_t = s_t h_t with the g_t of the sum in h_t: s_t is open, s_t o_t is
+what the linear system gives, and block 0's input is known up to s_t.
+
 Layer scale multiplies g_t in both branches. Between the two layers any function may stand, a gate
 among them.
 """
@@ -90,6 +94,9 @@ class PeeledTokens:
     attended: Tensor | None  # (T, D): o_t; None where the gradients do not show attention's sums
     lengths: Tensor | None  # (T,): the factors of the directions; None likewise
     complete: bool  # as many as the gradients show
+    taken_out: Tensor | None = None
+    """(T, D): o_t up to its length, where that is open: then the directions are those of block 0's
+    inputs, and `attended` is 0."""
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -132,7 +139,9 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         there = slice(model.prefix, model.prefix + len(patches))
         expected[there] += embedding(patches) - embedding(0 * patches)
         r = z + layer_scales(block)[0](out(summed))
-        after = r + branch.scaled(branch.second(branch.hidden(branch.norm(r))))
+        u = branch.norm(r)
+        after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))
+        after = after if branch.last is None else branch.last(after)
     return not (_differs(expected, z) or _differs(after, outputs[0]))
 
 
@@ -160,7 +169,8 @@ def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
 
 @dataclass(frozen=True)
 class TwoLayers:
-    """Block 0's second branch, r + scaled(second(hidden(norm(r)))), in one precision."""
+    """Block 0's second branch, r + scaled(second(hidden(norm(r)))), in one precision; with a `last`
+    norm last(u + scaled(second(hidden(u)))), u = norm(r)."""
 
     norm: nn.LayerNorm
     first: nn.Linear
@@ -170,6 +180,7 @@ class TwoLayers:
     parts: int
     """1 where each input of the second layer depends on the output of the first in its place, 2
     where a gate's takes its part as well, and so on; 0 where it is otherwise."""
+    last: nn.LayerNorm | None = None
 
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
@@ -182,7 +193,8 @@ class TwoLayers:
             others = {name: nn.Identity() for name, part in held if part in (first, second)}
             holder._modules.update(others)
         parts = first.out_features // second.in_features
-        branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts)
+        last = getattr(block, "norm3", None)
+        branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts, last)
         random = torch_generator("whether each input depends on its own")
         before, along = torch.randn(2, 1, first.out_features, generator=random).to(first.weight)
         whole = replace(branch, parts=0).moved(before, along)
@@ -273,14 +285,28 @@ def tokens_of(
         return None
     complete = len(found) >= len(second.values)
     directions = (found - branch.norm.bias) / branch.norm.weight
-    attended = lengths = None
+    attended = lengths = taken_out = None
     if complete and len(sums.values):
         inputs = _augmented(branch.hidden(found), second)
         upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
         upstream = _unscaled(branch.scaled, upstream)
-        back = (branch.back(found, upstream) @ branch.first.weight) * branch.norm.weight
-        attended, lengths = _attended(model, sums, directions, upstream, back)
-    return PeeledTokens(directions, attended, lengths, complete)
+        back = branch.back(found, upstream) @ branch.first.weight
+        if branch.last is None:
+            back = _through_norm(back * branch.norm.weight, directions)
+            attended, lengths = _attended(model, sums, upstream, back)
+        else:
+            back = _through_norm((upstream + back) * branch.norm.weight, directions)
+            out: Any = model.get_submodule(PROJ)
+            taken_out = torch.linalg.lstsq(back.mT, sums.total).solution[:, : out.in_features]
+            directions = directions - taken_out @ out.weight.mT
+            attended = torch.zeros_like(taken_out)
+    return PeeledTokens(directions, attended, lengths, complete, taken_out)
+
+
+def _through_norm(back: Tensor, directions: Tensor) -> Tensor:
+    """Gradients (T, D) of normalised tokens as gradients of the tokens, up to their lengths."""
+    back = back - back.mean(1, keepdim=True)
+    return back - directions * (back * directions).mean(1, keepdim=True)
 
 
 def _augmented(inputs: Tensor, sent: SentGradient) -> Tensor:
@@ -297,15 +323,12 @@ def _unscaled(scaled: Callable[[Tensor], Tensor], gradients: Tensor) -> Tensor:
 def _attended(
     model: MJPVisionTransformer,
     sums: SentGradient,
-    directions: Tensor,
     upstream: Tensor,
     back: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Attention's sums o (T, D) of all tokens and their lengths (T,), 1 / s, from g and
-    dL/d(u gamma), both (T, D)."""
+    """Attention's sums o (T, D) of all tokens and their lengths (T,), 1 / s, from g and h, both
+    (T, D)."""
     attention = layer_scales(model.blocks[0])[0]
-    back = back - back.mean(1, keepdim=True)
-    back = back - directions * (back * directions).mean(1, keepdim=True)
 
     def outside(vectors: Tensor) -> Tensor:
         scaled = attention(vectors)

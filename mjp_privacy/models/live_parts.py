@@ -282,25 +282,28 @@ class Pair(nn.Module):
 
 def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
-    a linear layer, a LayerNorm, and two linear layers, each branch perhaps scaled."""
+    a linear layer, a LayerNorm, and two linear layers, each branch perhaps scaled. A LayerNorm
+    behind them is `norm3`: that of a block that normalises sums, as torch's do where nothing else
+    is said; its attention is given block 0's input itself."""
     names = {id(part): name for name, part in block.named_modules()}
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
+    layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]
     norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
-    before, after = inside[: norms[-1]] if norms else [], inside[norms[-1] :] if norms else []
-    outs = [name for name in before if isinstance(parts[name], nn.Linear)]
-    first_norm = next((name for name in before if isinstance(parts[name], nn.LayerNorm)), None)
-    layers = [name for name in after if isinstance(parts[name], nn.Linear)]
-    if not outs or len(layers) != 2:
+    between = [at for at in norms if len(layers) > 2 and layers[-3] < at < layers[-2]]
+    if len(between) != 1:
         return None
-    out, norm, (first, second) = outs[-1], after[0], layers
+    before, after = inside[: between[0]], inside[between[0] :]
+    out, first, second = (inside[at] for at in layers[-3:])
+    norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
+    first_norm = [parts[inside[at]] for at in norms if at < between[0]]
     attention = parts[out.partition(".")[0]] if "." in out else nn.Module()
     inner, ends = first.rpartition(".")[0], after.index(second)
     mlp = parts[inner]
     if parts[second] not in mlp.children() or parts[norm] in mlp.modules():
-        between = [parts[name] for name in after[after.index(first) + 1 : ends]]
+        ran = [parts[name] for name in after[after.index(first) + 1 : ends]]
         seen = {id(ran.part): ran for ran in run}
-        middle = _middle(between, seen[id(parts[first])].output, seen[id(parts[second])].given)
+        middle = _middle(ran, seen[id(parts[first])].output, seen[id(parts[second])].given)
         mlp = nn.Sequential(parts[first], *middle, parts[second])
     scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
     scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
@@ -309,7 +312,8 @@ def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
         attn=Named(attention, proj=parts[out]),
         norm2=parts[norm],
         mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
-        **({"norm1": parts[first_norm]} if first_norm else {}),
+        norm1=first_norm[0] if first_norm else nn.Identity(),
+        **({"norm3": last[0]} if last else {}),
         **scales,
     )
 
