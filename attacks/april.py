@@ -218,9 +218,7 @@ class AprilPrior(Usual):
             hidden = located(view, update)
         rows, total = self._system(model, update.grads, table_grads)
         patch, pixels = model.patch_size, view.pixels
-        found = find_prior(
-            self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean)
-        )
+        found = find_prior(self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean))
         mean, covariance = found.patch(patch, pixels)
         weight = model.patch_embed.proj.weight.detach().double().flatten(1)
         prior = PatchPrior(mean.to(weight), covariance.to(weight), weight)

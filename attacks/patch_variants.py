@@ -80,9 +80,7 @@ class PatchPriorAttack(PatchGradient):
         update = view.updates[0]
         system = patch_system(view, update)
         patch, pixels = view.model.patch_size, view.pixels
-        found = find_prior(
-            self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean)
-        )
+        found = find_prior(self.prior, patch=patch, size=pixels.size, channels=len(pixels.mean))
         mean, covariance = found.patch(patch, pixels)
         noise = noise_variance(system.rows, system.total, update.dtype)
         prior = PatchPrior(mean.to(noise), covariance.to(noise))

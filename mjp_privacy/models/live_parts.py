@@ -360,7 +360,9 @@ class CalledAttention(nn.MultiheadAttention):
     k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
     v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any
+    ) -> Any:
         """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
         masked = any(masks) or any(options.get(name) is not None for name in MASKS)
         if masked or not (query is key and key is value):

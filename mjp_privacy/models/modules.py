@@ -95,7 +95,7 @@ def load_module(
 
 
 def _one_number(values: Channels) -> Channels:
-    """The number where a sequence holds one, as torchvision's Normalize takes it of grey pictures."""
+    """The number where a sequence holds one, as torchvision takes it of grey pictures."""
     return values[0] if isinstance(values, Sequence) and len(values) == 1 else values
 
 

@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "norms": (lambda: timm_vit(qk_norm=True), HEADS, "blocks.0.attn.k_norm"),
     "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "before it normalises"),
     "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
-    "grey": (lambda: timm_vit(in_chans=1), {}, "3 channels, got 1"),
+    "four channels": (lambda: timm_vit(in_chans=4), {}, "grey pictures, got 4"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
     "failure behind the patches": (lambda: Stopped(), {}, "RuntimeError: two pictures"),
