@@ -298,7 +298,8 @@ def tokens_of(
             back = _through_norm((upstream + back) * branch.norm.weight, directions)
             out: Any = model.get_submodule(PROJ)
             taken_out = torch.linalg.lstsq(back.mT, sums.total).solution[:, : out.in_features]
-            directions = directions - taken_out @ out.weight.mT
+            added = taken_out @ out.weight.mT
+            directions = directions - (added - added.mean(1, keepdim=True))
             attended = torch.zeros_like(taken_out)
     return PeeledTokens(directions, attended, lengths, complete, taken_out)
 
