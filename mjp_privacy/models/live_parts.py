@@ -31,7 +31,6 @@ CLASSIFIERS = (
     "cls_classifier",  # beside a teacher's
 )
 """What networks call the linear layer that gives the classes."""
-MASKS = ("key_padding_mask", "attn_mask")
 STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
@@ -86,10 +85,6 @@ class Renamed(nn.Module):
             named = _named_block(block, run)
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
-        attends = [part for part in blocks.modules() if isinstance(part, CalledAttention)]
-        if attends and not any(part.batch_first for part in attends):
-            for part in blocks.modules():
-                part.__dict__["tokens_first"] = True
         self.others = nn.ModuleDict()
         here = {id(part._parameters) for part in self.modules()}
         for name, part in module.named_modules():
@@ -334,56 +329,6 @@ def _scales(part: nn.Module) -> bool:
     """Whether a part of a block holds one vector and no more, as layer scale does."""
     held = [*part.parameters()]
     return len(held) == 1 and held[0].ndim == 1 and not isinstance(part, nn.LayerNorm)
-
-
-# torch's own attention ----------------------------------------------------------------------------
-
-
-class CalledAttention(nn.MultiheadAttention):
-    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
-    so that hooks see what they are given; torch's own uses their weights alone, and torch's
-    encoder layers do not even call it."""
-
-    def __init__(self, own: nn.MultiheadAttention) -> None:
-        """What stands in place of `own`, with its parameters."""
-        nn.Module.__init__(self)
-        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
-        self._qkv_same_embed_dim = False  # torch's encoder layers look here
-        weight, bias = own.in_proj_weight, own.in_proj_bias
-        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
-        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
-        self.bias_k = self.bias_v = None
-
-    in_proj_weight: Any = None
-    in_proj_bias: Any = property(lambda self: self.qkv.bias)
-    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
-    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
-    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any
-    ) -> Any:
-        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
-        masked = any(masks) or any(options.get(name) is not None for name in MASKS)
-        if masked or not (query is key and key is value):
-            return super().forward(query, key, value, *masks, **options)
-        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
-        tokens_first = query.ndim == 3 and not self.batch_first
-        split = split.transpose(0, 1) if tokens_first else split
-        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
-        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
-        attended = (weights @ v).transpose(-3, -2).flatten(-2)
-        out = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
-        return out, weights.mean(-3) if options.get("average_attn_weights", True) else weights
-
-
-def call_attention(whole: nn.Module) -> None:
-    """Put, in place, attention whose layers are called where a network has torch's own."""
-    for part in [*whole.modules()]:
-        for name, own in part.named_children():
-            plain = type(own) is nn.MultiheadAttention and own.in_proj_weight is not None
-            if plain and own.bias_k is None and not own.add_zero_attn:
-                setattr(part, name, CalledAttention(own))
 
 
 # patches that a linear layer embeds ---------------------------------------------------------------
