@@ -100,6 +100,8 @@ class Matching(Usual, ABC):
         if view.labels is None:
             text = "gradient matching needs the labels, and this attacker does not know them"
             return Refusal("labels", text)
+        if len(view.pixels.mean) != 3:
+            return Refusal("model", "breaching's total variation is of pictures in colour")
         return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:

@@ -475,7 +475,7 @@ def leak_figure(leak: Leak) -> Figure:
             axes.set_axis_off()
             if image is not None:
                 pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
-                axes.imshow(pixels, interpolation="nearest")
+                axes.imshow(pixels, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
                 axes.set_title(title, fontsize=7)
     parts = [
         f"{min(rows, len(order))} of {len(made.images)} pictures of {made.attack}"

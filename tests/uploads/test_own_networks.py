@@ -106,6 +106,7 @@ def test_grey_pictures_come_back_from_equations_and_from_tokens() -> None:
     grey, layer = photographs(1).mean(1, keepdim=True).mul(255).round() / 255, {"norm_first": True}
     plain = leak_of(Own(channels=1, **layer), grey)
     assert (plain.best.attack, plain.best.exact, plain.best.verified) == ("patch_gradient", 1, 1)
+    assert plain["patch_gradient"].image.shape == (1, 32, 32)
     small = leak_of(Own(24, 1, sine=True, **layer), grey[..., :24, :24], attacks="token_peeling")
     assert (small.best.exact, small.best.verified) == (1, 1)
     assert small.scores is not None
