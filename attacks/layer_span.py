@@ -67,7 +67,12 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures_of,
 )
-from attacks.equations.token_patches import StepTokens, lacks_tokens, needs_tokens
+from attacks.equations.token_patches import (
+    StepTokens,
+    lacks_equations,
+    lacks_tokens,
+    needs_tokens,
+)
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -168,6 +173,8 @@ class LayerSpan(Usual):
             return []
         model = deepcopy(left.model).double()
         sent = view.updates[0]
+        if lacks_equations(model, sent.batch):
+            return []
         tokens = StepTokens(view, sent, step, model, self.prior, self.blocks)
         pictures = tokens.pictures()
         return [_Picture(one.patches, one.outside) for one in pictures if one.is_verified]

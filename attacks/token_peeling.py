@@ -26,7 +26,13 @@ from torch import Tensor
 from attacks.budget import image
 from attacks.equations.layers import client_model
 from attacks.equations.patch_system import pictures_of
-from attacks.equations.token_patches import StepPicture, StepTokens, lacks_tokens, needs_tokens
+from attacks.equations.token_patches import (
+    StepPicture,
+    StepTokens,
+    lacks_equations,
+    lacks_tokens,
+    needs_tokens,
+)
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -55,6 +61,9 @@ class TokenPeeling(Usual):
         """The pictures of every step."""
         update = view.updates[0]
         model = client_model(view, update).double()
+        if why := lacks_equations(model, update.batch):
+            places = range(update.steps_in_all * update.batch)
+            return Reconstruction(None, inapplicable=dict.fromkeys(places, why))
         found = list[StepPicture]()
         for step in range(update.steps_in_all):
             with image(step * update.batch, update.batch):

@@ -92,7 +92,7 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     refusal = lacks_gradients(view, *(f"{layer}.weight" for layer in LAYERS))
     batch = view.updates[0].batch
     refusal = refusal or lacks_layer_spans(model, batch)
-    if refusal is None and batch > 1 and model.pos_embed is None:
+    if refusal is None and batch > 1 and not places_differ(model):
         text = f"no position tells the tokens of {batch} pictures apart; batch 1 is needed"
         return Refusal("batch", text)
     names = dict(model.named_parameters())
@@ -103,6 +103,28 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
         text = "patches are normalised where they are embedded: batch 1 is needed"
         return Refusal("batch", text) if batch > 1 else lacks_gradients(view, PATCH)
     return refusal or sees_a_norm(model)
+
+
+def places_differ(model: MJPVisionTransformer) -> bool:
+    """Whether block 0 is given different tokens for equal patches: those of a table of positions,
+    whether the network learns it or not."""
+    if model.pos_embed is not None:
+        return True
+    side, places = model.grid * model.patch_size, slice(model.prefix, model.prefix + model.grid**2)
+    with torch.no_grad():
+        black = model.like.new_zeros(1, model.channels, side, side)
+        rows = input_of(model, model.blocks[0], black)[0][places]
+    return bool((rows != rows[:1]).any())
+
+
+def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
+    """Why a client's network, in float64, does not compute what the equations say; or ""."""
+    block: Any = model.blocks[0]
+    if not equations_hold(model):
+        return "block 0 computes something else than the equations of its tokens"
+    if batch > 1 and (not hasattr(block, "norm1") or not hasattr(block.attn, "num_heads")):
+        return f"block 0's attention does not tell whose tokens {batch} pictures' are"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -206,9 +228,8 @@ class StepTokens:
         steps are attacked with it changes nothing."""
         sent = self.grads[f"{FC2}.weight"].cpu().numpy().tobytes()
         generator = torch_generator("token peeling", hashlib.sha256(sent).hexdigest())
-        most, tokens = self.batch * self.model.tokens, None
-        if equations_hold(self.model):
-            tokens = tokens_of(self.model, self.grads, most, generator)
+        most = self.batch * self.model.tokens
+        tokens = tokens_of(self.model, self.grads, most, generator)
         if tokens is None:
             return [self._pictured(self._nothing())] * self.batch
         added = self._added(tokens)
@@ -449,9 +470,7 @@ class StepTokens:
             unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
             masked, least = unplaced < least, torch.minimum(unplaced, least)
         fits = (least < FITS).nonzero().flatten()
-        block: Any = self.model.blocks[0]
-        fused = isinstance(getattr(block.attn, "qkv", None), nn.Linear) and hasattr(block, "norm1")
-        if tokens.attended is None or not len(fits) or not fused:
+        if tokens.attended is None or not len(fits):
             return [self._nothing()] * self.batch
         weights, errors = self._weights(tokens, added, fits, where, masked)
         both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)

@@ -125,7 +125,7 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
     x = torch.randn(1, model.channels, side, side, generator=generator).to(model.like)
     outputs = list[Tensor]()
     handle = block.register_forward_hook(
-        lambda *ran: outputs.append(pictures_first(block, ran[2])[0])
+        lambda *ran: outputs.append(pictures_first(block, first_tensor(ran[2]))[0])
     )
     with torch.no_grad(), inputs_of(model, [PROJ]) as seen:
         z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
@@ -143,6 +143,11 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))
         after = after if branch.last is None else branch.last(after)
     return not (_differs(expected, z) or _differs(after, outputs[0]))
+
+
+def first_tensor(output: Any) -> Tensor:
+    """What a block hands on, which may stand beside its attention's weights."""
+    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
 
 
 def _has(module: nn.Module | None, name: str) -> bool:

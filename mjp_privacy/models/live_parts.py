@@ -11,9 +11,11 @@ is what it seems, the equations say that are tried on every network
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ from mjp_privacy.models.vit import ACTIVATION_LAYERS
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
+SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
     "cls_classifier",  # beside a teacher's
@@ -199,14 +202,25 @@ def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
     for part in module.modules():
         children = [*part.children()]
         one_kind = len({type(child) for child in children}) == 1
-        if not isinstance(part, nn.ModuleList | nn.Sequential) or not one_kind:
+        if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict) or not one_kind:
             continue
         if all(id(child) in have_run for child in children):
             stacks.append(part)
         pairs = [[*child.children()] for child in children if isinstance(child, nn.ModuleList)]
         if pairs and all(len(pair) == 2 and id(pair[1]) in have_run for pair in pairs):
             stacks.append(nn.ModuleList(Pair(*pair) for pair in pairs))
+    if len(stacks) == 1:  # blocks may be attributes
+        for part in module.modules():
+            kinds: dict[type, list[nn.Module]] = {}
+            for child in part.children():
+                if id(child) in have_run and _holds_norm(child):
+                    kinds.setdefault(type(child), []).append(child)
+            stacks += [nn.ModuleList(kind) for kind in kinds.values() if len(kind) > 1]
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+
+
+def _holds_norm(part: nn.Module) -> bool:
+    return any(isinstance(inner, nn.LayerNorm) for inner in part.modules() if inner is not part)
 
 
 def _classifier(
@@ -290,27 +304,78 @@ def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
         return None
     before, after = inside[: between[0]], inside[between[0] :]
     out, first, second = (inside[at] for at in layers[-3:])
+    if parts[out].out_features != parts[inside[between[0]]].normalized_shape[-1]:
+        return None  # of a part of the tokens, as an attention's head
     norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
     first_norm = [parts[inside[at]] for at in norms if at < between[0]]
-    attention = parts[out.partition(".")[0]] if "." in out else nn.Module()
+    attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
     inner, ends = first.rpartition(".")[0], after.index(second)
     mlp = parts[inner]
-    if parts[second] not in mlp.children() or parts[norm] in mlp.modules():
+    seen = {id(ran.part): ran for ran in run}
+    beside = parts[second] in mlp.children() and parts[norm] not in mlp.modules()
+    if not beside or id(mlp) not in seen:
         ran = [parts[name] for name in after[after.index(first) + 1 : ends]]
-        seen = {id(ran.part): ran for ran in run}
         middle = _middle(ran, seen[id(parts[first])].output, seen[id(parts[second])].given)
         mlp = nn.Sequential(parts[first], *middle, parts[second])
     scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
     scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
+    attn = Named(attention, proj=parts[out])
+    if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
+        before_out = [seen[id(parts[inside[at]])] for at in layers[:-3]]
+        attn.__dict__.update(_queries_keys_values(before_out, seen[id(parts[out])].given) or {})
     return Named(
         block,
-        attn=Named(attention, proj=parts[out]),
+        attn=attn,
         norm2=parts[norm],
         mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
         **scales,
     )
+
+
+@dataclass(frozen=True)
+class JoinedLayers:
+    """An attention's layers of queries, keys and values as timm's one of all three. The layers
+    stand in the network under their own names."""
+
+    layers: tuple[nn.Linear, ...]
+    order: Tensor  # (3 D,) of timm's outputs among theirs
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return torch.cat([layer(y) for layer in self.layers], -1)[..., self.order]
+
+
+def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
+    """`qkv` and `num_heads` of the attention that computes what its last layer was given from one
+    or three of the linear layers that ran before that one; None where none of their orders does."""
+    width, best = attended.shape[-1], (SAME_SUMS * float(attended.norm()), None)
+    for count, outputs in ((1, 3 * width), (3, width)):
+        group = before[-count:]
+        same = all(ran.given is group[0].given and ran.output.shape[-1] == outputs for ran in group)
+        if len(group) < count or not same:
+            continue
+        split = torch.cat([ran.output for ran in group], -1)
+        number = torch.arange(3 * width)
+        for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
+            each = width // heads
+            orders = [number.view(3, width)]
+            if count == 1:
+                orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
+                orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+            for order, turn in itertools.product(orders, itertools.permutations(range(3))):
+                taken = order[list(turn)].flatten()
+                q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
+                q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+                sums = (q @ k.mT * each**-0.5).softmax(-1) @ v
+                sums = sums.transpose(-3, -2).flatten(-2)
+                if (
+                    sums.shape == attended.shape
+                    and (off := float((sums - attended).norm())) < best[0]
+                ):
+                    layers = tuple(ran.part for ran in group)
+                    best = off, {"qkv": JoinedLayers(layers, taken), "num_heads": heads}
+    return best[1]
 
 
 def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.Module]:

@@ -245,19 +245,31 @@ def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
     without a table nothing sends the g_i. Matrices of zeros, as a fresh classifier's, would pass
     nothing back, and are drawn for this."""
-    if network.pos_embed is None:
-        return
     kind, side, like = kind_of(network.net), network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
     x = torch.randn(1, network.channels, side, side, generator=generator).to(like)
+    try:
+        with torch.no_grad():
+            given = input_of(network.net, network.patch_embed.proj, x)
+    except Exception as error:  # whatever the network's own code raises
+        raise UserError(
+            f"{kind}: expected a network that takes one picture of {side} px; it raised "
+            f"{format_error(error)}. Give the network itself, in the size of its table."
+        ) from error
+    if given.shape == x.shape and not torch.equal(given, x):
+        raise UserError(
+            f"{kind}: expected its patch embedding to be given the picture, got "
+            "another one: a layer before it normalises, or changes it otherwise. Give the network "
+            "behind that layer, and its mean and std as the client's."
+        )
+    if network.pos_embed is None:
+        return
     drawn = {
         name: torch.randn(p.shape, generator=generator).to(like) * START_STD
         for name, p in network.named_parameters()
         if p.ndim > 1 and not bool(p.any())
     }
     try:
-        with torch.no_grad():
-            given = input_of(network.net, network.patch_embed.proj, x)
         with torch.enable_grad():
             weight = network.get_parameter("patch_embed.proj.weight")
             table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
@@ -269,12 +281,6 @@ def check_equation(network: TimmNetwork) -> None:
             f"embedding with a weight of its own; it raised {format_error(error)}. Leave out "
             "reparametrisations and checkpointing, which change no gradient."
         ) from error
-    if given.shape == x.shape and not torch.equal(given, x):
-        raise UserError(
-            f"{kind}: expected its patch embedding to be given the picture, got "
-            "another one: a layer before it normalises, or changes it otherwise. Give the network "
-            "behind that layer, and its mean and std as the client's."
-        )
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "
