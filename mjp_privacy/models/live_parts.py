@@ -209,7 +209,7 @@ def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
         pairs = [[*child.children()] for child in children if isinstance(child, nn.ModuleList)]
         if pairs and all(len(pair) == 2 and id(pair[1]) in have_run for pair in pairs):
             stacks.append(nn.ModuleList(Pair(*pair) for pair in pairs))
-    if len(stacks) == 1:  # blocks may be attributes
+    if not any(_holds_norm(stack) for stack in stacks):  # blocks may be attributes
         for part in module.modules():
             kinds: dict[type, list[nn.Module]] = {}
             for child in part.children():

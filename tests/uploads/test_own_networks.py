@@ -40,6 +40,60 @@ class Own(nn.Module):
         return self.head(z.mean(1))  # type: ignore[no-any-return]
 
 
+class Block(nn.Module):
+    """A block in which everything is called by hand; `order` is that of qkv's outputs."""
+
+    def __init__(self, order: str = "three") -> None:
+        super().__init__()
+        self.order, self.heads = order, 4
+        outputs = [3 * DIM] if order != "three" else [DIM] * 3
+        self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in outputs)
+        self.out, self.ln1, self.ln2 = nn.Linear(DIM, DIM), nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.up, self.down = nn.Linear(DIM, 3 * DIM), nn.Linear(3 * DIM, DIM)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.ln1(z)
+        split = torch.cat([layer(y) for layer in self.layers], -1)
+        each = DIM // self.heads
+        if self.order == "head, value, kind":
+            q, k, v = split.unflatten(-1, (self.heads, each, 3)).transpose(1, 2).unbind(-1)
+        elif self.order == "head, kind, value":
+            q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
+        else:
+            q, k, v = split.unflatten(-1, (3, self.heads, each)).transpose(1, 3).unbind(2)
+        weights = (q @ k.mT / each**0.5).softmax(-1)
+        z = z + self.out((weights @ v).transpose(1, 2).flatten(2))
+        return z + self.down(nn.functional.silu(self.up(self.ln2(z)))), weights
+
+
+class ByHand(Own):
+    """The same around blocks of one's own, with a fixed table of positions that is no parameter."""
+
+    def __init__(self, order: str, holder: str) -> None:
+        super().__init__()
+        table = self.pos_embed.detach()
+        del self.pos_embed, self.encoder
+        self.register_buffer("pos_embed", table)
+        blocks, self.holder = [Block(order) for _ in range(2)], holder
+        if holder == "attributes":
+            self.one, self.two = blocks
+        elif holder == "dictionary":
+            self.named = nn.ModuleDict({"one": blocks[0], "two": blocks[1]})
+        else:
+            self.blocks = nn.ModuleList(blocks)
+
+    def encoder(self, z: Tensor) -> Tensor:
+        z = z.transpose(0, 1)
+        blocks: Any = {
+            "attributes": lambda: (self.one, self.two),
+            "dictionary": lambda: self.named.values(),
+            "list": lambda: self.blocks,
+        }[self.holder]()
+        for block in blocks:
+            z, _ = block(z)
+        return z.transpose(0, 1)
+
+
 def photographs(count: int, side: int = 32) -> Tensor:
     named = [data.astronaut(), data.coffee(), data.chelsea()][:count]
     cuts = [
@@ -75,6 +129,36 @@ def test_torchs_encoder_layers_are_read_wherever_they_normalise(layer: dict[str,
     assert batch.best.verified >= 1  # where tokens hardly see each other, mixtures would pass, too
     single = leak_of(Own(sine=True, **layer), photographs(1), attacks="token_peeling")
     assert (single.best.exact, single.best.verified) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "holder"),
+    [
+        ("three", "list"),
+        ("kind, head, value", "attributes"),
+        ("head, kind, value", "dictionary"),
+        ("head, value, kind", "list"),
+    ],
+)
+def test_blocks_written_by_hand_are_read_whatever_their_layers_are_called(
+    order: str, holder: str
+) -> None:
+    """Attention's layers are found by what they compute: a batch of two is told apart."""
+    torch.manual_seed(4)
+    found = leak_of(
+        ByHand(order, holder), photographs(2), attacks="token_peeling", batch=2, img_size=32
+    )
+    assert (found.best.exact, found.best.verified) == (2, 2)
+
+
+def test_a_block_that_computes_something_else_gets_no_picture() -> None:
+    """None of photographs' mean either, which would look like a weak attack."""
+    network = Own(norm_first=True)
+    hook = lambda layer, given, output: 2 * output  # noqa: E731
+    network.encoder.layers[0].register_forward_hook(hook)
+    found = leak_of(network, photographs(1), attacks="token_peeling")
+    assert not found.results
+    assert "block 0" in found.refused["token_peeling"]
 
 
 def test_called_attention_computes_what_torchs_does() -> None:
