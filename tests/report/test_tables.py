@@ -15,9 +15,11 @@ import scipy.stats
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.curves import uploads_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.tables import comparisons
+from mjp_privacy.report.tables.details import measured_table
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
@@ -40,13 +42,6 @@ def by_header(table: TextTable) -> list[dict[str, str]]:
     """A mapping by header for every row."""
     assert len(table.align) == len(table.header) == len(set(table.header))
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
-
-
-def titled(folder: Path, title: str) -> TextTable | None:
-    """The table of a report whose title begins so."""
-    contents = read_contents([folder])
-    tables = [*contents.comparisons, contents.tests, *contents.details]
-    return next((table for table in tables if table and table.title.startswith(title)), None)
 
 
 # every line ---------------------------------------------------------------------------------------
@@ -160,19 +155,16 @@ def main_of(folder: Path) -> list[dict[str, str]]:
     return by_header(read_contents([folder]).main(folded=True))
 
 
-def test_facts_of_the_client_share_a_column(tmp_path: Path) -> None:
+def test_columns_of_the_main_table(tmp_path: Path) -> None:
+    """Facts of the client share one. A reduction says how many uploads its attacks may use, and has
+    no options of its own; nor have controls facts of attacks: their 0 uploads make no column, and
+    stand in none. Lines in float64 are folded and counted."""
     other = cell("y", plain_share=0.5, augment="crop", server_lr=0.01)
-    first, second = main_of(run_of(tmp_path, (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
+    first, second = main_of(run_of(tmp_path / "x", (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
     assert first["client"] == DASH
     assert second["client"] == "plain share 0.5, augment crop, server lr 0.01"
     assert "augment" not in first
-
-
-def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
-    """A reduction says how many uploads its attacks may use, and has no options of its own; nor
-    have controls facts of attacks: their 0 uploads make no column, and stand in none."""
-    curve_run(tmp_path / "curve", (0.27,))
-    rows = main_of(tmp_path / "curve")
+    rows = main_of(curve_run(tmp_path / "curve", (0.27,)))
     assert [row["uploads"] for row in rows] == ["1", "1", "2", "4", "1", "≤ 4"]
     assert rows[3]["options"] == "uploads=4"
     assert [row["options"] for row in rows[4:]] == [DASH, DASH]
@@ -183,15 +175,12 @@ def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
     entries = (intact("x"), intact("r", uploads=3), grey)
     rows = main_of(run_of(tmp_path / "two", *((entry, [9.0]) for entry in entries)))
     assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
-
-
-def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
-    cells = [intact(dtype, attack="x", dtype=dtype) for dtype in ("float32", "float64")]
-    run_of(tmp_path, *((entry, [20.0, 30.0]) for entry in cells))
-    shown, every = (read_contents([tmp_path]).main(folded=folded) for folded in (False, True))
+    twice = [intact(dtype, attack="x", dtype=dtype) for dtype in ("float32", "float64")]
+    run_of(tmp_path / "twice", *((entry, [20.0, 30.0]) for entry in twice))
+    shown = read_contents([tmp_path / "twice"]).main(folded=False)
     assert [row[0] for row in shown.rows] == ["1"]
     assert "1 line" in shown.caption
-    assert [row[0] for row in every.rows] == ["1", "2"]
+    assert [row["#"] for row in main_of(tmp_path / "twice")] == ["1", "2"]
 
 
 def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
@@ -202,10 +191,9 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
     both = [image_row(image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))]
     write_rows(store, entry, both)
-    table = titled(tmp_path, "Ceilings")
-    assert table is not None
-    assert list(by_header(table)[0].values())[6:] == [DASH] * 5
-    assert by_header(table)[1] == {
+    first, second = by_header(measured_table(read_contents([tmp_path]).tables[1]))
+    assert list(first.values())[6:] == [DASH] * 5
+    assert second == {
         **{"#": "2", "Model": "DeiT-S", "Set.": "a", "γ": "0", "Attack": "april"},
         **{"dtype": "float32", "mask recall": "0.900", "PSNR, unmasked": "95.00"},
         **{"jigsaw direct": "0.250 (n=1)", "gradient residual (median)": "1.1e-06"},
@@ -227,7 +215,7 @@ SPAN_LINE = (intact("masked_span", **MJP), SPAN, {"zero_rows": 50.0})
 
 def paired(folder: Path) -> dict[str, tuple[str, ...]]:
     """The rows of the table by what they compare."""
-    table = titled(folder, "Paired tests")
+    table = read_contents([folder]).tests
     return {} if table is None else {row[1]: row for row in table.rows}
 
 
@@ -314,9 +302,8 @@ def test_success_counts_images_that_have_no_reconstruction(
 
 
 def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
-    table = titled(run_of(tmp_path, (intact("x"), [99.998, 99.998])), "Every client")
-    assert table is not None
-    (row,) = by_header(table)
+    run_of(tmp_path, (intact("x"), [99.998, 99.998]))
+    (row,) = by_header(read_contents([tmp_path]).comparisons[0])
     assert row["best, 1 upload"].startswith("99.998 [")
     assert row["median"] == "99.998"
 
@@ -327,10 +314,10 @@ def test_comparisons_beyond_the_most_are_counted(
     monkeypatch.setattr(comparisons, "MOST", 3)
     noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(5)]
     run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
-    assert len(rows := paired(tmp_path)) == 3
-    assert list(rows)[-1] == "plain: patch_gradient − april"
-    table = titled(tmp_path, "Paired tests")
+    table = read_contents([tmp_path]).tests
     assert table is not None
+    assert len(table.rows) == 3
+    assert table.rows[-1][1] == "plain: patch_gradient − april"
     assert " 3 further comparisons" in table.caption
 
 
@@ -437,11 +424,11 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
         for own in ({}, change)
         for n in (1, 2)
     ]
-    contents = read_contents([run_of(tmp_path, *lines)])
-    assert contents.points["panel"].tolist() == [1, 1, 2, 2]
+    points = read_contents([run_of(tmp_path, *lines)]).points
+    assert points["panel"].tolist() == [1, 1, 2, 2]
     if "augment" in change:
-        assert contents.points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
-    assert len(contents.charts["uploads"]) == 2
+        assert points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
+        assert len(uploads_charts(points)) == 2
 
 
 def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
@@ -465,10 +452,12 @@ SINGLE = {"attack": "alone", "attack_name": "alone"}
 
 
 def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -> None:
+    """A client of single pictures has no partners: it opens the panels of all that have."""
     points = batches(
-        *(tmp_path, (SINGLE, 5, 0.0), (fresh(4, 2), 3, 12.0), (fresh(4, 2, "other"), 2, 60.0)),
-        *((fresh(4, 1, "batch_span"), 0, 13.0), (fresh(8, 2), 0, 10.0)),
-        *((fresh(8, 2, "other"), 0, 20.0), (fresh(4, 2, "april", victim="april_block"), 5, 0.0)),
+        *(tmp_path / "one", (SINGLE, 5, 0.0), (fresh(4, 2), 3, 12.0)),
+        *((fresh(4, 2, "other"), 2, 60.0), (fresh(4, 1, "batch_span"), 0, 13.0)),
+        *((fresh(8, 2), 0, 10.0), (fresh(8, 2, "other"), 0, 20.0)),
+        (fresh(4, 2, "april", victim="april_block"), 5, 0.0),
         (fresh(16, 0, "grey", role="floor"), 5, 10.0),
     )
     assert points["panel"].tolist() == [1] * 4
@@ -479,13 +468,9 @@ def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -
     assert points["psnr_median"].tolist() == [100, 15, 100, 22]
     assert tuple(points.loc[2, ["exact_lo", "exact_hi"]]) == pytest.approx(Share(3, 5).interval)
     assert set(points["differs"]) == {"partners fresh"}
-
-
-def test_clients_that_differ_in_more_than_their_batch_are_panels(tmp_path: Path) -> None:
-    """A client of single pictures has no partners: it opens both panels."""
     fixed = fresh(2, 1, "batch_span", partners="fixed")
     points = batches(
-        *(tmp_path, (SINGLE, 5, 0.0), (fresh(2, 2), 5, 0.0)),
+        *(tmp_path / "two", (SINGLE, 5, 0.0), (fresh(2, 2), 5, 0.0)),
         *((fixed, 0, 14.0), (fixed | {"batch": 4}, 0, 13.0)),
     )
     by_panel = {n: group["batch"].tolist() for n, group in points.groupby("panel")}
