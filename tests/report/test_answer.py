@@ -389,6 +389,9 @@ def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, c
 def test_no_clients_and_no_truth(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
     assert fits(console_card(made)) == [made.verdict]
+    contents = read_contents([tmp_path / "none"])
+    assert (contents.strip, contents.comparisons) == (None, [])
+    assert len(contents.main(folded=False).rows) == 1
     made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
     assert not any("nan" in line for line in fits(console_card(made)))
 

@@ -98,7 +98,7 @@ def made(folder: Path, word: str) -> list[Chart]:
     return [*drawn, tradeoff_chart(points, floor=8.0)]
 
 
-def test_charts_are_equal_again_and_hold_no_element_and_colour_but_their_own(
+def test_charts_are_equal_again_and_hold_their_own_elements_and_colours_alone(
     tmp_path: Path,
 ) -> None:
     charts = made(tmp_path / "a", WILD)

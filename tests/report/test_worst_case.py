@@ -89,12 +89,13 @@ def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
 
 
 def test_one_attack_is_nothing_to_choose_from(tmp_path: Path) -> None:
-    """Another attack on another dtype, one without rows and controls make no ladder."""
+    """Another attack on another dtype, one without rows, controls and other runs make no ladder."""
     other = intact("x64", dtype="float64", attack="y")
     none = intact("none", status="unsupported", reason="D < N")
     lines = [(intact("x"), [9.0]), (other, [9.0]), (intact("grey", role="floor"), [9.0])]
-    run_of(tmp_path, *lines, (none, []))
-    assert derived_of(tmp_path) == {}
+    again = (intact("x", attack="again"), [9.0])
+    runs = [run_of(tmp_path / "one", *lines, (none, [])), run_of(tmp_path / "two", again)]
+    assert read_contents(runs).derived == []
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,6 @@ def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_p
     assert row.one_upload is None
     assert row.any_uploads is not None
     assert row.any_uploads.mean == 35.0
-
-
-def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    names = ("one", "two")
-    folders = [run_of(tmp_path / name, (intact("x", attack=name), [10.0])) for name in names]
-    assert read_contents(folders).derived == []
 
 
 def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from mjp_privacy.report.page.page import figure, linked, script_json
+from mjp_privacy.report.write import ReportSummary
 from tests.helpers.report_rows import PSNR, approved
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -103,18 +104,18 @@ def test_no_request_leaves_it_and_no_other_script_runs(page: Reader) -> None:
             assert address is None or address.startswith(("data:", "#")) or ":" not in address
 
 
-def test_every_download_exists_and_every_file_is_linked(page: Reader, page_folder: Path) -> None:
-    linked = {has["href"] for has, _ in page.found("a") if "download" in has}
-    assert linked
-    assert all((page_folder / name).is_file() for name in linked)
-    beside = {path.name for path in page_folder.iterdir() if path.is_file()}
-    assert beside - linked == {"index.html"}
-
-
-def test_the_answer_comes_first_then_pictures_card_and_table5(page: Reader) -> None:
-    wanted = ["verdict", "assumptions", "strip", "card-table", "table5"]
-    seen = [has.get("class") or has.get("id") for _, has, _ in page.elements]
-    assert [name for name in seen if name in wanted] == wanted
+def test_every_file_is_there_and_linked(page: Reader, written: tuple[Path, ReportSummary]) -> None:
+    out, summary = written
+    made = {path.relative_to(out).as_posix() for path in summary.files}
+    assert made == {
+        *("index.html", "samples.csv", "choices.csv", "pictures/index.csv"),
+        *(f"table{number}.{kind}" for number in ("", "5") for kind in ("md", "tex", "csv")),
+        *(f"figures/{name}.svg" for name in ("lpips", "success")),
+    }
+    assert summary.files[0] == out / "index.html"
+    assert all(path.stat().st_size for path in summary.files)
+    assert not list(out.rglob("*.tmp"))
+    assert made - {has["href"] for has, _ in page.found("a") if "download" in has} == {"index.html"}
 
 
 def test_each_picture_is_in_the_page_once(page: Reader) -> None:
