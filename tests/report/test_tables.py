@@ -355,22 +355,14 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
 
 
-@pytest.mark.parametrize(
-    ("images", "photographs", "said"),
-    [(9, None, "9 images"), (10, None, ""), (12, 2, "2 photographs")],
-)
-def test_an_interval_of_few_says_so(
-    tmp_path: Path, images: int, photographs: int | None, said: str
-) -> None:
-    psnr = [20.0 + place for place in range(images)]
-    notes = notes_of(run_of(tmp_path / "run", (cell("x"), psnr), photographs=photographs))
-    assert ("Few: " in notes) == bool(said)
-    assert said in notes
-
-
-def test_unshuffled_pictures_are_counted(tmp_path: Path) -> None:
+def test_few_images_and_unshuffled_ones_are_counted(tmp_path: Path) -> None:
+    for images, photographs, said in ((9, None, "9 images"), (10, None, ""), (12, 2, "2 photo")):
+        line = (cell("x"), [20.0 + place for place in range(images)])
+        notes = notes_of(run_of(tmp_path / f"{images}", line, photographs=photographs))
+        assert ("Few: " in notes) == bool(said)
+        assert said in notes
     line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
-    notes = notes_of(run_of(tmp_path, line))
+    notes = notes_of(run_of(tmp_path / "unshuffled", line))
     assert "2 of 2 pictures" in notes
     assert "1 of the 1 exact" in notes
 
@@ -508,16 +500,6 @@ VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
 VIT_MJP = {**VIT, "model": "ViT-Ti+MJP"}
 
 
-def table5_of(folder: Path, *lines: tuple[Any, ...]) -> list[list[str]]:
-    """The rows of table5.md under the header; none where there is no such file."""
-    run_of(folder / "run", *lines)
-    write_report([folder / "run"], folder / "report")
-    file = folder / "report" / "table5.md"
-    text = file.read_text().splitlines() if file.exists() else []
-    table = [line for line in text if line.startswith("|") and "---" not in line]
-    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table[1:]]
-
-
 def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -> None:
     """What really leaks is the best attack on the same client."""
 
@@ -525,7 +507,7 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
         return {"paper_row": {"model": model, "setting": setting}, "planned_images": 2}
 
     zero = {"zero_rows": 9.0}
-    rows = table5_of(
+    run_of(
         tmp_path,
         (cell("april_c", **VIT_MJP, **MJP, **paper("DeiT-S+MJP", "c")), [8.0, 9.0], zero),
         (cell("april_a", **VIT, **paper("ViT-S", "a")), [17.0, 19.0]),
@@ -534,16 +516,19 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
         (intact("masked_span", **VIT_MJP, **MJP), [22.0, 23.0], zero),
         (cell("april_b", **VIT, setting="b", gamma=0.9, **paper("ViT-S", "b")), [15.0, 16.0]),
     )
+    table = read_contents([tmp_path]).table5
+    assert table is not None
+    rows = table.rows
     assert [row[:4] for row in rows] == [
-        ["(1)", "ViT-Ti", "a", "–"],
-        ["", "the paper's ViT-S", "a", "–"],
-        ["(2)", "ViT-Ti", "b", ".9"],
-        ["", "the paper's ViT-S", "b", "–"],
-        ["(4)", "ViT-Ti+MJP", "c", ".27"],
-        ["", "the paper's DeiT-S+MJP", "c", "–"],
+        ("(1)", "ViT-Ti", "a", "–"),
+        ("", "the paper's ViT-S", "a", "–"),
+        ("(2)", "ViT-Ti", "b", ".9"),
+        ("", "the paper's ViT-S", "b", "–"),
+        ("(4)", "ViT-Ti+MJP", "c", ".27"),
+        ("", "the paper's DeiT-S+MJP", "c", "–"),
     ]
     assert rows[0][7] == "18.18"  # in the paper's variant
-    assert rows[1][4:10] == ["78.1", ".0278", ".0039", "19.27", ".5203", ".3623"]
+    assert rows[1][4:10] == ("78.1", ".0278", ".0039", "19.27", ".5203", ".3623")
     assert rows[0][10] == "1 of 2 exactly: patch_gradient"
     assert rows[2][10] == "not run"
     assert rows[4][10].startswith("0 of 2 exactly, 2 at 20 dB")
@@ -551,9 +536,11 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
 
 
 def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Path) -> None:
-    (row,) = table5_of(tmp_path / "own", (cell("april", model="mine"), [12.0]))
-    assert row[:3] == ["(1)", "mine", "a"]
-    assert table5_of(tmp_path / "none", (intact("patch_gradient"), [12.0])) == []
+    own = read_contents([run_of(tmp_path / "own", (cell("april", model="mine"), [12.0]))]).table5
+    assert own is not None
+    assert [row[:3] for row in own.rows] == [("(1)", "mine", "a")]
+    run_of(tmp_path / "none", (intact("patch_gradient"), [12.0]))
+    assert read_contents([tmp_path / "none"]).table5 is None
 
 
 PRINTED = """

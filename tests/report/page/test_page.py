@@ -136,9 +136,6 @@ def test_the_script_gets_every_score(page: Reader) -> None:
         assert read == [value for value in psnr if isinstance(value, float)]
     assert lines[2]["exact"] == [int(value == math.inf) for value in PSNR["pixel_lattice"]]
     assert [number for number, line in lines.items() if line["folded"]][:2] == [4, 6]
-
-
-def test_lines_without_a_score_are_folded_and_counted(page: Reader) -> None:
     assert "1 line without a score" in {text for _, text in page.found("summary")}
     assert [text for _, text in page.found("tr", id="line-5") if "failed" in text]
 
