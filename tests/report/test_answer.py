@@ -178,7 +178,7 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     made = card_of_lines(tmp_path, *lines)
     row, (untried, *others) = made.rows[made.main], made.not_tried
     said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
-    said |= {"main": row.client.title, "row": keys(row), "published": row.absent_of("published")}
+    said |= {"main": row.client.title, "row": keys(row), "published": row.absent["published"]}
     said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
     said |= {"untried": untried, "vain": " ".join(others)}
     if row.one_upload is not None:
