@@ -302,9 +302,7 @@ def test_uploads_without_truth(tmp_path: Path) -> None:
         assert int(re.findall(r"(\S+) certain:", words)[0]) == expected
 
 
-def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
-    tmp_path: Path,
-) -> None:
+def test_uploads_that_could_not_be_scored_are_not_without_truth(tmp_path: Path) -> None:
     card_of_lines(tmp_path, (intact("masked_span", **MASKED), ["unscored"]))
     tensors = {"images": torch.rand(1, 3, 8, 8), "target": torch.rand(1, 3, 8, 8)}
     add_pictures(RunStore(tmp_path), "masked_span", tensors, [image_id(0)])

@@ -97,9 +97,7 @@ def made(folder: Path, word: str) -> list[Chart]:
     return [*drawn, tradeoff_chart(points, floor=8.0)]
 
 
-def test_charts_are_equal_again_and_hold_their_own_elements_and_colours_alone(
-    tmp_path: Path,
-) -> None:
+def test_charts_are_equal_again_with_their_own_elements_and_colours(tmp_path: Path) -> None:
     charts = made(tmp_path / "a", WILD)
     assert charts == made(tmp_path / "b", WILD)
     for found in charts:

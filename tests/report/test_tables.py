@@ -470,9 +470,7 @@ def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -
     assert points.groupby("panel")["differs"].first().tolist() == ["partners fresh", ""]
 
 
-def test_a_report_has_the_chart_of_batches_and_removes_what_an_earlier_one_left(
-    tmp_path: Path,
-) -> None:
+def test_the_chart_of_batches_is_written_and_what_is_stale_removed(tmp_path: Path) -> None:
     out = tmp_path / "report"
     (out / "figures").mkdir(parents=True)
     for stale in ("figures/uploads_1.svg", "rounds.csv", "mine.html"):

@@ -47,9 +47,7 @@ def psnr_of(line: DerivedLine) -> list[float]:
 # by hand ------------------------------------------------------------------------------------------
 
 
-def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
-    tmp_path: Path,
-) -> None:
+def test_a_derived_line_keeps_what_is_of_the_image_alone(tmp_path: Path) -> None:
     """Its scores are made again in `test_approved_files.py`. Controls are never chosen, though one
     has a picture of the image that nobody has."""
     derived = derived_of(card_run(tmp_path))
@@ -69,20 +67,26 @@ def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
 
 def test_of_exact_pictures_one_that_assumes_less_is_taken(tmp_path: Path) -> None:
     lattice, span = intact("pixel_lattice", **MJP), intact("masked_span", **MJP)
-    known = {"zero_rows": 3.0}
-    exact = [math.inf, math.inf, 60.0]
+    exact, known = [math.inf, math.inf, 60.0], {"zero_rows": 3.0}
     run_of(tmp_path, (lattice, exact, known), (span, [120.0, 99.0, 50.0], known))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
     assert worst.counts == {"pixel_lattice": 2, "masked_span": 1}
     assert psnr_of(worst) == [120.0, math.inf, 60.0]
 
 
-def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
-    x, y = intact("x"), intact("y")
-    run_of(tmp_path, (x, [math.nan, math.nan, 7.0]), (y, [9.0, math.nan, 8.0]))
-    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+def test_what_has_no_value_is_no_candidate(tmp_path: Path) -> None:
+    """A score that is no number, and a reconstruction without a residual."""
+    lines = (intact("x"), [math.nan, math.nan, 7.0]), (intact("y"), [9.0, math.nan, 8.0])
+    worst = derived_of(run_of(tmp_path / "scores", *lines))[f"worst_case, {ONE}"]
     assert psnr_of(worst) == [9.0, 8.0]
     assert outcome(worst, image_id(1))[1].startswith("x failed: ")
+    store = RunStore(run_of(tmp_path / "residuals", (intact("x"), []), (intact("y"), [])))
+    for entry in store.read_cells():
+        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
+        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
+    choice = derived_of(tmp_path / "residuals")[f"attackers_choice, {ONE}"]
+    assert outcome(choice, image_id(1))[0] == "unsupported"
+    assert choice.counts == {"x": 1, "y": 0}
 
 
 # what competes ------------------------------------------------------------------------------------
@@ -143,16 +147,6 @@ def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_p
     assert row.any_uploads.mean == 35.0
 
 
-def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
-    store = RunStore(run_of(tmp_path, (intact("x"), []), (intact("y"), [])))
-    for entry in store.read_cells():
-        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
-        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
-    choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
-    assert outcome(choice, image_id(1))[0] == "unsupported"
-    assert choice.counts == {"x": 1, "y": 0}
-
-
 # uploads without their private images -------------------------------------------------------------
 
 ATTACKS: dict[str, Any] = {
@@ -164,9 +158,7 @@ ATTACKS: dict[str, Any] = {
 }
 
 
-def test_uploads_without_truth_have_the_pictures_and_residuals_of_those_with_it(
-    tmp_path: Path,
-) -> None:
+def test_uploads_without_truth_have_equal_pictures_and_residuals(tmp_path: Path) -> None:
     """The residual is that of the stored picture, computed again with autograd from the files."""
     uploads = run(tmp_path, model=MJP, gamma=0.5) / "uploads"
     shutil.copytree(uploads, tmp_path / "blind", ignore=shutil.ignore_patterns("truth"))
