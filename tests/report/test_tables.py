@@ -539,6 +539,12 @@ def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Pa
     assert [row[:3] for row in own.rows] == [("(1)", "mine", "a")]
     run_of(tmp_path / "none", (intact("patch_gradient"), [12.0]))
     assert read_contents([tmp_path / "none"]).table5 is None
+    shuffled = {"setting": "b", "gamma": 0.9}  # the same upload as that of (c)
+    spans = (intact(f"{of}", **shuffled | {"attack": "x", "setting": of}) for of in "bc")
+    lines = zip((cell("april", **shuffled), *spans), ([12.0], [30.0], [22.0]), strict=True)
+    table = read_contents([run_of(tmp_path / "shuffled", *lines)]).table5
+    assert table is not None
+    assert "median 22.0 dB: x" in table.rows[0][10]
 
 
 PRINTED = """

@@ -67,7 +67,8 @@ def page(page_folder: Path) -> Reader:
 
 
 def test_the_page_has_the_approved_structure(page: Reader) -> None:
-    """Sections, tables, charts and controls in their order, without what they hold."""
+    """Sections, tables, charts and controls in their order, without what they hold; first the
+    answer, then the pictures."""
     shown = ("section", "h2", "figure", "table", "details", "form", "button", "dialog")
     lines = []
     for tag, has, texts in page.elements:
@@ -75,6 +76,9 @@ def test_the_page_has_the_approved_structure(page: Reader) -> None:
             text = "".join(texts) if tag in ("h2", "button") else ""
             lines.append(f"{tag} {has.get('id', '')} {text}".rstrip() + "\n")
     approved("page.txt", "".join(lines))
+    wanted = ["verdict", "assumptions", "strip", "card-table", "table5"]
+    seen = [has.get("class") or has.get("id") for _, has, _ in page.elements]
+    assert [name for name in seen if name in wanted] == wanted
 
 
 def test_elements_are_closed_ids_are_unique_and_links_lead_somewhere(page: Reader) -> None:
