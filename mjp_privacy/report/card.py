@@ -144,10 +144,6 @@ class CardRow:
     absent: Mapping[str, str] = field(default_factory=dict)
     """Why a figure is None, by its column of HEADINGS."""
 
-    def absent_of(self, column: str) -> str:
-        """Why there is no figure in this column."""
-        return self.absent.get(column, NOT_RUN)
-
     @property
     def figures(self) -> dict[str, CardFigure | None]:
         """Its figures by the columns of HEADINGS."""
@@ -210,6 +206,7 @@ def card_row(client: Client) -> CardRow:
         "published": [x for x in client.attacks if x.cell.known_as == PUBLISHED],
         "one_upload": [x for x in client.attacks if x.uploads == 1],
         "any_uploads": [x for x in client.attacks if x.uploads > 1],
+        "floor": [],
     }
     absent = {}
     for column, lines_of in tried.items():
@@ -268,7 +265,7 @@ def card_table(card: Card) -> TextTable:
 def _cell(card: Card, row: CardRow, column: str) -> str:
     figure = row.figures[column]
     if figure is None or math.isnan(figure.mean):
-        return row.absent_of(column)
+        return row.absent[column]
     if column == "floor":
         return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
     missed = f"; {' and '.join(figure.without)} not run" if figure.without else ""
@@ -370,7 +367,7 @@ def _short_cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
     """`5 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
     figure = row.figures[column]
     if figure is None or math.isnan(figure.mean):
-        return row.absent_of(column)
+        return row.absent[column]
     if column == "floor":
         return f"{capped(figure.mean, 1)} dB"
     of = f" of {figure.of}" if counted else ""
@@ -406,7 +403,7 @@ def as_fields(card: Card) -> dict[str, object]:
             "defended": row.client.defended,
             **{"accuracy": row.accuracy, "accuracy_n": row.accuracy_n},
             **{"flags": [flag.key for flag in row.flags]},
-            **{column: {"absent": row.absent_of(column)} for column in HEADINGS},
+            **{column: {"absent": why} for column, why in row.absent.items()},
             **{column: _as_fields(figure) for column, figure in row.figures.items() if figure},
         }
         for row in card.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -254,13 +255,8 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     differ, the number of the first line where nothing else does, and a word where the attacker asks
     for the picture as it was shuffled: setting (b)."""
     models, seeds, batches, runs = (
-        len({told(client) for client in clients}) > 1
-        for told in (
-            lambda client: client.cell.model,
-            lambda client: client.cell.seed,
-            lambda client: client.cell.batch,
-            lambda client: client.lines[0].run,
-        )
+        len({attrgetter(fact)(client.lines[0]) for client in clients}) > 1
+        for fact in ("cell.model", "cell.seed", "cell.batch", "run")
     )
     titles = []
     for client in clients:

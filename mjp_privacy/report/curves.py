@@ -94,10 +94,8 @@ def distribution_charts(lines: Sequence[Named]) -> tuple[Chart, ...]:
 
 def _share_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
     """The share of images by one score; PSNR with its thresholds and the mean of a uniform grey."""
-    smaller, name = metric == "lpips", metric.upper()
-    high = PSNR_CAP if metric == "psnr" else 1.0
-    curves = [curve_of(line, metric, 0.0, high, smaller=smaller) for _, line in lines]
-    than = "at most" if smaller else "at least"
+    name, than = metric.upper(), "at most" if metric == "lpips" else "at least"
+    curves = [curve_of(line, metric) for _, line in lines]
     caption = (
         f"Share of images whose {name} (standard) is {than} the value below: the higher a curve, "
         "the more leaks. Images that the attack failed on or does not support count as not "
@@ -119,18 +117,17 @@ def _share_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
     return chart(figure, "success" if metric == "psnr" else metric, title, caption + more)
 
 
-def curve_of(
-    line: Line, metric: str, low: float, high: float, *, smaller: bool = False
-) -> SuccessCurve:
-    """The share of images whose score is at least, or at most if `smaller`, each threshold from
-    `low` to `high` and beyond where there are scores; PSNR ends at `high`."""
+def curve_of(line: Line, metric: str) -> SuccessCurve:
+    """The share of images whose score is at least, or at most for LPIPS, each threshold from 0 to 1
+    and beyond where there are scores; PSNR ends at its cap."""
+    smaller, high = metric == "lpips", PSNR_CAP if metric == "psnr" else 1.0
     values = line.scored(metric, "standard").to_numpy(dtype=float)
     values = values[np.isfinite(values)]
     # right behind a value the share is smaller: a step stands at the value and at its successor
     steps = values if smaller else np.nextafter(values, np.inf)
     if metric == "psnr":
-        steps = steps[(steps > low) & (steps < high)]
-    places = np.unique([low, *steps, high])
+        steps = steps[(steps > 0.0) & (steps < high)]
+    places = np.unique([0.0, *steps, high])
     if len(places) > MOST_STEPS:
         places = places[np.linspace(0, len(places) - 1, MOST_STEPS).round().astype(int)]
     scores, statuses, groups = line.column(metric, "standard")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -293,9 +293,7 @@ def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> 
     """The tables of all VARIANTS."""
     varying = varying_columns(lines)
     rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
-    count = [(line, measure) for line in lines for measure in REGIONS]
-    found = {measure for line, measure in count if line.count(measure.diagnostic, DIAGNOSTIC)}
-    measures = [measure for measure in REGIONS if measure in found]
+    measures = [m for m in REGIONS if any(x.count(m.diagnostic, DIAGNOSTIC) for x in lines)]
     for line in (*lines, *derived):
         known, bounds, measured = _facts(line, varying), _bounds(line), _measured(line, measures)
         for variant, of_variant in rows.items():
@@ -403,13 +401,6 @@ def _bounds(line: Line) -> dict[str, Any]:
 
 def _measured(line: Line, measures: Sequence[Measure]) -> dict[str, Any]:
     """The figures of the measures, then of how many images each is."""
-    counts = {measure: line.count(measure.diagnostic, DIAGNOSTIC) for measure in measures}
-    return {
-        **{
-            m.column: (mean_of if m.statistic == "mean" else capped_median)(
-                line, m.diagnostic, DIAGNOSTIC
-            )
-            for m in measures
-        },
-        **{measure.column_of_n: count for measure, count in counts.items()},
-    }
+    taken: dict[str, Callable[..., float]] = {"mean": mean_of, "median": capped_median}
+    figures = {m.column: taken[m.statistic](line, m.diagnostic, DIAGNOSTIC) for m in measures}
+    return figures | {m.column_of_n: line.count(m.diagnostic, DIAGNOSTIC) for m in measures}

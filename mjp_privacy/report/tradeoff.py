@@ -270,7 +270,8 @@ CAPTION = (
     f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
 FOOTNOTE = (
-    "Steps: Pareto front. Light bars: {}. Hollow: half unscored or more. Dotted: uniform grey."
+    "Steps: Pareto front. Light bars: 95 % intervals. Hollow: half unscored or more. Dotted: "
+    "uniform grey."
 )
 
 
@@ -297,18 +298,14 @@ def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) 
 
 
 def draw_tradeoff(
-    panels: Mapping[str, Sequence[TradeoffPoint]],
-    path: Path,
-    *,
-    floors: Mapping[str, float] | None = None,
-    bars: str = "95 % intervals",
+    panels: Mapping[str, Sequence[TradeoffPoint]], path: Path, *, floors: Mapping[str, float]
 ) -> None:
     """Draw panels one under another, each with its heading, and write them as PNG.
 
         points = points_from_comparison(table, "1 upload")
-        draw_tradeoff({"1 upload": points}, Path("tradeoff.png"))
+        draw_tradeoff({"1 upload": points}, Path("tradeoff.png"), floors={"1 upload": 12.0})
 
-    floors: PSNR of a uniform grey by heading. bars: what the light bars are.
+    floors: PSNR of a uniform grey by heading
     """
     shown = {name: [p for p in points if p.drawable] for name, points in panels.items()}
     tall = sum(30 + _height(points) for points in shown.values()) + 24
@@ -317,9 +314,9 @@ def draw_tradeoff(
         top = 0.0
         for name, points in shown.items():
             figure.text(8 / WIDE, 1 - (top + 20) / tall, drawn(name), fontsize=14)
-            _draw(figure, top + 30, points, (floors or {}).get(name, math.nan))
+            _draw(figure, top + 30, points, floors[name])
             top += 30 + _height(points)
-        figure.text(8 / WIDE, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
+        figure.text(8 / WIDE, 10 / tall, FOOTNOTE, fontsize=FONT - 1, color=MUTED)
 
 
 def _height(points: Sequence[TradeoffPoint]) -> float:

@@ -178,7 +178,7 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     made = card_of_lines(tmp_path, *lines)
     row, (untried, *others) = made.rows[made.main], made.not_tried
     said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
-    said |= {"main": row.client.title, "row": keys(row), "published": row.absent_of("published")}
+    said |= {"main": row.client.title, "row": keys(row), "published": row.absent["published"]}
     said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
     said |= {"untried": untried, "vain": " ".join(others)}
     if row.one_upload is not None:
@@ -302,9 +302,7 @@ def test_uploads_without_truth(tmp_path: Path) -> None:
         assert int(re.findall(r"(\S+) certain:", words)[0]) == expected
 
 
-def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
-    tmp_path: Path,
-) -> None:
+def test_uploads_that_could_not_be_scored_are_not_without_truth(tmp_path: Path) -> None:
     card_of_lines(tmp_path, (intact("masked_span", **MASKED), ["unscored"]))
     tensors = {"images": torch.rand(1, 3, 8, 8), "target": torch.rand(1, 3, 8, 8)}
     add_pictures(RunStore(tmp_path), "masked_span", tensors, [image_id(0)])
@@ -389,6 +387,9 @@ def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, c
 def test_no_clients_and_no_truth(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
     assert fits(console_card(made)) == [made.verdict]
+    contents = read_contents([tmp_path / "none"])
+    assert (contents.strip, contents.comparisons) == (None, [])
+    assert len(contents.main(folded=False).rows) == 1
     made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
     assert not any("nan" in line for line in fits(console_card(made)))
 

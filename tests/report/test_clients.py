@@ -95,9 +95,7 @@ def test_a_stored_picture_is_a_reconstruction_and_no_number_is_none(
     assert (client.name, matching(client)) == expected
 
 
-def test_a_match_meets_the_trained_model_made_a_picture_and_knows_masks_by_its_name(
-    tmp_path: Path,
-) -> None:
+def test_a_match_met_the_trained_model_made_a_picture_and_knows_masks(tmp_path: Path) -> None:
     """Whatever its label; masks, where its client masks."""
     lost, floor = intact("failed", attack="patch_prior"), intact("grey", role="floor")
     plain = (cell("april"), lost, intact("patch_gradient"), intact("masked_span"), floor)

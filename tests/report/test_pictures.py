@@ -129,21 +129,6 @@ def test_bytes_are_rounded_half_to_even_and_missing_is_grey() -> None:
     assert np.array_equal(shown[..., 0], shown[..., 2])
 
 
-def test_only_the_images_asked_for_are_written(tmp_path: Path) -> None:
-    lines = pictured(tmp_path / "run", [cell("x")], {"a": 20.0, "b": 21.0, "c": 22.0})
-    out, names = tmp_path / "out", named(lines)
-    written = write_pictures(lines, ["b", "not there"], out, client_names=names)
-    assert files(out) == {path.relative_to(out).as_posix() for path in written}
-    assert files(out) == {
-        *("plain/april/b.png", "plain/original/b.png", "plain/fed/b.png", "index.csv")
-    }
-    assert [(row["attack"], row["line"], row["psnr"]) for row in index(out)] == [
-        *(("original", "", ""), ("fed", "", ""), ("april", "1", "21.0"))
-    ]
-    write_pictures(lines, [], out, client_names=names, all_images=True)
-    assert len(files(out)) == 10
-
-
 def test_lines_without_pictures_or_truth(tmp_path: Path) -> None:
     run_of(tmp_path / "run", (cell("none"), ["unscored"]), (cell("x", attack="span"), ["unscored"]))
     add_pictures(RunStore(tmp_path / "run"), "x", {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)])
@@ -185,22 +170,51 @@ def test_two_clients_of_one_name_do_not_share_their_originals(tmp_path: Path) ->
 # pictures of an earlier report --------------------------------------------------------------------
 
 
-def test_stale_pictures_go_and_all_else_stays(tmp_path: Path) -> None:
-    lines = pictured(tmp_path / "run", [cell("x"), cell("y", attack="span")], {"a": 9.0, "b": 9.5})
+def test_only_images_asked_for_are_written_and_stale_ones_go(tmp_path: Path) -> None:
+    images = {"a": 20.0, "b": 21.0, "c": 22.0}
+    lines = pictured(tmp_path / "run", [cell("x"), cell("y", attack="span")], images)
     out = tmp_path / "out"
-    write_pictures(lines, ["a", "b"], out, client_names=named(lines, "old"))
+    written = write_pictures(lines, ["a", "b"], out, client_names=named(lines, "old"))
+    assert files(out) == {path.relative_to(out).as_posix() for path in written}
     listed = [row["file"] for row in index(out)]  # private pictures of both lines once
     assert sorted(listed) == sorted(files(out) - {"index.csv"})
     (out / "old" / "april" / "mine.png").write_bytes(b"mine")
     (out / "notes.png").write_bytes(b"mine")
-    write_pictures(lines[:1], ["b"], out, client_names=named(lines, "new"))
-    assert files(out) == {
-        *("new/april/b.png", "new/original/b.png", "new/fed/b.png", "index.csv"),
-        *("old/april/mine.png", "notes.png"),
-    }
+    write_pictures(lines[:1], ["b", "not there"], out, client_names=named(lines, "new"))
+    mine = {"old/april/mine.png", "notes.png"}
+    new = {"new/april/b.png", "new/original/b.png", "new/fed/b.png", "index.csv"}
+    assert files(out) == new | mine
+    assert [(row["attack"], row["line"], row["psnr"]) for row in index(out)] == [
+        *(("original", "", ""), ("fed", "", ""), ("april", "1", "21.0"))
+    ]
     assert not (out / "old" / "span").exists()
+    write_pictures(lines[:1], [], out, client_names=named(lines), all_images=True)
+    assert len(files(out) - mine) == 10
     assert write_pictures([], [], out, client_names={}) == []
-    assert files(out) == {"old/april/mine.png", "notes.png"}
+    assert files(out) == mine
+
+
+DAMAGED = {
+    "nothing": "",
+    "zero byte": "\0",
+    "half a line": ",".join(COLUMNS) + "\nplain,april,1,a,plain/april/a.png,1,1,\nplain,ap",
+    "open quote": ",".join(COLUMNS) + '\n"plain',
+    "column twice": ",".join((*COLUMNS, "file")) + "\n",
+    "of no report": "file,what\nplain/april/a.png,mine\n",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_list_of_pictures_is_written_anew(kind: str, tmp_path: Path) -> None:
+    lines, out = pictured(tmp_path / "run", [cell("x")], {"b": 9.0}), tmp_path / "out"
+    picture = out / "plain" / "april" / "a.png"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    (out / "index.csv").write_text(DAMAGED[kind])
+    write_pictures([], [], out, client_names={})
+    assert picture.exists() == (out / "index.csv").exists() == (kind != "half a line")
+    write_pictures(lines, ["b"], out, client_names=named(lines))
+    assert len(index(out)) == 3
 
 
 @pytest.mark.parametrize(
@@ -313,14 +327,12 @@ def test_every_line_shows_the_same_images(ladder: Path) -> None:
 
 def test_a_control_has_pictures_where_no_attack_has(tmp_path: Path) -> None:
     """Then the card's strip has no line by which pictures could be chosen."""
-    store, facts = RunStore(tmp_path), {"setting": "c", "gamma": 0.5}
+    facts = {"setting": "c", "gamma": 0.5}
     control, lost = intact("grey", attack="grey", role="floor", **facts), intact("lost", **facts)
-    store.write_cells([control, lost])
-    write_rows(store, control, [image_row("0.png", 10.0)])
-    store_pictures(store, control, {"0.png": 10.0})
-    write_rows(store, lost, [image_row("0.png", "failed")])
+    run_of(tmp_path, (control, [10.0]), (lost, ["failed"]))
+    store_pictures(RunStore(tmp_path), control, {image_id(0): 10.0})
     summary = write_report([tmp_path], tmp_path / "report")
-    assert [shown.image_id for shown in summary.contents.gallery.shown] == ["0.png"]
+    assert [shown.image_id for shown in summary.contents.gallery.shown] == [image_id(0)]
     assert summary.made_nothing
 
 

@@ -15,9 +15,11 @@ import scipy.stats
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.curves import uploads_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.tables import comparisons
+from mjp_privacy.report.tables.details import measured_table
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
@@ -40,13 +42,6 @@ def by_header(table: TextTable) -> list[dict[str, str]]:
     """A mapping by header for every row."""
     assert len(table.align) == len(table.header) == len(set(table.header))
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
-
-
-def titled(folder: Path, title: str) -> TextTable | None:
-    """The table of a report whose title begins so."""
-    contents = read_contents([folder])
-    tables = [*contents.comparisons, contents.tests, *contents.details]
-    return next((table for table in tables if table and table.title.startswith(title)), None)
 
 
 # every line ---------------------------------------------------------------------------------------
@@ -160,19 +155,16 @@ def main_of(folder: Path) -> list[dict[str, str]]:
     return by_header(read_contents([folder]).main(folded=True))
 
 
-def test_facts_of_the_client_share_a_column(tmp_path: Path) -> None:
+def test_columns_of_the_main_table(tmp_path: Path) -> None:
+    """Facts of the client share one. A reduction says how many uploads its attacks may use, and has
+    no options of its own; nor have controls facts of attacks: their 0 uploads make no column, and
+    stand in none. Lines in float64 are folded and counted."""
     other = cell("y", plain_share=0.5, augment="crop", server_lr=0.01)
-    first, second = main_of(run_of(tmp_path, (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
+    first, second = main_of(run_of(tmp_path / "x", (cell("x", gamma=0.1), [9.0]), (other, [9.0])))
     assert first["client"] == DASH
     assert second["client"] == "plain share 0.5, augment crop, server lr 0.01"
     assert "augment" not in first
-
-
-def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
-    """A reduction says how many uploads its attacks may use, and has no options of its own; nor
-    have controls facts of attacks: their 0 uploads make no column, and stand in none."""
-    curve_run(tmp_path / "curve", (0.27,))
-    rows = main_of(tmp_path / "curve")
+    rows = main_of(curve_run(tmp_path / "curve", (0.27,)))
     assert [row["uploads"] for row in rows] == ["1", "1", "2", "4", "1", "≤ 4"]
     assert rows[3]["options"] == "uploads=4"
     assert [row["options"] for row in rows[4:]] == [DASH, DASH]
@@ -183,15 +175,12 @@ def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
     entries = (intact("x"), intact("r", uploads=3), grey)
     rows = main_of(run_of(tmp_path / "two", *((entry, [9.0]) for entry in entries)))
     assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
-
-
-def test_lines_in_float64_are_folded_and_counted(tmp_path: Path) -> None:
-    cells = [intact(dtype, attack="x", dtype=dtype) for dtype in ("float32", "float64")]
-    run_of(tmp_path, *((entry, [20.0, 30.0]) for entry in cells))
-    shown, every = (read_contents([tmp_path]).main(folded=folded) for folded in (False, True))
+    twice = [intact(dtype, attack="x", dtype=dtype) for dtype in ("float32", "float64")]
+    run_of(tmp_path / "twice", *((entry, [20.0, 30.0]) for entry in twice))
+    shown = read_contents([tmp_path / "twice"]).main(folded=False)
     assert [row[0] for row in shown.rows] == ["1"]
     assert "1 line" in shown.caption
-    assert [row[0] for row in every.rows] == ["1", "2"]
+    assert [row["#"] for row in main_of(tmp_path / "twice")] == ["1", "2"]
 
 
 def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
@@ -202,10 +191,9 @@ def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
     both = [image_row(image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))]
     write_rows(store, entry, both)
-    table = titled(tmp_path, "Ceilings")
-    assert table is not None
-    assert list(by_header(table)[0].values())[6:] == [DASH] * 5
-    assert by_header(table)[1] == {
+    first, second = by_header(measured_table(read_contents([tmp_path]).tables[1]))
+    assert list(first.values())[6:] == [DASH] * 5
+    assert second == {
         **{"#": "2", "Model": "DeiT-S", "Set.": "a", "γ": "0", "Attack": "april"},
         **{"dtype": "float32", "mask recall": "0.900", "PSNR, unmasked": "95.00"},
         **{"jigsaw direct": "0.250 (n=1)", "gradient residual (median)": "1.1e-06"},
@@ -227,7 +215,7 @@ SPAN_LINE = (intact("masked_span", **MJP), SPAN, {"zero_rows": 50.0})
 
 def paired(folder: Path) -> dict[str, tuple[str, ...]]:
     """The rows of the table by what they compare."""
-    table = titled(folder, "Paired tests")
+    table = read_contents([folder]).tests
     return {} if table is None else {row[1]: row for row in table.rows}
 
 
@@ -314,9 +302,8 @@ def test_success_counts_images_that_have_no_reconstruction(
 
 
 def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
-    table = titled(run_of(tmp_path, (intact("x"), [99.998, 99.998])), "Every client")
-    assert table is not None
-    (row,) = by_header(table)
+    run_of(tmp_path, (intact("x"), [99.998, 99.998]))
+    (row,) = by_header(read_contents([tmp_path]).comparisons[0])
     assert row["best, 1 upload"].startswith("99.998 [")
     assert row["median"] == "99.998"
 
@@ -327,10 +314,10 @@ def test_comparisons_beyond_the_most_are_counted(
     monkeypatch.setattr(comparisons, "MOST", 3)
     noisy = [(intact(f"{at}", attack="x", defenses=f"noise {at}"), SPAN[:4]) for at in range(5)]
     run_of(tmp_path, (intact("patch_gradient"), PLAIN[:4]), (cell("april"), APRIL[:4]), *noisy)
-    assert len(rows := paired(tmp_path)) == 3
-    assert list(rows)[-1] == "plain: patch_gradient − april"
-    table = titled(tmp_path, "Paired tests")
+    table = read_contents([tmp_path]).tests
     assert table is not None
+    assert len(table.rows) == 3
+    assert table.rows[-1][1] == "plain: patch_gradient − april"
     assert " 3 further comparisons" in table.caption
 
 
@@ -368,22 +355,14 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
 
 
-@pytest.mark.parametrize(
-    ("images", "photographs", "said"),
-    [(9, None, "9 images"), (10, None, ""), (12, 2, "2 photographs")],
-)
-def test_an_interval_of_few_says_so(
-    tmp_path: Path, images: int, photographs: int | None, said: str
-) -> None:
-    psnr = [20.0 + place for place in range(images)]
-    notes = notes_of(run_of(tmp_path / "run", (cell("x"), psnr), photographs=photographs))
-    assert ("Few: " in notes) == bool(said)
-    assert said in notes
-
-
-def test_unshuffled_pictures_are_counted(tmp_path: Path) -> None:
+def test_few_images_and_unshuffled_ones_are_counted(tmp_path: Path) -> None:
+    for images, photographs, said in ((9, None, "9 images"), (10, None, ""), (12, 2, "2 photo")):
+        line = (cell("x"), [20.0 + place for place in range(images)])
+        notes = notes_of(run_of(tmp_path / f"{images}", line, photographs=photographs))
+        assert ("Few: " in notes) == bool(said)
+        assert said in notes
     line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
-    notes = notes_of(run_of(tmp_path, line))
+    notes = notes_of(run_of(tmp_path / "unshuffled", line))
     assert "2 of 2 pictures" in notes
     assert "1 of the 1 exact" in notes
 
@@ -437,11 +416,11 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
         for own in ({}, change)
         for n in (1, 2)
     ]
-    contents = read_contents([run_of(tmp_path, *lines)])
-    assert contents.points["panel"].tolist() == [1, 1, 2, 2]
+    points = read_contents([run_of(tmp_path, *lines)]).points
+    assert points["panel"].tolist() == [1, 1, 2, 2]
     if "augment" in change:
-        assert contents.points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
-    assert len(contents.charts["uploads"]) == 2
+        assert points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
+        assert len(uploads_charts(points)) == 2
 
 
 def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
@@ -465,10 +444,12 @@ SINGLE = {"attack": "alone", "attack_name": "alone"}
 
 
 def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -> None:
+    """A client of single pictures has no partners: it opens the panels of all that have."""
     points = batches(
-        *(tmp_path, (SINGLE, 5, 0.0), (fresh(4, 2), 3, 12.0), (fresh(4, 2, "other"), 2, 60.0)),
-        *((fresh(4, 1, "batch_span"), 0, 13.0), (fresh(8, 2), 0, 10.0)),
-        *((fresh(8, 2, "other"), 0, 20.0), (fresh(4, 2, "april", victim="april_block"), 5, 0.0)),
+        *(tmp_path / "one", (SINGLE, 5, 0.0), (fresh(4, 2), 3, 12.0)),
+        *((fresh(4, 2, "other"), 2, 60.0), (fresh(4, 1, "batch_span"), 0, 13.0)),
+        *((fresh(8, 2), 0, 10.0), (fresh(8, 2, "other"), 0, 20.0)),
+        (fresh(4, 2, "april", victim="april_block"), 5, 0.0),
         (fresh(16, 0, "grey", role="floor"), 5, 10.0),
     )
     assert points["panel"].tolist() == [1] * 4
@@ -479,13 +460,9 @@ def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -
     assert points["psnr_median"].tolist() == [100, 15, 100, 22]
     assert tuple(points.loc[2, ["exact_lo", "exact_hi"]]) == pytest.approx(Share(3, 5).interval)
     assert set(points["differs"]) == {"partners fresh"}
-
-
-def test_clients_that_differ_in_more_than_their_batch_are_panels(tmp_path: Path) -> None:
-    """A client of single pictures has no partners: it opens both panels."""
     fixed = fresh(2, 1, "batch_span", partners="fixed")
     points = batches(
-        *(tmp_path, (SINGLE, 5, 0.0), (fresh(2, 2), 5, 0.0)),
+        *(tmp_path / "two", (SINGLE, 5, 0.0), (fresh(2, 2), 5, 0.0)),
         *((fixed, 0, 14.0), (fixed | {"batch": 4}, 0, 13.0)),
     )
     by_panel = {n: group["batch"].tolist() for n, group in points.groupby("panel")}
@@ -493,9 +470,7 @@ def test_clients_that_differ_in_more_than_their_batch_are_panels(tmp_path: Path)
     assert points.groupby("panel")["differs"].first().tolist() == ["partners fresh", ""]
 
 
-def test_a_report_has_the_chart_of_batches_and_removes_what_an_earlier_one_left(
-    tmp_path: Path,
-) -> None:
+def test_the_chart_of_batches_is_written_and_what_is_stale_removed(tmp_path: Path) -> None:
     out = tmp_path / "report"
     (out / "figures").mkdir(parents=True)
     for stale in ("figures/uploads_1.svg", "rounds.csv", "mine.html"):
@@ -523,16 +498,6 @@ VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
 VIT_MJP = {**VIT, "model": "ViT-Ti+MJP"}
 
 
-def table5_of(folder: Path, *lines: tuple[Any, ...]) -> list[list[str]]:
-    """The rows of table5.md under the header; none where there is no such file."""
-    run_of(folder / "run", *lines)
-    write_report([folder / "run"], folder / "report")
-    file = folder / "report" / "table5.md"
-    text = file.read_text().splitlines() if file.exists() else []
-    table = [line for line in text if line.startswith("|") and "---" not in line]
-    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table[1:]]
-
-
 def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -> None:
     """What really leaks is the best attack on the same client."""
 
@@ -540,7 +505,7 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
         return {"paper_row": {"model": model, "setting": setting}, "planned_images": 2}
 
     zero = {"zero_rows": 9.0}
-    rows = table5_of(
+    run_of(
         tmp_path,
         (cell("april_c", **VIT_MJP, **MJP, **paper("DeiT-S+MJP", "c")), [8.0, 9.0], zero),
         (cell("april_a", **VIT, **paper("ViT-S", "a")), [17.0, 19.0]),
@@ -549,16 +514,19 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
         (intact("masked_span", **VIT_MJP, **MJP), [22.0, 23.0], zero),
         (cell("april_b", **VIT, setting="b", gamma=0.9, **paper("ViT-S", "b")), [15.0, 16.0]),
     )
+    table = read_contents([tmp_path]).table5
+    assert table is not None
+    rows = table.rows
     assert [row[:4] for row in rows] == [
-        ["(1)", "ViT-Ti", "a", "–"],
-        ["", "the paper's ViT-S", "a", "–"],
-        ["(2)", "ViT-Ti", "b", ".9"],
-        ["", "the paper's ViT-S", "b", "–"],
-        ["(4)", "ViT-Ti+MJP", "c", ".27"],
-        ["", "the paper's DeiT-S+MJP", "c", "–"],
+        ("(1)", "ViT-Ti", "a", "–"),
+        ("", "the paper's ViT-S", "a", "–"),
+        ("(2)", "ViT-Ti", "b", ".9"),
+        ("", "the paper's ViT-S", "b", "–"),
+        ("(4)", "ViT-Ti+MJP", "c", ".27"),
+        ("", "the paper's DeiT-S+MJP", "c", "–"),
     ]
     assert rows[0][7] == "18.18"  # in the paper's variant
-    assert rows[1][4:10] == ["78.1", ".0278", ".0039", "19.27", ".5203", ".3623"]
+    assert rows[1][4:10] == ("78.1", ".0278", ".0039", "19.27", ".5203", ".3623")
     assert rows[0][10] == "1 of 2 exactly: patch_gradient"
     assert rows[2][10] == "not run"
     assert rows[4][10].startswith("0 of 2 exactly, 2 at 20 dB")
@@ -566,9 +534,17 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
 
 
 def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Path) -> None:
-    (row,) = table5_of(tmp_path / "own", (cell("april", model="mine"), [12.0]))
-    assert row[:3] == ["(1)", "mine", "a"]
-    assert table5_of(tmp_path / "none", (intact("patch_gradient"), [12.0])) == []
+    own = read_contents([run_of(tmp_path / "own", (cell("april", model="mine"), [12.0]))]).table5
+    assert own is not None
+    assert [row[:3] for row in own.rows] == [("(1)", "mine", "a")]
+    run_of(tmp_path / "none", (intact("patch_gradient"), [12.0]))
+    assert read_contents([tmp_path / "none"]).table5 is None
+    shuffled = {"setting": "b", "gamma": 0.9}  # the same upload as that of (c)
+    spans = (intact(f"{of}", **shuffled | {"attack": "x", "setting": of}) for of in "bc")
+    lines = zip((cell("april", **shuffled), *spans), ([12.0], [30.0], [22.0]), strict=True)
+    table = read_contents([run_of(tmp_path / "shuffled", *lines)]).table5
+    assert table is not None
+    assert "median 22.0 dB: x" in table.rows[0][10]
 
 
 PRINTED = """

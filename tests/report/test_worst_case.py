@@ -47,9 +47,7 @@ def psnr_of(line: DerivedLine) -> list[float]:
 # by hand ------------------------------------------------------------------------------------------
 
 
-def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
-    tmp_path: Path,
-) -> None:
+def test_a_derived_line_keeps_what_is_of_the_image_alone(tmp_path: Path) -> None:
     """Its scores are made again in `test_approved_files.py`. Controls are never chosen, though one
     has a picture of the image that nobody has."""
     derived = derived_of(card_run(tmp_path))
@@ -69,32 +67,39 @@ def test_a_derived_line_keeps_what_is_of_the_image_and_not_what_is_of_an_attack(
 
 def test_of_exact_pictures_one_that_assumes_less_is_taken(tmp_path: Path) -> None:
     lattice, span = intact("pixel_lattice", **MJP), intact("masked_span", **MJP)
-    known = {"zero_rows": 3.0}
-    exact = [math.inf, math.inf, 60.0]
+    exact, known = [math.inf, math.inf, 60.0], {"zero_rows": 3.0}
     run_of(tmp_path, (lattice, exact, known), (span, [120.0, 99.0, 50.0], known))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
     assert worst.counts == {"pixel_lattice": 2, "masked_span": 1}
     assert psnr_of(worst) == [120.0, math.inf, 60.0]
 
 
-def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
-    x, y = intact("x"), intact("y")
-    run_of(tmp_path, (x, [math.nan, math.nan, 7.0]), (y, [9.0, math.nan, 8.0]))
-    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+def test_what_has_no_value_is_no_candidate(tmp_path: Path) -> None:
+    """A score that is no number, and a reconstruction without a residual."""
+    lines = (intact("x"), [math.nan, math.nan, 7.0]), (intact("y"), [9.0, math.nan, 8.0])
+    worst = derived_of(run_of(tmp_path / "scores", *lines))[f"worst_case, {ONE}"]
     assert psnr_of(worst) == [9.0, 8.0]
     assert outcome(worst, image_id(1))[1].startswith("x failed: ")
+    store = RunStore(run_of(tmp_path / "residuals", (intact("x"), []), (intact("y"), [])))
+    for entry in store.read_cells():
+        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
+        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
+    choice = derived_of(tmp_path / "residuals")[f"attackers_choice, {ONE}"]
+    assert outcome(choice, image_id(1))[0] == "unsupported"
+    assert choice.counts == {"x": 1, "y": 0}
 
 
 # what competes ------------------------------------------------------------------------------------
 
 
 def test_one_attack_is_nothing_to_choose_from(tmp_path: Path) -> None:
-    """Another attack on another dtype, one without rows and controls make no ladder."""
+    """Another attack on another dtype, one without rows, controls and other runs make no ladder."""
     other = intact("x64", dtype="float64", attack="y")
     none = intact("none", status="unsupported", reason="D < N")
     lines = [(intact("x"), [9.0]), (other, [9.0]), (intact("grey", role="floor"), [9.0])]
-    run_of(tmp_path, *lines, (none, []))
-    assert derived_of(tmp_path) == {}
+    again = (intact("x", attack="again"), [9.0])
+    runs = [run_of(tmp_path / "one", *lines, (none, [])), run_of(tmp_path / "two", again)]
+    assert read_contents(runs).derived == []
 
 
 @pytest.mark.parametrize(
@@ -142,22 +147,6 @@ def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_p
     assert row.any_uploads.mean == 35.0
 
 
-def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    names = ("one", "two")
-    folders = [run_of(tmp_path / name, (intact("x", attack=name), [10.0])) for name in names]
-    assert read_contents(folders).derived == []
-
-
-def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
-    store = RunStore(run_of(tmp_path, (intact("x"), []), (intact("y"), [])))
-    for entry in store.read_cells():
-        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
-        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
-    choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
-    assert outcome(choice, image_id(1))[0] == "unsupported"
-    assert choice.counts == {"x": 1, "y": 0}
-
-
 # uploads without their private images -------------------------------------------------------------
 
 ATTACKS: dict[str, Any] = {
@@ -169,9 +158,7 @@ ATTACKS: dict[str, Any] = {
 }
 
 
-def test_uploads_without_truth_have_the_pictures_and_residuals_of_those_with_it(
-    tmp_path: Path,
-) -> None:
+def test_uploads_without_truth_have_equal_pictures_and_residuals(tmp_path: Path) -> None:
     """The residual is that of the stored picture, computed again with autograd from the files."""
     uploads = run(tmp_path, model=MJP, gamma=0.5) / "uploads"
     shutil.copytree(uploads, tmp_path / "blind", ignore=shutil.ignore_patterns("truth"))
@@ -182,27 +169,22 @@ def test_uploads_without_truth_have_the_pictures_and_residuals_of_those_with_it(
         for name in ("blind", "seen")
     )
     for name in ("patch_gradient", "masked_span"):
-        assert (has_truth(blind[name]), has_truth(seen[name])) == (False, True)
-        residuals = {
-            x: x.scored("gradient_residual", "diagnostic") for x in (blind[name], seen[name])
-        }
+        alone, known = blind[name], seen[name]
+        assert (has_truth(alone), has_truth(known)) == (False, True)
         for upload in load_uploads(uploads):
             image, truth = f"{upload.name}/0", upload.truth()
-            if image not in picture_ids(blind[name]):
+            if image not in picture_ids(alone):
                 continue
             assert truth is not None
-            one, other = (
-                blind[name].reconstruction(image),
-                seen[name].reconstruction(truth.image_ids[0]),
-            )
-            assert one is not None
-            assert other is not None
+            one = alone.reconstruction(image) or {}
+            other = known.reconstruction(truth.image_ids[0]) or {}
             assert {"images"} <= set(one) <= {"images", "named_mask"}
             assert torch.allclose(one["images"], other["images"], atol=1e-5)
-            known = residuals[blind[name]][image], residuals[seen[name]][truth.image_ids[0]]
-            assert known[0] == pytest.approx(known[1], rel=1e-3)
+            left = alone.scored("gradient_residual", "diagnostic")[image]
+            of_known = known.scored("gradient_residual", "diagnostic")[truth.image_ids[0]]
+            assert left == pytest.approx(of_known, rel=1e-3)
             if name == "masked_span":
-                assert known[0] == pytest.approx(residual(upload, one["images"]), rel=1e-3)
+                assert left == pytest.approx(residual(upload, one["images"]), rel=1e-3)
     derived = {line.cell.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
     choice = derived["attackers_choice"]
     assert not has_truth(choice)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from mjp_privacy.report.page.page import figure, linked, script_json
+from mjp_privacy.report.write import ReportSummary
 from tests.helpers.report_rows import PSNR, approved
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -66,7 +67,8 @@ def page(page_folder: Path) -> Reader:
 
 
 def test_the_page_has_the_approved_structure(page: Reader) -> None:
-    """Sections, tables, charts and controls in their order, without what they hold."""
+    """Sections, tables, charts and controls in their order, without what they hold; first the
+    answer, then the pictures."""
     shown = ("section", "h2", "figure", "table", "details", "form", "button", "dialog")
     lines = []
     for tag, has, texts in page.elements:
@@ -74,6 +76,9 @@ def test_the_page_has_the_approved_structure(page: Reader) -> None:
             text = "".join(texts) if tag in ("h2", "button") else ""
             lines.append(f"{tag} {has.get('id', '')} {text}".rstrip() + "\n")
     approved("page.txt", "".join(lines))
+    wanted = ["verdict", "assumptions", "strip", "card-table", "table5"]
+    seen = [has.get("class") or has.get("id") for _, has, _ in page.elements]
+    assert [name for name in seen if name in wanted] == wanted
 
 
 def test_elements_are_closed_ids_are_unique_and_links_lead_somewhere(page: Reader) -> None:
@@ -103,18 +108,18 @@ def test_no_request_leaves_it_and_no_other_script_runs(page: Reader) -> None:
             assert address is None or address.startswith(("data:", "#")) or ":" not in address
 
 
-def test_every_download_exists_and_every_file_is_linked(page: Reader, page_folder: Path) -> None:
-    linked = {has["href"] for has, _ in page.found("a") if "download" in has}
-    assert linked
-    assert all((page_folder / name).is_file() for name in linked)
-    beside = {path.name for path in page_folder.iterdir() if path.is_file()}
-    assert beside - linked == {"index.html"}
-
-
-def test_the_answer_comes_first_then_pictures_card_and_table5(page: Reader) -> None:
-    wanted = ["verdict", "assumptions", "strip", "card-table", "table5"]
-    seen = [has.get("class") or has.get("id") for _, has, _ in page.elements]
-    assert [name for name in seen if name in wanted] == wanted
+def test_every_file_is_there_and_linked(page: Reader, written: tuple[Path, ReportSummary]) -> None:
+    out, summary = written
+    made = {path.relative_to(out).as_posix() for path in summary.files}
+    assert made == {
+        *("index.html", "samples.csv", "choices.csv", "pictures/index.csv"),
+        *(f"table{number}.{kind}" for number in ("", "5") for kind in ("md", "tex", "csv")),
+        *(f"figures/{name}.svg" for name in ("lpips", "success")),
+    }
+    assert summary.files[0] == out / "index.html"
+    assert all(path.stat().st_size for path in summary.files)
+    assert not list(out.rglob("*.tmp"))
+    assert made - {has["href"] for has, _ in page.found("a") if "download" in has} == {"index.html"}
 
 
 def test_each_picture_is_in_the_page_once(page: Reader) -> None:
@@ -135,9 +140,6 @@ def test_the_script_gets_every_score(page: Reader) -> None:
         assert read == [value for value in psnr if isinstance(value, float)]
     assert lines[2]["exact"] == [int(value == math.inf) for value in PSNR["pixel_lattice"]]
     assert [number for number, line in lines.items() if line["folded"]][:2] == [4, 6]
-
-
-def test_lines_without_a_score_are_folded_and_counted(page: Reader) -> None:
     assert "1 line without a score" in {text for _, text in page.found("summary")}
     assert [text for _, text in page.found("tr", id="line-5") if "failed" in text]
 
