@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from mjp_privacy.cli import main
@@ -17,7 +16,6 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training, merged
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart
-from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.training import content, small
 
@@ -246,14 +244,3 @@ def test_options_are_as_bounded(
     said = capsys.readouterr().err
     assert option.strip("-") in said or value in said
     assert not (out / "checkpoint.pt").exists()
-
-
-def test_weights_to_start_from_are_refused_before_any_image_is_read(
-    tmp_path: Path, data: Path
-) -> None:
-    torch.save({"x": torch.zeros(1)}, tmp_path / "other.pth")
-    for image in data.rglob("*.png"):
-        image.write_bytes(b"no image")
-    config = small(initial={"checkpoint": str(tmp_path / "other.pth")})
-    with pytest.raises(UserError, match=r"other\.pth"):
-        train(config, data=data, out=tmp_path / "run", device="cpu")

@@ -124,15 +124,13 @@ def test_other_models_learn_and_come_back_as_they_were(
         assert loaded.card.trained_gamma == (0.5 if config.jigsaw.shuffle != "none" else 0)
 
 
-def test_the_average_of_weights_is_what_is_exported(here: dict[str, Any]) -> None:
-    train(small(recipe={"ema_decay": 0.5}), **here)
+def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_path: Path) -> None:
+    """The average of the weights, if it was kept; others are refused before any image is read."""
+    plain = small(model=BARE, jigsaw={"shuffle": "none"}, recipe={"ema_decay": 0.5})
+    start = train(plain, **here)
     state, exported = state_of(here["out"]), weights(here["out"])["head.weight"]
     assert torch.equal(exported, state["average"]["module.head.weight"])
     assert not torch.equal(exported, state["model"]["head.weight"])
-
-
-def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_path: Path) -> None:
-    start = train(small(model=BARE, jigsaw={"shuffle": "none"}), **here)
     config = small(initial={"checkpoint": str(start)}, recipe={"lr": 0.0, "epochs": 1})
     after = load_model(checkpoint=train(config, **{**here, "out": tmp_path / "tuned"}))
     before = dict(load_model(checkpoint=start).named_parameters())
@@ -142,6 +140,11 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
             assert torch.equal(parameter, before[name]), name
     mean = before["pos_embed"][:, 1:].mean(1, keepdim=True)
     assert torch.allclose(after.unk_embed, mean, atol=1e-6)
+    torch.save({"x": torch.zeros(1)}, tmp_path / "other.pth")
+    for image in here["data"].rglob("*.png"):
+        image.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"other\.pth"):
+        train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **here)
 
 
 class NoBfloat16(RoundedProducts):
@@ -314,19 +317,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_ends_with_74(
 # images that do not fit ---------------------------------------------------------------------------
 
 
-def test_another_config_or_other_images_are_not_mixed_into_a_run(here: dict[str, Any]) -> None:
-    train(small(), **here)
-    with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
-        train(small(jigsaw={"gamma": 0.25}), **here)
-    with pytest.raises(UserError, match="--val"):
-        train(small(), val=here["data"], **here)
-    (here["data"] / "class_1" / "003.png").unlink()
-    with pytest.raises(UserError, match="--data"):
-        train(small(), **here)
-
-
-@pytest.mark.parametrize("changes", [{}, FILES])
-@pytest.mark.parametrize("used_for", ["training", "validation"])
+@pytest.mark.parametrize(("changes", "used_for"), [({}, "validation"), (FILES, "training")])
 def test_an_unreadable_image_is_named(
     here: dict[str, Any], tmp_path: Path, changes: dict[str, Any], used_for: str
 ) -> None:
