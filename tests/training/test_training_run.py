@@ -132,7 +132,8 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
     assert torch.equal(exported, state["average"]["module.head.weight"])
     assert not torch.equal(exported, state["model"]["head.weight"])
     config = small(initial={"checkpoint": str(start)}, recipe={"lr": 0.0, "epochs": 1})
-    after = load_model(checkpoint=train(config, **{**here, "out": tmp_path / "tuned"}))
+    other = {**here, "out": tmp_path / "tuned"}
+    after = load_model(checkpoint=train(config, **other))
     before = dict(load_model(checkpoint=start).named_parameters())
     assert after.unk_embed is not None
     for name, parameter in after.named_parameters():
@@ -141,10 +142,11 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
     mean = before["pos_embed"][:, 1:].mean(1, keepdim=True)
     assert torch.allclose(after.unk_embed, mean, atol=1e-6)
     torch.save({"x": torch.zeros(1)}, tmp_path / "other.pth")
+    other["out"] = tmp_path / "new"
     for image in here["data"].rglob("*.png"):
         image.write_bytes(b"no image")
     with pytest.raises(UserError, match=r"other\.pth"):
-        train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **here)
+        train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **other)
 
 
 class NoBfloat16(RoundedProducts):
