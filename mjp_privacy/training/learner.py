@@ -249,10 +249,14 @@ class Learner:
 
     measure = "val_top1"
     """What `validated` gives that a checkpoint and the finished model keep."""
+    network: Callable[[TrainingConfig], Any] = staticmethod(build_network)
+    """With its initial weights."""
+    loss: Callable[[Any, TrainingConfig], nn.Module] = Objective
+    """Around a network; see `Objective` for what it takes and returns."""
 
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, world: World) -> None:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
-        self.model = self._network().to(world.device)
+        self.model = self.network(config).to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
         self.rounded = rounds_products(config, world.device)
         self.products: Any = RoundedProducts() if self.rounded else nullcontext()
@@ -263,7 +267,7 @@ class Learner:
         self.optimizer = build_optimizer(self.model, config)
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
-        self.objective: Any = self._objective()
+        self.objective: Any = self.loss(self.model, config)
         if config.recipe.compile and not self.rounded:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
@@ -272,14 +276,6 @@ class Learner:
         self.puzzles = Puzzles(
             config, steps_per_epoch, world.device, world.part(config.recipe.batch)
         )
-
-    def _network(self) -> Any:
-        """The network with its initial weights."""
-        return build_network(self.config)
-
-    def _objective(self) -> nn.Module:
-        """The network and its loss in one; see `Objective` for what it takes and returns."""
-        return Objective(self.model, self.config)
 
     @property
     def trained(self) -> Any:

@@ -100,7 +100,14 @@ class Trainer:
                 draw_curves([self.folder], self.folder)
                 drawn_at = time.monotonic()
         if self.world.first:
-            self._export()
+            facts = {
+                self.learner.measure: self.score,
+                "steps": self.step,
+                "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
+                "made_with": self.made_with,
+                "initial_sha256": self.identity.get("initial"),
+            }
+            export_model(self.folder, self.learner.trained, self.config, facts)
             draw_curves([self.folder], self.folder)
         self.world.wait()
         return self.folder / MODEL
@@ -214,16 +221,6 @@ class Trainer:
                 whole = False
                 self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
         return whole
-
-    def _export(self) -> None:
-        facts = {
-            self.learner.measure: self.score,
-            "steps": self.step,
-            "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
-            "made_with": self.made_with,
-            "initial_sha256": self.identity.get("initial"),
-        }
-        export_model(self.folder, self.learner.trained, self.config, facts)
 
 
 # a run --------------------------------------------------------------------------------------------
