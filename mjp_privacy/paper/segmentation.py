@@ -49,7 +49,6 @@ from mjp_privacy.training.evaluation import (
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.trainer import Task
 
 # scores ------------------------------------------------------------------------------------------
 
@@ -129,6 +128,9 @@ class SegmentationLearner(Learner):
     """A network with a head for every pixel; it keeps mIoU where a classifier keeps top-1."""
 
     measure = "val_miou"
+    check_initial = staticmethod(check_initial)
+    find = staticmethod(find_pairs)
+    batches = staticmethod(pair_batches)
     network = staticmethod(build_segmentation)
     loss = PixelObjective
 
@@ -151,9 +153,6 @@ class SegmentationLearner(Learner):
             )
         values = measured(counts.cpu().numpy()).tolist()
         return {f"val_{name}": round(x, 4) for name, x in zip(MEASURES, values, strict=True)}
-
-
-SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, pair_batches)
 
 
 # what the paper prints ----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.families import build_other
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.training.batches import Batches, seed_libraries
+from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
@@ -249,6 +249,10 @@ class Learner:
 
     measure = "val_top1"
     """What `validated` gives that a checkpoint and the finished model keep."""
+    check_initial: Callable[[TrainingConfig], None] = staticmethod(check_initial)
+    find: Callable[..., tuple[Any, Any]] = staticmethod(find_examples)
+    batches: Callable[..., Batches] = staticmethod(make_batches)
+    """How its images are found and batched."""
     network: Callable[[TrainingConfig], Any] = staticmethod(build_network)
     """With its initial weights."""
     loss: Callable[[Any, TrainingConfig], nn.Module] = Objective

@@ -123,8 +123,8 @@ class Puzzles:
             generator = torch.Generator(self.device).manual_seed(seed)
             everything = torch.ones_like(self._none)
             pixels = torch.ones(1, self.patch**2, dtype=torch.bool, device=self.device)
-            orders = [shuffled_orders(mask, generator) for mask in (everything, pixels)]
-            return Puzzle(self._none, orders[0], orders[1][0])
+            one, other = (shuffled_orders(mask, generator) for mask in (everything, pixels))
+            return Puzzle(self._none, one, other[0])
         chunk, place = divmod(step, self.together)
         masks, orders = self._drawn(chunk)
         rows = slice(place * self.per_step, (place + 1) * self.per_step)

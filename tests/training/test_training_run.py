@@ -22,7 +22,7 @@ from mjp_privacy.training import learner, snapshots
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.journal import Journal
-from mjp_privacy.training.learner import Learner, RoundedProducts
+from mjp_privacy.training.learner import Learner, RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.night import by_day
@@ -173,8 +173,13 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     capfd: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    """On a CPU without bfloat16, which is said once and kept with the weights."""
-    monkeypatch.setattr(learner, "has_bfloat16", lambda: False)
+    """On a CPU without bfloat16, which is said once and kept with the weights; such a training
+    alone rounds products."""
+    for available in (True, False):
+        monkeypatch.setattr(learner, "has_bfloat16", lambda answer=available: answer)
+        assert rounds_products(small(recipe=BFLOAT16), torch.device("cpu")) != available
+    assert not rounds_products(small(recipe=BFLOAT16), torch.device("cuda"))
+    assert not rounds_products(small(), torch.device("cpu"))
     if name == "vit":
         config = small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True})
     elif name in ("swin", "resnet"):
