@@ -65,7 +65,15 @@ def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Pa
             space.set_title("3 principal directions", fontsize=8)
             space.set_in_layout(False)  # its bounds, with the cube's edges outside, leave no room
             space.set(xticklabels=[], yticklabels=[], zticklabels=[])
-            _similarities(part.add_subplot(1, 3, 3), table)
+            alike = part.add_subplot(1, 3, 3)
+            look: Any = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r", "interpolation": "nearest"}
+            drawing = alike.imshow(as_map(table), **look)
+            for edge in range(1, table.grid):
+                for line in (alike.axhline, alike.axvline):
+                    line(edge * table.grid - 0.5, color="white", linewidth=0.5)
+            alike.set_title("cosine similarity, a tile a patch", fontsize=8)
+            alike.set_axis_off()
+            part.colorbar(drawing, ax=alike, shrink=0.8).ax.tick_params(labelsize=6)
 
 
 def drawn_tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]:
@@ -135,16 +143,6 @@ def draw_joined(axes: Any, points: Matrix) -> None:
     row, column = np.divmod(np.arange(grid**2), grid)
     hues = np.stack([row / scale, np.full(grid**2, 0.35), column / scale], axis=1)
     axes.scatter(*points.reshape(grid**2, -1).T, c=hues, s=14, zorder=2)
-
-
-def _similarities(axes: Axes, table: PositionTable) -> None:
-    drawing = axes.imshow(as_map(table), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
-    for edge in range(1, table.grid):
-        for line in (axes.axhline, axes.axvline):
-            line(edge * table.grid - 0.5, color="white", linewidth=0.5)
-    axes.set_title("cosine similarity, a tile a patch", fontsize=8)
-    axes.set_axis_off()
-    axes.figure.colorbar(drawing, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
 
 
 # UMAP ---------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from mjp_privacy.data import (
     ImageError,
     ImageRecord,
     ImageSource,
-    Preprocessing,
     open_images,
     spread_subset,
 )
@@ -56,7 +55,7 @@ from mjp_privacy.paper.positions_picture import (
     umap_library,
 )
 from mjp_privacy.training.config import PUBLISHED
-from mjp_privacy.training.evaluation import markdown_table, shown_number, with_interval
+from mjp_privacy.training.evaluation import Protocol, markdown_table, shown_number, with_interval
 
 # what the paper prints ----------------------------------------------------------------------------
 
@@ -339,8 +338,7 @@ def _pixels(
 ) -> Tensor:
     """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
     gains the reasons of the others."""
-    card = model.card
-    prepare = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+    prepare = Protocol().preparation(model)
     pictures = []
     for record in records:
         try:

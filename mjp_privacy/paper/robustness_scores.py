@@ -26,23 +26,7 @@ from mjp_privacy.training.published import (
 
 Floats = NDArray[np.float64]
 
-ALEXNET: Mapping[str, float] = {
-    "gaussian_noise": 88.6428,
-    "shot_noise": 89.4468,
-    "impulse_noise": 92.2640,
-    "defocus_blur": 81.9880,
-    "glass_blur": 82.6268,
-    "motion_blur": 78.5948,
-    "zoom_blur": 79.8360,
-    "snow": 86.6816,
-    "frost": 82.6572,
-    "fog": 81.9324,
-    "brightness": 56.4592,
-    "contrast": 85.3204,
-    "elastic_transform": 64.6056,
-    "pixelate": 71.7840,
-    "jpeg_compression": 60.6500,
-}
+ALEXNET: Mapping[str, float] = PUBLISHED["alexnet"]
 """AlexNet's mean error over the five severities on the official files, in percent, as Hendrycks and
 Dietterich publish it."""
 ALEXNETS_CLASSES = 1000

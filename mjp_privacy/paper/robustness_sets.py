@@ -165,17 +165,6 @@ def _places(records: Sequence[ImageRecord]) -> Mapping[ImageRecord, str]:
     }
 
 
-def classes_of(path: Path) -> int | None:
-    """How many classes the images of `mjp sample --corrupt` had, where their numbers mean nothing
-    without that; None where they do, or for other folders."""
-    marker = path / MARKER
-    if not marker.is_file():
-        return None
-    about = json_value(DESCRIPTION.bytes(marker).decode("utf-8", "replace"), marker, DESCRIPTION)
-    count = about.get(PLAIN) if isinstance(about, dict) else None
-    return count if isinstance(count, int) else None
-
-
 def _lists(
     source: ImageSource,
     sample: Sample,
@@ -223,7 +212,8 @@ class CorruptionFolders:
     """The folder of each corruption and severity; `official` is False for our own corruptions.
 
     images         those of the first folder; the others hold files of the same names
-    plain_classes  how many classes a model must have, for numbers of plain folders to be its own
+    plain_classes  how many classes a model must have, for numbers of plain folders to be its own;
+                   None where the numbers mean something without that, and for official files
     """
 
     by_cell: Mapping[Cell, Path]
@@ -266,7 +256,13 @@ def corruption_folders(path: Path) -> CorruptionFolders:
             f"--imagenet-c {shown(path)}: the images of {first.relative_to(path)} lie in no class "
             f"folders. Expected files such as {EXAMPLE}."
         )
-    return CorruptionFolders(cells, images, not (path / MARKER).exists(), classes_of(path))
+    marker, about = path / MARKER, None
+    if marker.is_file():
+        text = DESCRIPTION.bytes(marker).decode("utf-8", "replace")
+        about = json_value(text, marker, DESCRIPTION)
+    count = about.get(PLAIN) if isinstance(about, dict) else None
+    plain = count if isinstance(count, int) else None
+    return CorruptionFolders(cells, images, not marker.exists(), plain)
 
 
 def _images_in(folder: Path) -> set[str]:

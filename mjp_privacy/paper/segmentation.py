@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
@@ -49,7 +49,6 @@ from mjp_privacy.training.evaluation import (
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.trainer import Task
 
 # scores ------------------------------------------------------------------------------------------
 
@@ -129,12 +128,11 @@ class SegmentationLearner(Learner):
     """A network with a head for every pixel; it keeps mIoU where a classifier keeps top-1."""
 
     measure = "val_miou"
-
-    def _network(self) -> Any:
-        return build_segmentation(self.config)
-
-    def _objective(self) -> nn.Module:
-        return PixelObjective(self.model, self.config)
+    check_initial = staticmethod(check_initial)
+    find = staticmethod(find_pairs)
+    batches = staticmethod(pair_batches)
+    network = staticmethod(build_segmentation)
+    loss = PixelObjective
 
     @torch.no_grad()
     def validated(self, batches: Batches) -> dict[str, float]:
@@ -155,9 +153,6 @@ class SegmentationLearner(Learner):
             )
         values = measured(counts.cpu().numpy()).tolist()
         return {f"val_{name}": round(x, 4) for name, x in zip(MEASURES, values, strict=True)}
-
-
-SEGMENTATION = Task(SegmentationLearner, check_initial, find_pairs, pair_batches)
 
 
 # what the paper prints ----------------------------------------------------------------------------
@@ -271,7 +266,12 @@ READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
 def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
     assert arguments.ade20k is not None
-    _check_options(arguments)
+    for option in fields(arguments):
+        if option.name not in READ and getattr(arguments, option.name) != option.default:
+            raise UserError(
+                "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
+                f"--device and --out beside it, got --{option.name.replace('_', '-')}."
+            )
     prepare_folder(arguments, "segmentation.csv", "ade20k")
     lines: list[dict[str, object]] = []
     rows: list[pd.DataFrame] = []
@@ -289,19 +289,6 @@ def write_segmentation(arguments: EvaluationArguments) -> Outcome:
             write_report(arguments.out, tables, "segmentation.md", text)
     failed = {name: why for reasons in unreadable.values() for name, why in reasons.items()}
     return Outcome(text, failed, table.to_dict("records"))
-
-
-def _check_options(arguments: EvaluationArguments) -> None:
-    given = [
-        field.name
-        for field in fields(arguments)
-        if field.name not in READ and getattr(arguments, field.name) != field.default
-    ]
-    if given:
-        raise UserError(
-            "--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
-            f"--device and --out beside it, got --{given[0].replace('_', '-')}."
-        )
 
 
 def _measured(

@@ -307,7 +307,7 @@ def build_segmentation(config: TrainingConfig) -> SegmentationNetwork:
 
 
 class PixelObjective(nn.Module):
-    """Network and loss in one forward pass, with what `training.network.Objective` takes and gives.
+    """Network and loss in one forward pass, with what `training.learner.Objective` takes and gives.
 
     There is no L_DAL; its weight has no part. Of several processes each one's mean counts alike.
     """

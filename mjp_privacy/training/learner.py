@@ -27,7 +27,7 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.families import build_other
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.training.batches import Batches, seed_libraries
+from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
@@ -249,10 +249,18 @@ class Learner:
 
     measure = "val_top1"
     """What `validated` gives that a checkpoint and the finished model keep."""
+    check_initial: Callable[[TrainingConfig], None] = staticmethod(check_initial)
+    find: Callable[..., tuple[Any, Any]] = staticmethod(find_examples)
+    batches: Callable[..., Batches] = staticmethod(make_batches)
+    """How its images are found and batched."""
+    network: Callable[[TrainingConfig], Any] = staticmethod(build_network)
+    """With its initial weights."""
+    loss: Callable[[Any, TrainingConfig], nn.Module] = Objective
+    """Around a network; see `Objective` for what it takes and returns."""
 
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, world: World) -> None:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
-        self.model = self._network().to(world.device)
+        self.model = self.network(config).to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
         self.rounded = rounds_products(config, world.device)
         self.products: Any = RoundedProducts() if self.rounded else nullcontext()
@@ -263,7 +271,7 @@ class Learner:
         self.optimizer = build_optimizer(self.model, config)
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
-        self.objective: Any = self._objective()
+        self.objective: Any = self.loss(self.model, config)
         if config.recipe.compile and not self.rounded:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
@@ -272,14 +280,6 @@ class Learner:
         self.puzzles = Puzzles(
             config, steps_per_epoch, world.device, world.part(config.recipe.batch)
         )
-
-    def _network(self) -> Any:
-        """The network with its initial weights."""
-        return build_network(self.config)
-
-    def _objective(self) -> nn.Module:
-        """The network and its loss in one; see `Objective` for what it takes and returns."""
-        return Objective(self.model, self.config)
 
     @property
     def trained(self) -> Any:

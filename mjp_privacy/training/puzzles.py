@@ -119,7 +119,12 @@ class Puzzles:
         if not self.shuffled(step):
             return Puzzle(self._none, None)
         if self.jigsaw.shuffle == "patches_and_pixels":
-            return self._all_patches_and_pixels(step)
+            seed = derive_seed("patches and pixels", self.seed, step)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            everything = torch.ones_like(self._none)
+            pixels = torch.ones(1, self.patch**2, dtype=torch.bool, device=self.device)
+            one, other = (shuffled_orders(mask, generator) for mask in (everything, pixels))
+            return Puzzle(self._none, one, other[0])
         chunk, place = divmod(step, self.together)
         masks, orders = self._drawn(chunk)
         rows = slice(place * self.per_step, (place + 1) * self.per_step)
@@ -136,14 +141,6 @@ class Puzzles:
             )
             self._chunk = (chunk, masks, shuffled_orders(masks, generator))
         return self._chunk[1:]
-
-    def _all_patches_and_pixels(self, step: int) -> Puzzle:
-        seed = derive_seed("patches and pixels", self.seed, step)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        everything = torch.ones_like(self._none)
-        pixels = torch.ones(1, self.patch**2, dtype=torch.bool, device=self.device)
-        orders = [shuffled_orders(mask, generator) for mask in (everything, pixels)]
-        return Puzzle(self._none, orders[0], orders[1][0])
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:

@@ -173,7 +173,40 @@ def export_model(
     The metadata holds all that `load_model` needs as JSON, and each file its own digest.
     facts: further metadata.
     """
-    metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
+    shape, jigsaw = config.model, config.jigsaw
+    gamma: float | None = jigsaw.gamma
+    if jigsaw.shuffle != "patches":  # SPP shuffles all, and a checkpoint had its own ratio
+        gamma = None if jigsaw.shuffle != "none" or config.initial else 0.0
+    positions = "N(0, 1)" if config.positions_as_paper else "N(0, 0.02²)"
+    memory = config.data.store == "memory"
+    arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
+    sizes = other_sizes(config)
+    classifies = config.task == "classification"
+    other: dict[str, Any] = {} if classifies else {"task": config.task}
+    if sizes is not None and classifies:
+        other[SIZES] = sizes.stated()
+    if shape.dal == "pca" and classifies:  # the one kind that no tensor shows
+        other["dal"] = shape.dal
+    stated = {
+        **other,
+        "name": config.name,
+        "arch": arch if sizes is None else str(sizes),
+        "img_size": shape.img_size,
+        "resize": shape.img_size if memory else None,
+        "num_heads": shape.num_heads,
+        "num_classes": shape.num_classes,
+        "mean": shape.mean,
+        "std": shape.std,
+        "position_embedding": "exposed" if shape.position_embedding == "none" else "learned",
+        "first_block": shape.first_block,
+        "trained_gamma": gamma,
+        "position_start": "initial" if config.initial else positions,
+        "position_decay": config.positions_as_paper and classifies,
+        "seed": config.seed,
+        "recipe": plain(config),
+        **facts,
+    }
+    metadata = {name: json.dumps(fact) for name, fact in stated.items()}
     for name, tensors in exported(model):
         save_tensors(folder / name, tensors, metadata, digest=True)
     return folder / MODEL
@@ -198,38 +231,3 @@ def export_fault(path: Path, expected: Mapping[str, Tensor]) -> str:
         for name, tensor in expected.items()
     )
     return "" if same else "other weights than those that were trained"
-
-
-def _metadata(config: TrainingConfig) -> dict[str, Any]:
-    shape, jigsaw = config.model, config.jigsaw
-    gamma: float | None = jigsaw.gamma
-    if jigsaw.shuffle != "patches":  # SPP shuffles all, and a checkpoint had its own ratio
-        gamma = None if jigsaw.shuffle != "none" or config.initial else 0.0
-    positions = "N(0, 1)" if config.positions_as_paper else "N(0, 0.02²)"
-    memory = config.data.store == "memory"
-    arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
-    sizes = other_sizes(config)
-    classifies = config.task == "classification"
-    other: dict[str, Any] = {} if classifies else {"task": config.task}
-    if sizes is not None and classifies:
-        other[SIZES] = sizes.stated()
-    if shape.dal == "pca" and classifies:  # the one kind that no tensor shows
-        other["dal"] = shape.dal
-    return {
-        **other,
-        "name": config.name,
-        "arch": arch if sizes is None else str(sizes),
-        "img_size": shape.img_size,
-        "resize": shape.img_size if memory else None,
-        "num_heads": shape.num_heads,
-        "num_classes": shape.num_classes,
-        "mean": shape.mean,
-        "std": shape.std,
-        "position_embedding": "exposed" if shape.position_embedding == "none" else "learned",
-        "first_block": shape.first_block,
-        "trained_gamma": gamma,
-        "position_start": "initial" if config.initial else positions,
-        "position_decay": config.positions_as_paper and classifies,
-        "seed": config.seed,
-        "recipe": plain(config),
-    }

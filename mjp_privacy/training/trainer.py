@@ -12,9 +12,8 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data.opening import keep_apart
-from mjp_privacy.training.batches import Batches, find_examples, make_batches
+from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.journal import Journal, Window, draw_curves
 from mjp_privacy.training.learner import (
     REMARK,
     Learner,
     build_mixup,
-    check_initial,
     learning_rate,
 )
 from mjp_privacy.training.processes import World, joined
@@ -100,7 +98,14 @@ class Trainer:
                 draw_curves([self.folder], self.folder)
                 drawn_at = time.monotonic()
         if self.world.first:
-            self._export()
+            facts = {
+                self.learner.measure: self.score,
+                "steps": self.step,
+                "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
+                "made_with": self.made_with,
+                "initial_sha256": self.identity.get("initial"),
+            }
+            export_model(self.folder, self.learner.trained, self.config, facts)
             draw_curves([self.folder], self.folder)
         self.world.wait()
         return self.folder / MODEL
@@ -215,36 +220,15 @@ class Trainer:
                 self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
         return whole
 
-    def _export(self) -> None:
-        facts = {
-            self.learner.measure: self.score,
-            "steps": self.step,
-            "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
-            "made_with": self.made_with,
-            "initial_sha256": self.identity.get("initial"),
-        }
-        export_model(self.folder, self.learner.trained, self.config, facts)
-
 
 # a run --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a network is trained for: what learns, and how its images are found and batched."""
-
-    learner: type[Learner]
-    check_initial: Callable[[TrainingConfig], None]
-    find: Callable[[TrainingConfig, Path, Path | None], tuple[Any, Any]]
-    batches: Callable[..., Batches]
-
-
-CLASSIFICATION = Task(Learner, check_initial, find_examples, make_batches)
 TASKS: Mapping[str, Entry] = {
-    "classification": Entry("mjp_privacy.training.trainer:CLASSIFICATION"),
-    "segmentation": Entry("mjp_privacy.paper.segmentation:SEGMENTATION"),
+    "classification": Entry("mjp_privacy.training.learner:Learner"),
+    "segmentation": Entry("mjp_privacy.paper.segmentation:SegmentationLearner"),
 }
-"""By the name that a config gives them; imported when one trains."""
+"""What learns a task, by the name that a config gives it; imported when one trains."""
 
 
 def train(
@@ -265,25 +249,25 @@ def train(
     """
     if not 0 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
-    task: Task = TASKS[config.task].load()
+    learner: type[Learner] = TASKS[config.task].load()
     mixed = build_mixup(config) is not None
     with joined(device, config.recipe.batch, pairs=mixed) as world:
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
-            task.check_initial(config)
-            examples, held_out = task.find(config, Path(data), Path(val) if val else None)
+            learner.check_initial(config)
+            examples, held_out = learner.find(config, Path(data), Path(val) if val else None)
             identity = identity_of(plain(config), examples, held_out, config.initial)
             if config.task == "segmentation" and held_out is None and world.first:
                 print("no images/validation: nothing is scored", file=sys.stderr, flush=True)
             steps = config.recipe.epochs * (len(examples) // config.recipe.batch)
             # a folder of another training, before any decoding
             load_checkpoint(folder, identity, TrainingCheckpoint, steps)
-            batches = task.batches(config, examples, world, workers)
-            validation = (
-                task.batches(config, held_out, world, workers, "validation") if held_out else None
-            )
-            number, learner = len(examples), task.learner
+            batches = learner.batches(config, examples, world, workers)
+            validation = None
+            if held_out:
+                validation = learner.batches(config, held_out, world, workers, "validation")
+            number = len(examples)
             run = Trainer(config, batches, validation, folder, world, number, identity, learner)
             return run.fit()

@@ -57,12 +57,16 @@ LABEL = "@a|$x^$<script>[b](c)"
 def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     plain: Path, noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A label is no formula, no element and no cell of Markdown."""
+    """A label is no formula, no element and no cell of Markdown; an image that cannot be read is
+    left out and told."""
     images = class_folders(tmp_path / "images", images=2, side=40)
+    (images / "class_0" / "000.png").write_bytes(b"no image")
     outs = [tmp_path / "one", tmp_path / "two"]
     for out in outs:
-        rows = analyse(f"{LABEL}={plain}", f"MJP={noisy}", "--images", images, out=out)
-        first, second, empty, *table = capsys.readouterr().out.splitlines()
+        rows = analyse(f"{LABEL}={plain}", f"MJP={noisy}", "--images", images, out=out, code=3)
+        printed, said = capsys.readouterr()
+        assert "class_0/000.png" in said
+        first, second, empty, *table = printed.splitlines()
         assert f"{LABEL}: the patches' places can be read from it." in first
         assert second.startswith("MJP: a linear map reads little of the patches' places.")
         assert (empty, len(table)) == ("", 9)  # heads, rule, models, noise, the paper's, a path
@@ -76,7 +80,7 @@ def test_a_grid_and_noise_are_told_apart_and_all_files_are_the_same_again(
     assert linear["dimensions_for_90"] in ("1", "2")
     shares = [float(row["variance_3"]) for row in rows if row["kind"] == "noise"]
     assert min(shares) - 3 < float(drawn["variance_3"]) < max(shares) + 3
-    assert (linear["images"], linear["grid"], linear["width"]) == ("6", "4", "24")
+    assert (linear["images"], linear["grid"], linear["width"]) == ("5", "4", "24")
     pictures = {"analysis.png", "attention_1.png", "attention_2.png"}
     texts = {"analysis.md", "analysis.csv", "analysis.json"}
     assert {path.name for path in outs[0].iterdir()} == texts | pictures
@@ -171,15 +175,6 @@ def test_mistakes_are_said_without_a_traceback(
     said = capsys.readouterr().err
     assert named in said
     assert said.count("error: ") == 1
-
-
-def test_an_image_that_cannot_be_read_is_left_out_and_told(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = class_folders(tmp_path / "images", images=1, side=40)
-    (images / "class_0" / "000.png").write_bytes(b"no image")
-    assert analyse(plain, "--images", images, out=tmp_path / "out", code=3)[0]["images"] == "2"
-    assert "class_0/000.png" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("umap") is None, reason="needs umap-learn")

@@ -112,12 +112,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # sets of images -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["{name}", "{family}/{name}"])
-def test_imagenet_c(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
-    data, out = corrupted_set(tmp_path / "c", form=form), tmp_path / "out"
-    damaged = data / form.format(family="weather", name="fog") / "2/3/ILSVRC2012_val_00000003.JPEG"
+def test_imagenet_c(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As its archives are unpacked, each into a folder of its own."""
+    data, out = corrupted_set(tmp_path / "c", form="{family}/{name}"), tmp_path / "out"
+    damaged = data / "weather/fog/2/3/ILSVRC2012_val_00000003.JPEG"
     damaged.write_bytes(b"no image")
     pair = (models / "five.safetensors", models / "other.safetensors")
     assert evaluate(*pair, "--imagenet-c", data, "--out", out) == 3
@@ -220,8 +218,8 @@ BREAK: dict[str, Callable[[Path], object]] = {  # by the name that the message h
     "--imagenet-c": shutil.rmtree,
     "expected folders": lambda data: [e.rename(data / f"x{e.name}") for e in [*data.iterdir()]],
     "snow/4": lambda data: shutil.rmtree(data / "snow" / "4"),
-    "frost/2": lambda data: shutil.rmtree(data / "frost" / "2" / "3"),
-    "fog/2": lambda data: next((data / "fog/2/3").iterdir()).rename(data / "fog/2/3/other.JPEG"),
+    "frost/2": lambda data: shutil.rmtree(data / "frost" / "2" / "1"),
+    "fog/2": lambda data: next((data / "fog/2/1").iterdir()).rename(data / "fog/2/1/other.JPEG"),
     "gaussian_noise/1": lambda data: [i.rename(i.parents[1] / i.name) for i in data.rglob("*.J*")],
 }
 
@@ -236,7 +234,7 @@ def refused(capsys: pytest.CaptureFixture[str], named: str, *words: object) -> N
 def test_another_layout_is_refused(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = corrupted_set(tmp_path / "whole", classes=4)
+    whole = corrupted_set(tmp_path / "whole", classes=2)
     for named, broken in BREAK.items():
         data = Path(shutil.copytree(whole, tmp_path / "c", dirs_exist_ok=True))
         broken(data)
@@ -253,7 +251,7 @@ def test_mistakes_with_a_and_o(
     )
     other = photographs(tmp_path / "other", SYNSETS[900:902])
     flat = make_images(tmp_path / "flat", ["a.png", "b.png"])
-    c = corrupted_set(tmp_path / "c", classes=10)
+    c = corrupted_set(tmp_path / "c", classes=6)
     for picture in broken.rglob("*.png"):
         picture.write_bytes(b"no image")
     for named, model, *words in (
@@ -329,22 +327,12 @@ def test_what_the_notes_say_of_tables_2_and_10() -> None:
     """Table 10 is unnormalised, 44.0 is its mean and 41.5 is not; 40.78 is not against AlexNet."""
     deit, mjp = (np.mean(list(row["errors"].values())) for row in (DEIT, MJP))
     assert (deit, mjp, MJP["mean"]) == pytest.approx((DEIT["mean"], 43.24, 41.5))
-    deit_ten, mjp_ten = (
-        sum(100 * error / ALEXNET[name] for name, error in row["errors"].items())
-        for row in (DEIT, MJP)
-    )
-    assert (deit_ten / 10, mjp_ten / 10) == pytest.approx((56.0, 55.1), abs=0.05)
-    left = 15 * np.array([DEIT["mce"], MJP["mce"], MJP["mce_unnormalised"]]) - (
-        deit_ten,
-        mjp_ten,
-        mjp_ten,
-    )
-    assert left / 5 == pytest.approx([51.8, 44.7, 12.2], abs=0.05)
-    # read as unnormalised, 40.78 leaves the five a mean of 35.9, and 51.6 says the same of them:
-    unnormalised_left = 15 * MJP["mce_unnormalised"] - sum(MJP["errors"].values())
-    weight = unnormalised_left / left[1]  # the five's errors over their CE: a mean of AlexNet's
+    ten = sum(100 * error / ALEXNET[name] for name, error in MJP["errors"].items())
+    left = [15 * MJP[name] - ten for name in ("mce", "mce_unnormalised")]  # CEs of the other five
+    assert left == pytest.approx([5 * 44.7, 5 * 12.2], abs=0.25)
+    # read as unnormalised, 40.78 says the same of these as 51.6 against AlexNet:
+    weight = (15 * MJP["mce_unnormalised"] - sum(MJP["errors"].values())) / left[0]
     five = [ALEXNET[name] for name in CORRUPTIONS if name not in MJP["errors"]]
-    assert unnormalised_left / 5 == pytest.approx(35.9, abs=0.05)
     assert min(five) < 100 * weight < max(five)
 
 

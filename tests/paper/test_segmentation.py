@@ -80,24 +80,32 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
     assert lines[-1]["dal"] == 0
 
 
-def test_the_file_is_the_trained_network_and_its_scores_those_of_the_run(
-    ade: Path, tmp_path: Path
+def test_the_command_trains_and_the_files_scores_are_those_of_the_run(
+    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small(segmentation={"head": "upernet", "channels": 16})
-    path = train(config, data=ade, out=tmp_path / "run", device="cpu", workers=0)
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    """The file is the trained network; the same command goes on, of the same data alone."""
+    head = {"head": "upernet", "channels": 16}
+    fields = {name: part for name, part in content(segmentation=head).items() if name != "task"}
+    file, run, out = tmp_path / "config.yaml", tmp_path / "run", tmp_path / "scores"
+    file.write_text(yaml.safe_dump(fields))
+    words = ["train", str(file), "--task", "segmentation", "--data", str(ade), "--workers", "0"]
+    words += ["--out", str(run), "--device", "cpu"]
+    for said in ("val mIoU", "finished already"):
+        assert main(words) == 0
+        assert said in capsys.readouterr().err
+    assert main(["curves", str(run), "--out", str(tmp_path / "curves")]) == 0
+    assert (tmp_path / "curves" / "curves.png").is_file()
+    path = run / "model.safetensors"
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
     network, stated = load_segmentation(str(path))
-    assert stated == config
+    assert stated == small(segmentation=head)
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, state["model"][name])
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    last = curve(tmp_path / "run")[-1]
-    assert json.loads(metadata["val_miou"]) == last["val_miou"]
-    out = tmp_path / "scores"
+    last = curve(run)[-1]
+    assert json.loads(metadata_of(path)["val_miou"]) == last["val_miou"]
     half = path.with_name("model_float16.safetensors")
-    words = ["--checkpoint", f"a={path}", f"b={half}", "--ade20k", ade, "--out", out]
-    assert main(["evaluate", *map(str, words), "--device", "cpu"]) == 0
+    options = ["--checkpoint", f"a={path}", f"b={half}", "--ade20k", ade, "--out", out]
+    assert main(["evaluate", *map(str, options), "--device", "cpu"]) == 0
     table = pd.read_csv(out / "segmentation.csv")
     for name in ("miou", "macc", "aacc"):
         assert table.loc[0, name] == pytest.approx(last[f"val_{name}"], abs=1e-4)
@@ -111,25 +119,9 @@ def test_the_file_is_the_trained_network_and_its_scores_those_of_the_run(
     union = of_class["truth"] + of_class["answer"] - of_class["right"]
     assert 100 * (of_class["right"] / union).mean() == pytest.approx(table.loc[0, "miou"])
     assert "| a | upernet | 3 |" in (out / "segmentation.md").read_text()
-
-
-def test_the_command_trains_and_goes_on(
-    ade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fields = {name: part for name, part in content().items() if name != "task"}
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({**fields, "segmentation": {}}))
-    words = [str(config), "--task", "segmentation", "--data", str(ade), "--workers", "0"]
-    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
-    assert main(["train", *words]) == 0
-    assert "val mIoU" in capsys.readouterr().err
-    assert main(["train", *words]) == 0
-    assert "finished already" in capsys.readouterr().err
-    assert main(["curves", str(tmp_path / "run"), "--out", str(tmp_path / "curves")]) == 0
-    assert (tmp_path / "curves" / "curves.png").is_file()
     labels = ade / "annotations" / "training" / "000.png"
     labels.write_bytes((ade / "annotations" / "training" / "001.png").read_bytes())
-    assert main(["train", *words]) == 2
+    assert main(words) == 2
     assert "a run with other training images or labels (--data)" in capsys.readouterr().err
 
 

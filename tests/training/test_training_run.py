@@ -22,7 +22,7 @@ from mjp_privacy.training import learner, snapshots
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.journal import Journal
-from mjp_privacy.training.learner import Learner, RoundedProducts
+from mjp_privacy.training.learner import Learner, RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.night import by_day
@@ -124,17 +124,16 @@ def test_other_models_learn_and_come_back_as_they_were(
         assert loaded.card.trained_gamma == (0.5 if config.jigsaw.shuffle != "none" else 0)
 
 
-def test_the_average_of_weights_is_what_is_exported(here: dict[str, Any]) -> None:
-    train(small(recipe={"ema_decay": 0.5}), **here)
+def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_path: Path) -> None:
+    """The average of the weights, if it was kept; others are refused before any image is read."""
+    plain = small(model=BARE, jigsaw={"shuffle": "none"}, recipe={"ema_decay": 0.5})
+    start = train(plain, **here)
     state, exported = state_of(here["out"]), weights(here["out"])["head.weight"]
     assert torch.equal(exported, state["average"]["module.head.weight"])
     assert not torch.equal(exported, state["model"]["head.weight"])
-
-
-def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_path: Path) -> None:
-    start = train(small(model=BARE, jigsaw={"shuffle": "none"}), **here)
     config = small(initial={"checkpoint": str(start)}, recipe={"lr": 0.0, "epochs": 1})
-    after = load_model(checkpoint=train(config, **{**here, "out": tmp_path / "tuned"}))
+    other = {**here, "out": tmp_path / "tuned"}
+    after = load_model(checkpoint=train(config, **other))
     before = dict(load_model(checkpoint=start).named_parameters())
     assert after.unk_embed is not None
     for name, parameter in after.named_parameters():
@@ -142,6 +141,12 @@ def test_fine_tuning_starts_from_the_given_weights(here: dict[str, Any], tmp_pat
             assert torch.equal(parameter, before[name]), name
     mean = before["pos_embed"][:, 1:].mean(1, keepdim=True)
     assert torch.allclose(after.unk_embed, mean, atol=1e-6)
+    torch.save({"x": torch.zeros(1)}, tmp_path / "other.pth")
+    other["out"] = tmp_path / "new"
+    for image in here["data"].rglob("*.png"):
+        image.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"other\.pth"):
+        train(small(initial={"checkpoint": str(tmp_path / "other.pth")}), **other)
 
 
 class NoBfloat16(RoundedProducts):
@@ -168,8 +173,13 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     capfd: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    """On a CPU without bfloat16, which is said once and kept with the weights."""
-    monkeypatch.setattr(learner, "has_bfloat16", lambda: False)
+    """On a CPU without bfloat16, which is said once and kept with the weights; such a training
+    alone rounds products."""
+    for available in (True, False):
+        monkeypatch.setattr(learner, "has_bfloat16", lambda answer=available: answer)
+        assert rounds_products(small(recipe=BFLOAT16), torch.device("cpu")) != available
+    assert not rounds_products(small(recipe=BFLOAT16), torch.device("cuda"))
+    assert not rounds_products(small(), torch.device("cpu"))
     if name == "vit":
         config = small(recipe={**BFLOAT16, "epochs": 1, "ema_decay": 0.9, "compile": True})
     elif name in ("swin", "resnet"):
@@ -314,19 +324,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_ends_with_74(
 # images that do not fit ---------------------------------------------------------------------------
 
 
-def test_another_config_or_other_images_are_not_mixed_into_a_run(here: dict[str, Any]) -> None:
-    train(small(), **here)
-    with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
-        train(small(jigsaw={"gamma": 0.25}), **here)
-    with pytest.raises(UserError, match="--val"):
-        train(small(), val=here["data"], **here)
-    (here["data"] / "class_1" / "003.png").unlink()
-    with pytest.raises(UserError, match="--data"):
-        train(small(), **here)
-
-
-@pytest.mark.parametrize("changes", [{}, FILES])
-@pytest.mark.parametrize("used_for", ["training", "validation"])
+@pytest.mark.parametrize(("changes", "used_for"), [({}, "validation"), (FILES, "training")])
 def test_an_unreadable_image_is_named(
     here: dict[str, Any], tmp_path: Path, changes: dict[str, Any], used_for: str
 ) -> None:

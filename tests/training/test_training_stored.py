@@ -13,6 +13,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import save_tensors
+from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.trainer import train
 from tests.helpers.training import class_folders, curve, small
 
@@ -52,27 +53,31 @@ def other_weights(path: Path) -> None:
     save_tensors(path, tensors, {}, digest=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
+def test_finished_weights_that_are_lost_are_made_again(
+    data: Path, run: Path, finished: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: list[tuple[str, Change]] = [
         ("model.safetensors", Path.unlink),
         ("model.safetensors", other_weights),
         ("model_float16.safetensors", flipped),
-    ],
-)
-def test_finished_weights_that_are_lost_are_made_again(
-    data: Path,
-    run: Path,
-    finished: dict[str, bytes],
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    change: Change,
-) -> None:
-    change(run / name)
-    for said in (True, False):
-        again(run, data)
-        assert (f"{name}: " in capsys.readouterr().err) == said
-        assert (run / name).read_bytes() == finished[name]
+    ]
+    for name, change in changes:
+        change(run / name)
+        for said in (True, False):
+            again(run, data)
+            assert (f"{name}: " in capsys.readouterr().err) == said
+            assert (run / name).read_bytes() == finished[name]
+
+
+def test_another_config_or_other_images_are_not_mixed_into_a_run(run: Path, data: Path) -> None:
+    def refused(named: str, config: TrainingConfig, **options: Any) -> None:
+        with pytest.raises(UserError, match=named):
+            train(config, data=data, out=run, device="cpu", workers=0, **options)
+
+    refused(r"jigsaw\.gamma .*0\.5.*0\.25", small(jigsaw={"gamma": 0.25}))
+    refused("--val", small(), val=data)
+    (data / "class_1" / "003.png").unlink()
+    refused("--data", small())
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Change:
