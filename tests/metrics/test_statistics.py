@@ -57,7 +57,7 @@ def test_psnr_is_capped_in_the_mean_only_and_groups_are_of_the_scored() -> None:
 # intervals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [5, 17, 255, 300])
+@pytest.mark.parametrize("n", [5, 300])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> None:
     """Draw, gather and average, without counts or a cache: the same draws, the same interval."""
