@@ -33,6 +33,8 @@ def off(picture: Tensor) -> float:
 def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     model: LoadedModel, gradients: Gradients
 ) -> None:
+    """Scores are there where images are given; also of a weight difference, which is a gradient
+    times the rate."""
     leak = attack_gradients(model, gradients, attacks=["patch_gradient", "masked_span"])
     best = leak.best
     assert off(best.image) < 1e-6
@@ -44,10 +46,6 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     assert leak.scores is None
     assert best.is_certain
     assert f"{best.residual:.1e}" in leak.verdict
-
-
-def test_scores_where_images_are_given(model: LoadedModel, gradients: Gradients) -> None:
-    """Also of a weight difference, which is a gradient times the rate."""
     own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "attacks": "patch_gradient"}
     leak = attack_gradients(model, gradients, labels=3, **own)
     assert leak.scores is not None
@@ -79,6 +77,11 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
             _ = leak[attack].image
     unsolved = {name: g for name, g in gradients.items() if name != "patch_embed.proj.weight"}
     assert "token_span" not in attack_gradients(model, unsolved, labels=3).skipped
+    nothing = attack_gradients(model, gradients, attacks="april")
+    with pytest.raises(UserError, match="refused"):
+        nothing.show()
+    with pytest.raises(UserError, match="april"):
+        _ = nothing.best
 
 
 # several uploads ----------------------------------------------------------------------------------
@@ -268,13 +271,3 @@ def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_pat
     assert ["certain" in title for title in titles[1::3]] == [False, False, True, False]
     original, drawn = (torch.as_tensor(figure.axes[6 + at].images[0].get_array()) for at in (0, 1))
     assert (drawn - original).abs().max() < 1e-3  # of picture 2, in the best attack's column
-
-
-def test_where_no_attack_makes_a_picture_it_is_said(
-    model: LoadedModel, gradients: Gradients
-) -> None:
-    nothing = attack_gradients(model, gradients, attacks="april")
-    with pytest.raises(UserError, match="refused"):
-        nothing.show()
-    with pytest.raises(UserError, match="april"):
-        _ = nothing.best

@@ -17,6 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import load_images
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.uploads.memory import OF_TRAINING
 from mjp_privacy.uploads.reading import read_gradients, separate_uploads
 from tests.helpers.libraries import CLASSES, DIM, SIDE, SOURCES, randomised
 from tests.helpers.models import some_images, some_labels, tiny
@@ -143,8 +144,6 @@ SAVING: dict[str, list[Any]] = {
     "gamma": [None, -0.1, 1.5, NAN, True],
     "recipe": [5, {"dall": True}, {"dal": 5}, {"defenses": ["int9"]}, {5: 5}],
 }
-OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
-"""Arguments that matter for weight differences."""
 
 
 def refused(call: Any, name: str, values: list[Any], given: dict[str, Any]) -> Iterator[str]:
