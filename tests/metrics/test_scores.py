@@ -1,4 +1,4 @@
-"""The metrics against other people's code, against naive code, and by their properties; what
+"""The metrics against other people's code, against naive code, and where numbers end; what
 `score` takes and refuses; which weights LPIPS loads."""
 
 import hashlib
@@ -12,8 +12,6 @@ import scipy.spatial.distance
 import skimage.data
 import skimage.metrics
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -126,37 +124,19 @@ def test_lpips_is_the_packages_to_a_millionth() -> None:
         layer.weight.data.copy_(weights[f"features.{k}.weight"])
         layer.bias.data.copy_(weights[f"features.{k}.bias"])
     right = pictures(97, on_levels=False, count=3)
-    for left in (noised(right), torch.full_like(right, 0.5), torch.zeros_like(right)):
+    grey = noised(right)[:, :1]
+    for left in (noised(right), grey.expand_as(right), torch.zeros_like(right)):
         found = score(left, right, ["lpips"])
         on_8_bits = (quantise(left).float(), quantise(right).float())
         for variant, pair in (("standard", (left, right)), ("paper", on_8_bits)):
             wanted = network(*pair, normalize=True).flatten().double().numpy()
             np.testing.assert_allclose(found["lpips", variant], wanted, rtol=0, atol=1e-6)
+    three = score(grey.expand_as(right), grey.expand_as(right).flip(0), ["lpips"])
+    for key, values in score(grey, grey.flip(0), ["lpips"]).items():
+        np.testing.assert_allclose(values, three[key], rtol=0, atol=1e-6)
 
 
-# properties ---------------------------------------------------------------------------------------
-
-RANGES = {"mse": (0, 1), "psnr": (0, np.inf), "ssim": (-1, 1), "fft2d": (0, 2), "lpips": (0, 10)}
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    channels=st.sampled_from([1, 3]),
-    height=st.integers(31, 40),
-    width=st.integers(31, 40),
-    contrast=st.floats(0, 1),
-)
-@settings(max_examples=12, deadline=None, derandomize=True)
-def test_range_symmetry_and_identity(seed, channels, height, width, contrast) -> None:
-    u, v = np.random.default_rng(seed).random((2, 1, channels, height, width))
-    v = v * contrast
-    forward, backward, same = score(u, v), score(v, u), score(u, u)
-    for (metric, variant), value in forward.items():
-        low, high = RANGES[metric]
-        assert low <= value[0] <= high
-        np.testing.assert_allclose(value, backward[metric, variant], rtol=1e-6, atol=1e-12)
-        best = {"psnr": np.inf, "ssim": 1.0}.get(metric, 0.0)
-        np.testing.assert_allclose(same[metric, variant], best, rtol=0, atol=1e-9)
+# levels and edges ---------------------------------------------------------------------------------
 
 
 def test_arrows_and_8_bits_are_the_papers() -> None:
@@ -208,15 +188,16 @@ def test_prepared_references_give_the_scores_of_images(side: int, on_levels: boo
     noisy = noised(originals)
     half = torch.cat([originals[:2], noisy[2:]])  # on levels, the first two are alike
     known = prepare(originals)
-    for attempt in (noisy, half, originals * 0):
+    for attempt in (noisy, originals * 0, half):
         plain, prepared = score(attempt, originals), score(attempt, known)
         assert list(plain) == list(prepared)
         alone = score(attempt[[33, 0]], known.at([33, 0]))
         for key, values in plain.items():
             assert np.array_equal(values, prepared[key])
             np.testing.assert_allclose(alone[key], values[[33, 0]], rtol=0, atol=1e-6)
-            only = score(attempt[:3], originals[:3], [key])[key]
-            np.testing.assert_allclose(values[:3], only, rtol=0, atol=1e-6)
+    for key, values in plain.items():
+        only = score(half[:3], originals[:3], [key])[key]
+        np.testing.assert_allclose(values[:3], only, rtol=0, atol=1e-6)
 
 
 # what goes in, what is refused --------------------------------------------------------------------
