@@ -55,24 +55,8 @@ def augmented(
     if kind == "crop":
         crops = [_crop(image, draw) for image, draw in zip(images, draws, strict=True)]
         return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
-    return _mixup(images, image_ids, draws, round, seed) if kind == "mixup" else images
-
-
-def _crop(image: Tensor, draw: random.Random) -> Tensor:
-    size = image.shape[-1]
-    side = draw.randint(math.ceil(SMALLEST_CROP * size), size)
-    top, left = draw.randint(0, size - side), draw.randint(0, size - side)
-    part = image[None, :, top : top + side, left : left + side]
-    return interpolate(part, size=(size, size), mode="bilinear", align_corners=False)
-
-
-def _mixup(
-    images: Tensor,
-    image_ids: Sequence[str],
-    draws: Sequence[random.Random],
-    round: int,
-    seed: int,
-) -> Tensor:
+    if kind != "mixup":
+        return images
     if len(images) < 2:
         raise UserError(
             "client.augment: mixup needs another image in the block, but this one holds no other. "
@@ -88,6 +72,14 @@ def _mixup(
         share = max(drawn, 1 - drawn)
         mixed.append(share * image + (1 - share) * images[partner])
     return torch.stack(mixed)
+
+
+def _crop(image: Tensor, draw: random.Random) -> Tensor:
+    size = image.shape[-1]
+    side = draw.randint(math.ceil(SMALLEST_CROP * size), size)
+    top, left = draw.randint(0, size - side), draw.randint(0, size - side)
+    part = image[None, :, top : top + side, left : left + side]
+    return interpolate(part, size=(size, size), mode="bilinear", align_corners=False)
 
 
 @dataclass(frozen=True)

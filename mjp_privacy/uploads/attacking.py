@@ -111,7 +111,17 @@ def attack_gradients(
     uploads = own_uploads(model, gradients, step, labels=labels, images=images, **pixels)
     view = uploads.view()
     size, several = view.updates[0].batch, len(view.updates)
-    private = None if images is None else _private(images, uploads, view)
+    private = None
+    if images is not None:
+        count, given = uploads.images, next(iter(getattr(images, "shape", ())), 0)
+        # Several uploads of batches need not hold the same pictures: as many as were given.
+        several_batches = several > 1 and size > 1 and 0 < given <= several * count
+        private = read_images(
+            images,
+            int(given) if several_batches else count,
+            view.pixels.size,
+            len(view.pixels.mean),
+        )
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
     chosen = _chosen(attacks, several)
     results: dict[str, Reconstructed] = {}
@@ -164,16 +174,6 @@ def attack_gradients(
         time.perf_counter() - started,
         _moved(results, view),
     )
-
-
-def _private(images: Images, uploads: OwnUploads, view: AttackerView) -> Tensor:
-    """The private images: those of a step or, of several uploads of batches, as many as were given,
-    for these need not hold the same ones."""
-    count, several = uploads.images, len(view.updates)
-    given = next(iter(getattr(images, "shape", ())), 0)
-    if several > 1 and view.updates[0].batch > 1 and 0 < given <= several * count:
-        count = int(given)
-    return read_images(images, count, view.pixels.size, len(view.pixels.mean))
 
 
 def declared_residual(view: AttackerView) -> float:

@@ -217,16 +217,6 @@ class PatchCheck(NamedTuple):
         return self.unique & (self.errors < LITTLE)
 
 
-def check_patches(view: AttackerView, images: Tensor) -> PatchCheck | None:
-    """Check reconstructed images (m, C, H, W) in [0, 1]; None where the first upload holds no
-    gradient of the position table or of the patch embedding, or is of a batch."""
-    update = view.updates[0]
-    lacks = view.model.pos_embed is None or not {TABLE, PATCH} <= update.grads.keys()
-    if update.batch != 1 or lacks:
-        return None
-    return _checked(view, to_patches(_normalised(view, images), view.model.patch_size))
-
-
 def _checked(view: AttackerView, patches: Tensor) -> PatchCheck:
     """The check of patches (m, N, p) as they are fed, normalised."""
     update = view.updates[0]
@@ -266,10 +256,14 @@ def judged(
 
     doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
     """
-    try:
-        check = check_patches(view, images)
-    except BREAKDOWN:
-        return Judged()
+    update, check = view.updates[0], None
+    has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
+    if update.batch == 1 and has_table:
+        try:
+            patches = to_patches(_normalised(view, images), view.model.patch_size)
+            check = _checked(view, patches)
+        except BREAKDOWN:
+            return Judged()
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1

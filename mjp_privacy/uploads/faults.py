@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -127,15 +127,13 @@ class Examiner:
     def faults(self, upload: Upload) -> list[str]:
         """The reasons why this upload cannot be attacked, each one sentence; none if it can."""
         reasons: list[str] = []
-        for check in (
-            _of_seals,
-            self._of_weights,
-            self._of_header,
-            self._of_tensors,
-            self._of_truth,
-        ):
+        checks: tuple[Callable[[Upload], Iterator[str] | None], ...] = (
+            Upload.check_seals,
+            *(self._of_weights, self._of_header, self._of_tensors, self._of_truth),
+        )
+        for check in checks:
             try:
-                reasons += check(upload)  # as many as it yields before it raises
+                reasons += check(upload) or ()  # as many as it yields before it raises
             except Exception as error:  # where it is our own fault, the others are examined anyway
                 if interrupted():
                     raise
@@ -216,17 +214,11 @@ class Examiner:
         elif empty:
             yield "every number in it is zero: nothing was trained in this round"
 
-    def _of_truth(self, upload: Upload) -> Iterator[str]:
+    def _of_truth(self, upload: Upload) -> None:
         if (file := upload.truth_file()) is not None:
             model, batch = self.outline(upload), upload.header.batch
             file.check_shapes(batch, model.card.img_size, model.patch_embed.num_patches)
             file.read()
-        yield from ()
-
-
-def _of_seals(upload: Upload) -> Iterator[str]:
-    upload.check_seals()
-    yield from ()
 
 
 # headers that contradict each other ---------------------------------------------------------------

@@ -210,7 +210,10 @@ def own_uploads(
     client = client_step(facts)
     held = separate_uploads(gradients)
     modules = modules_of(model, len(held))
-    loaded = {id(module): _on_cpu(load_module(module, **pixels)) for module in modules}
+    loaded = {id(module): load_module(module, **pixels) for module in modules}
+    for key, own in loaded.items():
+        if own.like.device.type != "cpu":  # where the gradients are
+            loaded[key] = copy.deepcopy(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
     steps = sorted({len(next(iter(one.values()))) for one in sent})
@@ -263,12 +266,6 @@ def own_uploads(
     known = told if given is None else given
     source = source if known is not None else "unknown"
     return OwnUploads(updates, models, known, source, tuple(notes), recipe)
-
-
-def _on_cpu(model: LoadedModel) -> LoadedModel:
-    """The model where the gradients are."""
-    on_cpu = model.like.device.type == "cpu"
-    return model if on_cpu else copy.deepcopy(model).to("cpu")
 
 
 def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> ClientUpdate:

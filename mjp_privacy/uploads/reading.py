@@ -241,9 +241,6 @@ def images_in_a_step(labels: Labels | None, images: Images | None, steps: int) -
     elif labels is not None:
         count = len(read_labels(labels))
     if not count or count % steps:
-        expected, do = (
-            f"as many for each of {steps} independent step(s)",
-            "Their first axis counts.",
-        )
-        raise refusal("labels, images", expected, f"{count} in all", do)
+        expected = f"as many for each of {steps} independent step(s)"
+        raise refusal("labels, images", expected, f"{count} in all", "Their first axis counts.")
     return count // steps

@@ -55,11 +55,10 @@ def step_inputs(count: int, masks: bool = True) -> ClientInput:
 # single steps -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [None, [*NAMES, "unk_embed"]])
-def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] | None) -> None:
+def test_withheld_names_are_absent_and_the_others_as_they_were() -> None:
     config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
     whole, less = (
-        FedSGDClient(MODEL, client).update(step_inputs(2), names=names).grads
+        FedSGDClient(MODEL, client).update(step_inputs(2)).grads
         for client in (ClientConfig(), config)
     )
     assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
@@ -152,10 +151,13 @@ def by_torch(client: int, batch: int, steps: int, make: Any) -> dict[str, Tensor
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
-    ("optimizer", "facts"),
-    [("sgd", {"lr": 0.1}), ("sgd", {"lr": 0.1, "momentum": 0.9}), ("adamw", {"lr": 0.01})],
+    ("batch", "optimizer", "facts"),
+    [
+        (1, "sgd", {"lr": 0.1}),
+        (2, "sgd", {"lr": 0.1, "momentum": 0.9}),
+        *((batch, "adamw", {"lr": 0.01}) for batch in (1, 2)),
+    ],
 )
 def test_local_steps_are_those_of_torch(batch: int, optimizer: str, facts: Any) -> None:
     facts = {**facts, "weight_decay": 0.05}
@@ -323,8 +325,6 @@ def test_the_adapters_and_the_head_are_sent_and_nothing_else() -> None:
         ({**DIFFERENCE, "steps": 2, "server_lr": 0.1}, "client.steps"),
         ({"lora": {"rank": 2}, "position_noise": 0.1}, "client.position_noise"),
         ({"defenses": [{"dp_sdg": 0.5}]}, "dp_sgd"),
-        ({"defenses": [{"dp_sgd": {"clip": 1}}]}, "dp_sgd"),
-        ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd"),
         ({"defenses": [{"percentile_privacy": 101}]}, "101"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share"),
         ({"defenses": ["top_k"]}, "share"),

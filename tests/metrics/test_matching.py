@@ -72,7 +72,7 @@ def test_moved_patches_are_seen_and_moved_back_and_equal_ones_stay() -> None:
         assert math.isnan(accuracy(placed, ~everywhere).item())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_accuracies_are_counts(seed: int) -> None:
     mask, placed = drawn(1, PLACES, seed=seed) < 0.6, torch.arange(PLACES)
     hidden = mask[0].nonzero().flatten().numpy()

@@ -31,6 +31,7 @@ MANY = MOST_DRAWN + 452
 
 
 def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
+    """PSNR is capped in the mean alone, and groups are those of the scored images."""
     values = [1.0, 3.0, math.nan, math.nan, math.nan, math.nan, 50.0]
     statuses = ["ok", "ok", "ok", "failed", "unsupported", "unscored", "failed"]
     summary = summarise(values, statuses)
@@ -42,9 +43,6 @@ def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
     for figure, more in ((summarise, {}), (success_curve, {"thresholds": [1.0]})):
         with pytest.raises(ValueError, match="image"):
             figure([1.0], ["ok"], **more, groups=["a", "b"])
-
-
-def test_psnr_is_capped_in_the_mean_only_and_groups_are_of_the_scored() -> None:
     summary = summarise([20.0, 130.0, math.inf, math.inf], ["ok"] * 4, cap=PSNR_CAP)
     assert (summary.mean, summary.median, summary.exact) == (80.0, math.inf, 2)
     assert summary.high <= 100
@@ -57,7 +55,7 @@ def test_psnr_is_capped_in_the_mean_only_and_groups_are_of_the_scored() -> None:
 # intervals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [5, 17, 255, 300])
+@pytest.mark.parametrize("n", [5, 300])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> None:
     """Draw, gather and average, without counts or a cache: the same draws, the same interval."""

@@ -17,7 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.memory import half_precision_error, own_uploads
-from tests.helpers.models import planted_model, tiny_model
+from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
 
 Gradients = dict[str, Tensor]
@@ -33,6 +33,8 @@ def off(picture: Tensor) -> float:
 def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     model: LoadedModel, gradients: Gradients
 ) -> None:
+    """Scores are there where images are given; also of a weight difference, which is a gradient
+    times the rate."""
     leak = attack_gradients(model, gradients, attacks=["patch_gradient", "masked_span"])
     best = leak.best
     assert off(best.image) < 1e-6
@@ -44,10 +46,6 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     assert leak.scores is None
     assert best.is_certain
     assert f"{best.residual:.1e}" in leak.verdict
-
-
-def test_scores_where_images_are_given(model: LoadedModel, gradients: Gradients) -> None:
-    """Also of a weight difference, which is a gradient times the rate."""
     own: dict[str, Any] = {"images": planted_images(1)[0].numpy(), "attacks": "patch_gradient"}
     leak = attack_gradients(model, gradients, labels=3, **own)
     assert leak.scores is not None
@@ -79,16 +77,11 @@ def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gr
             _ = leak[attack].image
     unsolved = {name: g for name, g in gradients.items() if name != "patch_embed.proj.weight"}
     assert "token_span" not in attack_gradients(model, unsolved, labels=3).skipped
-
-
-def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
-    images, labels = planted_images(2), torch.tensor([3, 5])
-    each = [gradient_of(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)]
-    both = {name: torch.stack([g[name] for g in each]) for name in each[0]}
-    leak = attack_gradients(model, both, attacks="patch_gradient", images=images, batch=1)
-    assert leak.best.exact == 2
-    assert leak.labels is not None
-    assert leak.labels.tolist() == [3, 5]
+    nothing = attack_gradients(model, gradients, attacks="april")
+    with pytest.raises(UserError, match="refused"):
+        nothing.show()
+    with pytest.raises(UserError, match="april"):
+        _ = nothing.best
 
 
 # several uploads ----------------------------------------------------------------------------------
@@ -111,7 +104,7 @@ def masked_uploads(model: LoadedModel, rounds: int) -> list[Gradients]:
 
 def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
     """An attack without a picture of every image is not the best: plain_step has none of the image
-    that was masked in both uploads."""
+    that was masked in both uploads. Independent steps share a leading axis."""
     model = planted_model(unknown_embedding=True)
     chosen: dict[str, Any] = {"masked_span": STATIONARY, "multi_round": STATIONARY}
     uploads = masked_uploads(model, 8)
@@ -121,7 +114,7 @@ def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
     mask = leak["masked_span"].mask
     assert mask is not None
     assert int(mask.sum()) == 16
-    plain = [gradient_of(model, planted_images(2)[1:], LABEL)] * 2
+    plain = [gradient_of(model, planted_images(2)[1:], torch.tensor([5]))] * 2
     both = [
         {n: torch.stack([g, other.get(n, torch.zeros_like(g))]) for n, g in one.items()}
         for one, other in zip(uploads[:2], plain, strict=True)
@@ -129,6 +122,8 @@ def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
     chosen = {"plain_step": {}, "masked_span": STATIONARY}
     leak = attack_gradients(model, both, attacks=chosen, images=planted_images(2))
     assert leak.best.attack == "masked_span"
+    assert leak.labels is not None
+    assert leak.labels.tolist() == [3, 5]
     assert leak["plain_step"].image.isfinite().all()
     assert "1 of 2" in str(leak)
     assert "images (2, 3, 32, 32)" in repr(leak["plain_step"])
@@ -152,7 +147,8 @@ def test_several_uploads_may_come_from_several_models(
 # what is not known --------------------------------------------------------------------------------
 
 
-def test_without_labels_the_misfit_decides(model: LoadedModel, gradients: Gradients) -> None:
+def test_what_is_not_known_is_noted(model: LoadedModel, gradients: Gradients) -> None:
+    """Without labels the misfit decides; a frozen table that is sent as zeros is withheld."""
     kept = {name: g for name, g in gradients.items() if not name.startswith("head.")}
     leak = attack_gradients(model, kept, attacks="patch_gradient")
     assert leak.label_source == "unknown"
@@ -160,33 +156,25 @@ def test_without_labels_the_misfit_decides(model: LoadedModel, gradients: Gradie
     assert leak.best.misfit < 1e-6
     assert leak.best.is_certain
     assert f"{leak.best.misfit:.1e}" in leak.verdict
-
-
-def test_uploads_of_different_classes_are_noticed(model: LoadedModel, gradients: Gradients) -> None:
-    other = gradient_of(model, planted_images(2)[1:], torch.tensor([5]))
-    leak = attack_gradients(model, [gradients, other], attacks="patch_gradient")
-    assert leak.label_source == "unknown"
-    (note,) = leak.notes
-    assert re.search(r"\[3\], \[5\]", note)
-
-
-def test_a_batch_that_is_called_one_picture_is_noticed(model: LoadedModel) -> None:
-    sent = gradient_of(model, planted_images(4), torch.tensor([1, 2, 3, 4]))
-    leak = attack_gradients(model, sent, attacks="patch_gradient")
-    assert leak.label_source == "unknown"
-    (note,) = leak.notes
-    assert re.search(r"at least [234] classes", note)
-    assert f"{leak.best.misfit:.2g}" in leak.verdict
-    assert not leak.best.is_certain
-
-
-def test_a_frozen_table_that_is_sent_as_zeros_counts_as_withheld(
-    model: LoadedModel, gradients: Gradients
-) -> None:
     frozen = {**gradients, "pos_embed": torch.zeros_like(gradients["pos_embed"])}
     leak = attack_gradients(model, frozen, attacks=["patch_gradient", "mask_locator"])
     assert leak.refused["patch_gradient"] == "the upload holds no gradient of pos_embed"
     assert "pos_embed" in leak.notes[0]
+
+
+def test_classes_that_do_not_fit_one_picture_are_noticed(
+    model: LoadedModel, gradients: Gradients
+) -> None:
+    """Of several uploads, or of a batch that is called one."""
+    other = gradient_of(model, planted_images(2)[1:], torch.tensor([5]))
+    batch = gradient_of(model, planted_images(4), torch.tensor([1, 2, 3, 4]))
+    for sent, named in (([gradients, other], r"\[3\], \[5\]"), (batch, "at least [234] classes")):
+        leak = attack_gradients(model, sent, attacks="patch_gradient")
+        assert leak.label_source == "unknown"
+        (note,) = leak.notes
+        assert re.search(named, note)
+    assert f"{leak.best.misfit:.2g}" in leak.verdict
+    assert not leak.best.is_certain
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -223,30 +211,23 @@ def test_autocast_is_read_off_the_gradient_and_makes_attacks_stronger(
 
 # batches ------------------------------------------------------------------------------------------
 
-SHARED = {"img_size": 32, "patch_size": 8, "embed_dim": 80, "depth": 1, "num_heads": 4}
 
-
-@pytest.fixture(scope="module")
-def wide() -> LoadedModel:
-    """A model whose batches `shared_picture` and `batch_span` read."""
-    return tiny_model({**SHARED, "num_classes": 10, "mean": 0.5, "std": 0.25}, "conditioned")
-
-
-def step(model: LoadedModel, *numbers: int) -> Gradients:
-    return gradient_of(model, planted_images(6)[list(numbers)], torch.tensor(numbers))
-
-
-@pytest.mark.parametrize("labels", [[5, 3], None])
-@pytest.mark.parametrize("clipped", [1.0, 50.0])
+@pytest.mark.parametrize(("labels", "clipped"), [([5, 3], 1.0), (None, 50.0), (None, -1.0)])
 def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     labels: list[int] | None, clipped: float
 ) -> None:
-    """`layer_span` finds both; labels are given in another order than that of the pictures."""
+    """`layer_span` finds both; labels are given in another order than that of the pictures. Of a
+    gradient of the other sign, which they do not explain, pictures have no classes."""
     model, private = planted_model(img_size=8, depth=3), planted_images(2, 8)
     sent = gradient_of(model, private, torch.tensor([3, 5]))
     sent = {name: gradient / clipped for name, gradient in sent.items()}
     chosen = {"patch_gradient": {}, "layer_span": STATIONARY}
     leak = attack_gradients(model, sent, labels=labels, batch=2, attacks=chosen)
+    assert leak.best.is_certain
+    if clipped < 0:
+        assert all(made.labels is None for made in leak)
+        assert f"residual {leak.best.residual:.2g}" in leak.verdict
+        return
     assert leak.best.attack == "layer_span"
     assert leak.best.images is not None
     assert leak.best.labels is not None
@@ -254,7 +235,6 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert leak.best.labels[distance.argmin(0)].tolist() == [3, 5]
     assert leak.best.scaled_residual < 1e-5 < leak["patch_gradient"].scaled_residual
     assert leak.best.factor == pytest.approx(1 / clipped)
-    assert leak.best.is_certain
     assert "2 of 2" in leak.verdict
     assert "nan" not in str(leak)
     note = next(note for note in leak.notes if "batch 2" in note)
@@ -262,33 +242,22 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert "batch_span" not in note  # only what ran is explained
 
 
-def test_classes_of_pictures_that_do_not_explain_the_gradient_are_not_told() -> None:
-    """The gradient has the other sign: pictures are certain, their classes and the loss are not."""
-    model = planted_model(img_size=8, depth=3)
-    sent = gradient_of(model, planted_images(2, 8), torch.tensor([3, 5]))
-    turned = {name: -gradient for name, gradient in sent.items()}
-    chosen = {"patch_gradient": {}, "layer_span": STATIONARY}
-    leak = attack_gradients(model, turned, batch=2, attacks=chosen)
-    assert leak.best.is_certain
-    assert all(made.labels is None for made in leak)
-    assert f"residual {leak.best.residual:.2g}" in leak.verdict
+def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_path: Path) -> None:
+    """Where nothing is verified the best is made for batches. Of two batches that share the picture
+    2, beside an original stands the picture that was scored; without originals those that are
+    certain come first."""
+    wide = planted_model(patch_size=8, embed_dim=80, depth=1)
 
+    def step(*numbers: int) -> Gradients:
+        return gradient_of(wide, planted_images(6)[list(numbers)], torch.tensor(numbers))
 
-def test_where_nothing_is_verified_the_best_is_made_for_batches(wide: LoadedModel) -> None:
+    sent = [step(0, 1, 2), step(3, 4, 2)]
+    known: dict[str, Any] = {"shared_picture": STATIONARY, "patch_gradient": {}}
     chosen = {"patch_gradient": {}, "batch_span": STATIONARY}
-    leak = attack_gradients(wide, step(wide, 0, 1), batch=2, attacks=chosen)
+    leak = attack_gradients(wide, step(0, 1), batch=2, attacks=chosen)
     assert [made.attack for made in leak.ranked] == ["batch_span", "patch_gradient"]
     assert leak.best.verified == 0
     assert "no evidence of safety" in leak.verdict
-
-
-def test_attacks_with_different_numbers_of_pictures_are_drawn(
-    wide: LoadedModel, tmp_path: Path
-) -> None:
-    """Of two batches that share the picture 2. Beside an original stands the picture that was
-    scored; without originals those that are certain come first."""
-    sent = [step(wide, 0, 1, 2), step(wide, 3, 4, 2)]
-    known: dict[str, Any] = {"shared_picture": STATIONARY, "patch_gradient": {}}
     figure = attack_gradients(wide, sent, batch=3, attacks=known).show(tmp_path / "leak.png")
     assert (tmp_path / "leak.png").stat().st_size > 5000
     titles = [axes.get_title() for axes in figure.axes]
@@ -302,13 +271,3 @@ def test_attacks_with_different_numbers_of_pictures_are_drawn(
     assert ["certain" in title for title in titles[1::3]] == [False, False, True, False]
     original, drawn = (torch.as_tensor(figure.axes[6 + at].images[0].get_array()) for at in (0, 1))
     assert (drawn - original).abs().max() < 1e-3  # of picture 2, in the best attack's column
-
-
-def test_where_no_attack_makes_a_picture_it_is_said(
-    model: LoadedModel, gradients: Gradients
-) -> None:
-    nothing = attack_gradients(model, gradients, attacks="april")
-    with pytest.raises(UserError, match="refused"):
-        nothing.show()
-    with pytest.raises(UserError, match="april"):
-        _ = nothing.best

@@ -154,9 +154,10 @@ def test_an_autocast_that_a_header_leaves_out_is_read_off_the_gradient(
 def half_plain(root: Path, **changes: Any) -> tuple[Path, dict[str, dict[str, float]]]:
     """Three uploads each of four images, about half of them unshuffled; and how many of the first
     and of all three of each image had an empty mask, as the truth says."""
-    client = {"batch": 1, "plain_share": 0.5, **changes.pop("client", {})}
+    client = {"batch": 1, "plain_share": 0.5, "dal": True, **changes.pop("client", {})}
     record = {"rounds": [1], "images": 4, "probes": [{"uploads": 3}]}
-    out = run(root, model=MJP, gamma=0.5, client=client, record=record, **changes)
+    model = {**MJP, "dal": "pca"}
+    out = run(root, model=model, gamma=0.5, client=client, record=record, **changes)
     empty: dict[str, list[bool]] = {}
     for upload in sorted(load_uploads(out / "uploads"), key=lambda entry: entry.header.round):
         truth = upload.truth()
@@ -170,8 +171,9 @@ def half_plain(root: Path, **changes: Any) -> tuple[Path, dict[str, dict[str, fl
 
 
 def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) -> None:
-    """No private image is needed for it."""
+    """No private image is needed for it. MJP's uploads keep mask, order and localization."""
     folder, expected = half_plain(tmp_path)
+    assert load_uploads(folder)[0].model().dal_kind == "pca"
     stationary = {"prior": "stationary"}
     attacks = [
         {"name": "masked_span", "options": stationary},
@@ -182,7 +184,11 @@ def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) ->
         if not truth:
             shutil.rmtree(folder / "truth")
             shutil.rmtree(folder.parent / "run")
-        _, _, found = attacked(folder, attacks=attacks)
+        _, scores, found = attacked(folder, attacks=attacks)
+        assert set(found.setting) == {"c"}
+        if truth:
+            assert set(found[found.metric == "mask_recall"].value.dropna()) == {1.0}
+            assert scores[scores.title == "masked_span"].value.notna().all()
         parts = found[found["metric"] == "unshuffled_uploads"].groupby("attack")
         told = {n: dict(zip(p["image_id"], p["value"], strict=True)) for n, p in parts}
         for name, counts in expected.items():

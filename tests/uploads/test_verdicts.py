@@ -56,22 +56,17 @@ def attacked(model: LoadedModel, sent: Gradients, **facts: Any) -> Leak:
 # scale, noise, loss -------------------------------------------------------------------------------
 
 
-def test_the_clip_factor_is_found_and_said(model: LoadedModel, gradients: Gradients) -> None:
-    norm, size = 1.0, size_of(gradients)
-    leak = attacked(model, clipped(gradients, norm), labels=[3])
-    assert leak.best.factor == pytest.approx(norm / size, rel=1e-6)
-    assert leak.best.scaled_residual < 1e-6
-    assert f"times 1/{size / norm:.3g} " in leak.verdict
-    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("share", [1e-3, 1e-2])
-def test_declared_noise_beside_a_clip_is_named(
-    model: LoadedModel, gradients: Gradients, share: float
+def test_the_clip_factor_is_found_and_declared_noise_beside_it_is_named(
+    model: LoadedModel, gradients: Gradients
 ) -> None:
     """The noise moves the picture, and so leaves more of the gradient than it is itself."""
-    sent = clipped(gradients, 1.0)
-    spread = share / sum(g.numel() for g in sent.values()) ** 0.5
+    sent, size = clipped(gradients, 1.0), size_of(gradients)
+    leak = attacked(model, sent, labels=[3])
+    assert leak.best.factor == pytest.approx(1 / size, rel=1e-6)
+    assert leak.best.scaled_residual < 1e-6
+    assert f"times 1/{size:.3g} " in leak.verdict
+    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-5
+    spread = 1e-2 / sum(g.numel() for g in sent.values()) ** 0.5
     leak = attacked(model, noisy(sent, spread), labels=[3], noise=spread)
     patch = sent[PATCH]
     assert leak.declared == pytest.approx(
@@ -99,8 +94,7 @@ def test_a_picture_is_certain_whatever_the_loss(
     assert leak.best.is_certain
     assert ("times −1 " in leak.verdict) == (change == "sign")
     assert ("[4]" in str(leak.notes) and "[3]" in str(leak.notes)) == (change == "another label")
-    if change == "smoothing":
-        assert "explains the uploaded gradient" not in leak.verdict
+    assert ("explains the uploaded gradient" in leak.verdict) == (change == "sign")
 
 
 def test_a_scale_of_a_part_is_not_called_clipping() -> None:
@@ -164,7 +158,6 @@ def as_fed(model: LoadedModel, pixels: Tensor) -> dict[str, Tensor]:
     ("done", "declared", "fits"),
     [
         (NONE, HALF, "none (mean 0, std 1)"),
-        (HALF, NONE, "one half"),
         (IMAGENET, HALF, "ImageNet's"),
         (HALF, IMAGENET, "one half"),
         (REVERSED, IMAGENET, "other order of channels"),
@@ -184,17 +177,15 @@ def test_another_normalisation_is_said_and_nothing_is_certain(
     assert (right.best.image.double() - PICTURE[0]).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("normalised", [HALF, IMAGENET, NONE])
-def test_pictures_as_declared_stay_certain(model: LoadedModel, normalised: Normalisation) -> None:
-    known = declaring(model, normalised)
-    for image in (PICTURE, planted_images(1), torch.ones_like(PICTURE), PICTURE.round()):
-        assert attacked(known, as_fed(model, fed(image, normalised))).doubt == ""
-    sent = as_fed(model, fed(PICTURE, normalised))
-    spread = 0.05 * float(sent[PATCH].std())  # declared noise is no other normalisation either
+def test_pictures_as_declared_stay_certain(model: LoadedModel) -> None:
+    """Neither rounding nor declared noise is another normalisation; pixels beyond their range
+    are."""
+    known = declaring(model, IMAGENET)
+    for image in (planted_images(1), torch.ones_like(PICTURE), PICTURE.round()):
+        assert attacked(known, as_fed(model, fed(image, IMAGENET))).doubt == ""
+    sent = as_fed(model, fed(PICTURE, IMAGENET))
+    spread = 0.05 * float(sent[PATCH].std())
     assert attacked(known, noisy(sent, spread), noise=spread).doubt == ""
-
-
-def test_pixels_beyond_their_range_are_doubted_and_rounding_is_not() -> None:
     noise = torch.randn(PICTURE.shape, generator=torch.Generator().manual_seed(0)) * 0.1 / 255
     assert "[0, 1]" in declared_wrongly(fed(planted_images(1) * 2 - 0.5, HALF)[0], *HALF)
     assert declared_wrongly(fed(PICTURE + noise, HALF)[0], *HALF) == ""
@@ -220,11 +211,11 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
         assert found[MISNORMALISED].tolist() == [1 - certain] * 2
 
 
-@pytest.mark.parametrize("absent", [("pos_embed",), ("pos_embed", "patch_embed")])
-def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too(absent: tuple[str, ...]) -> None:
+def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
     told = planted_model(img_size=16)
     plain, labels = declaring(told, NONE), torch.tensor([3])
     sent = gradient_of(plain, (planted_images(1, 16) * 255).round() / 255, labels)
+    absent = ("pos_embed", "patch_embed")
     sent = {name: gradient for name, gradient in sent.items() if not name.startswith(absent)}
     known: dict[str, Any] = {"attacks": {"token_peeling": {"prior": "stationary"}}}
     right, wrong = attacked(plain, sent, **known), attacked(told, sent, **known)
@@ -246,8 +237,7 @@ def photograph(place: int) -> Tensor:
     return list(load_images("embedded", size=64, limit=place + 1))[place][0].double()[None]
 
 
-@pytest.mark.parametrize("shuffles", [True, False])
-@pytest.mark.parametrize("place", [0, 4])
+@pytest.mark.parametrize(("place", "shuffles"), [(0, True), (4, False)])
 def test_the_best_picture_of_a_client_that_shuffles_is_the_one_in_order(
     larger: LoadedModel, place: int, shuffles: bool
 ) -> None:
@@ -282,17 +272,12 @@ def test_what_defences_leave_is_read_off_recipe_and_upload_as_the_client_declare
     sent = make_upload(larger, [inputs], ClientConfig(defenses=tuple(defenses)))
     client = client_step({"defenses": defenses, "batch": 1})
     noise, rounding, _ = declared_errors(client, sent.grads)
+    if defenses == ["dp_sgd 0.1"]:  # attacks weigh them as the noise that they are
+        known = attacked(larger, sent.grads, defenses=defenses).declared
+        assert known == pytest.approx(attacked(larger, sent.grads, noise=0.1).declared) != 0
     for told, known in ((noise, sent.noise), (rounding, sent.rounding)):
         assert told.keys() == {name for name, level in known.items() if level.any()}
         assert all(told[n].item() == pytest.approx(known[n].item(), rel=0.01) for n in told)
-
-
-def test_defences_are_weighed_by_attacks(larger: LoadedModel) -> None:
-    inputs = ClientInput(photograph(0), LABEL, ["one"])
-    client = ClientConfig(defenses=("dp_sgd 0.0001",))
-    sent = {name: g[0] for name, g in make_upload(larger, [inputs], client).grads.items()}
-    known = attacked(larger, sent, defenses=[{"dp_sgd": 1e-4}])
-    assert known.declared == pytest.approx(attacked(larger, sent, noise=1e-4).declared) != 0
 
 
 # what is said beside the originals ----------------------------------------------------------------

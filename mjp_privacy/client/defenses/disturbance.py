@@ -104,8 +104,3 @@ def per_step(values: Tensor, like: Tensor) -> Tensor:
 def squared_norm(grads: Grads) -> Tensor:
     """Squared norm (n,) of each step's gradient over all parameters, in float64."""
     return torch.stack([g.double().flatten(1).square().sum(1) for g in grads.values()]).sum(0)
-
-
-def entries(grads: Grads) -> int:
-    """How many numbers the upload of one step holds."""
-    return sum(g[0].numel() for g in grads.values())

@@ -14,13 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.defenses.disturbance import (
-    Disturbed,
-    Draws,
-    entries,
-    per_step,
-    squared_norm,
-)
+from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, per_step, squared_norm
 from mjp_privacy.core.schema import NotNegative, Positive, schema
 from mjp_privacy.interfaces import Grads
 
@@ -51,7 +45,7 @@ class GaussianNoise:
         The rms of what is sent is sqrt(1 + std^2) times that of the gradient, apart from the
         unknown number of zero entries.
         """
-        mean = squared_norm(noisy) / entries(noisy)
+        mean = squared_norm(noisy) / sum(g[0].numel() for g in noisy.values())
         return self.std * (mean / (1 + self.std**2)).sqrt()
 
 
