@@ -94,13 +94,6 @@ def test_folders_that_are_no_classes_are_refused(tmp_path: Path) -> None:
 # CSV ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", ["image_id", "File"])
-def test_given_csv(flat: Path, tmp_path: Path, column: str) -> None:
-    table = write(tmp_path / "l.csv", f"x,label,{column}\n,3,a.png\n,n03445777,b.png\n,0,c.png\n")
-    assert labels_of(flat, table) == {"a.png": 3, "b.png": 574, "c.png": 0}
-    assert source_of(flat, table) == "csv"
-
-
 @pytest.mark.parametrize("form", ["folder", "zip", "zipped folder"])
 def test_csv_inside_comes_before_folders_and_after_one_that_is_given(
     tmp_path: Path, form: str
@@ -114,25 +107,25 @@ def test_csv_inside_comes_before_folders_and_after_one_that_is_given(
     assert list(labels_of(path, given).values()) == [9, 1, 2]
 
 
-@pytest.mark.parametrize("form", ["./{}", "some\\{}", "/data/v1/{}"])
-def test_csv_may_name_files_from_elsewhere(flat: Path, tmp_path: Path, form: str) -> None:
-    rows = "".join(f"{form.format(name)},{at}\n" for at, name in enumerate(sorted(labels_of(flat))))
-    table = write(tmp_path / "l.csv", f"file,label\n{rows}elsewhere/d.png,4\n\n")
-    assert list(labels_of(flat, table).values()) == [0, 1, 2]
-    folder = make_images(tmp_path / "two", ["x/a.png", "y/a.png"])  # which is not guessed
+def test_csv_may_name_files_from_elsewhere_and_what_is_no_file(flat: Path, tmp_path: Path) -> None:
+    """By another suffix, too; a name that two images may have is not guessed."""
+    for column, form in (
+        ("file", "./{}.png"),
+        ("image_id", "some\\{}.png"),
+        ("File", "/data/v1/{}.png"),
+        ("filename", "{}.jpg"),
+    ):
+        rows = "".join(
+            f"x,{label},{form.format(name)}\n"
+            for name, label in zip("abc", (0, SYNSETS[1], 2), strict=True)
+        )
+        more = "".join(f"x,4,{name}\n" for name in ("elsewhere/d.png", "..png", ".", "/"))
+        table = write(tmp_path / "l.csv", f"x,label,{column}\n{rows}{more}\n")
+        assert labels_of(flat, table) == {"a.png": 0, "b.png": 574, "c.png": 2}
+        assert source_of(flat, table) == "csv"
+    folder = make_images(tmp_path / "two", ["x/a.png", "y/a.png"])
     table = write(tmp_path / "l.csv", "file,label\nx/a.png,1\na.png,2\n")
     assert "y/a.png" in error_of(folder, table)
-
-
-@pytest.mark.parametrize("name", [".", "in/", "/", "..", "..png", "a/..", "..."])
-def test_names_that_are_no_files_are_no_harm(name: str, tmp_path: Path) -> None:
-    """Beside rows that name the images without their folder and by another suffix."""
-    folder = make_images(tmp_path / "in", ["a.png", "b.png"])
-    table = write(tmp_path / "labels.csv", f"file,label\n{name},7\na.jpg,1\nb.jpg,2\n")
-    try:
-        assert list(labels_of(folder, table).values()) == [1, 2]
-    except UserError as error:
-        assert "line 2" in str(error)  # noqa: PT017
 
 
 KAGGLE = "ImageId,PredictionString\n"
