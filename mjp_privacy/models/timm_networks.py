@@ -118,6 +118,18 @@ def kind_of(net: Any) -> str:
     return type(getattr(net, "rest", net)).__name__
 
 
+@contextmanager
+def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
+    """Whatever a network's own code raises in this block, as a UserError."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"{kind_of(net)}: expected a network {expected}; it raised {format_error(error)}. "
+            f"{advice}"
+        ) from error
+
+
 # the network --------------------------------------------------------------------------------------
 
 
@@ -250,7 +262,12 @@ def check_equation(network: TimmNetwork) -> None:
         for name, p in network.named_parameters()
         if p.ndim > 1 and not bool(p.any())
     }
-    try:
+    with code_of(
+        network.net,
+        "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
+        "its own",
+        "Leave out reparametrisations and checkpointing, which change no gradient.",
+    ):
         with torch.no_grad():
             given = input_of(network.net, network.patch_embed.proj, x)
         with torch.enable_grad():
@@ -258,12 +275,6 @@ def check_equation(network: TimmNetwork) -> None:
             table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
             out = functional_call(network, drawn, (x,)).square().sum()
             sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
-    except Exception as error:  # whatever the network's own code raises
-        raise UserError(
-            f"{kind}: expected a network whose gradient torch.autograd.grad computes, of a patch "
-            f"embedding with a weight of its own; it raised {format_error(error)}. Leave out "
-            "reparametrisations and checkpointing, which change no gradient."
-        ) from error
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture, got "
