@@ -108,16 +108,13 @@ class Files(Protocol):
     @property
     def path(self) -> Path:
         """The folder or zip itself."""
-        ...
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all files: relative posix paths, sorted."""
-        ...
 
     def read(self, name: str) -> bytes:
         """The content of a file; ImageError with the reason if it cannot be read."""
-        ...
 
 
 class ZipFiles:

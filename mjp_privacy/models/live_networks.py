@@ -11,14 +11,13 @@ as long as there are no more of them than stored positions.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.core.errors import UserError, format_error
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.live_parts import (
     FlattenedPatches,
@@ -26,7 +25,15 @@ from mjp_privacy.models.live_parts import (
     embed_by_convolution,
     tell_size,
 )
-from mjp_privacy.models.timm_networks import Parts, TimmNetwork, kind_of, of_timm, parts_of
+from mjp_privacy.models.timm_networks import (
+    IN_SIZE,
+    Parts,
+    TimmNetwork,
+    code_of,
+    kind_of,
+    of_timm,
+    parts_of,
+)
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
@@ -71,14 +78,9 @@ def of_live(
     if img_size not in (None, side):
         spread = _at_size(net, parts, img_size)
         side = img_size
-    try:
-        with torch.no_grad():
-            net(parts.projection.weight.new_zeros(1, parts.channels, side, side))
-    except Exception as error:  # whatever the network's own code raises
-        raise UserError(
-            f"{kind_of(net)}: expected a network that takes one picture of {side} px; it raised "
-            f"{format_error(error)}. Give the network itself, in the size of its table."
-        ) from error
+    takes = f"that takes one picture of {side} px"
+    with torch.no_grad(), code_of(net, takes, IN_SIZE):
+        net(parts.projection.weight.new_zeros(1, parts.channels, side, side))
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
     if spread is not None:
@@ -92,13 +94,9 @@ def _copied(module: nn.Module) -> nn.Module:
     """A copy, also of a network that keeps what it last computed as an attribute."""
     kept = [value for part in module.modules() for value in vars(part).values()]
     computed = [value for value in kept if isinstance(value, Tensor) and not value.is_leaf]
-    try:
+    advice = "Give one that keeps no tensors of its last step."
+    with code_of(module, "that copy.deepcopy copies", advice):
         return copy.deepcopy(module, {id(value): value.detach() for value in computed})
-    except Exception as error:  # whatever the network's own code raises
-        raise UserError(
-            f"{kind_of(module)}: expected a network that copy.deepcopy copies; it raised "
-            f"{format_error(error)}. Give one that keeps no tensors of its last step."
-        ) from error
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -196,7 +194,8 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
         )
     generator = torch_generator("a picture of another size")
     x = torch.randn(1, parts.channels, side, side, generator=generator)
-    with torch.no_grad(), _taking(kind, side):
+    takes = f"that takes pictures of {side} px, as one built with dynamic_img_size does"
+    with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))
         spread = _stretched(net, parts, x)
     values = torch.linalg.svdvals(spread)
@@ -216,7 +215,7 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
             if parameter is stored or (name == "pos_embed" and part is net):
                 part._parameters[name] = table
     tell_size(net.patch_embed, side // patch, patch)
-    with torch.no_grad(), _taking(kind, side):
+    with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         off = float((net(x.to(stored)) - expected).norm() / expected.norm())
     if not off < SAME:
         raise UserError(
@@ -225,18 +224,6 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
             "this size."
         )
     return spread
-
-
-@contextmanager
-def _taking(kind: str, side: int) -> Iterator[None]:
-    """Whatever a network's own code raises on pictures of this side, as a UserError."""
-    try:
-        yield
-    except Exception as error:
-        raise UserError(
-            f"{kind}: expected a network that takes pictures of {side} px, as one built with "
-            f"dynamic_img_size does; it raised {format_error(error)}. Leave img_size out."
-        ) from error
 
 
 def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:

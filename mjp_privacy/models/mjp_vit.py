@@ -153,11 +153,8 @@ class MJPVisionTransformer(Common):
                 f"{position_embedding!r}, got unknown_embedding={unknown_embedding}, dal={dal!r}."
             )
         self.variant = variant = variant or Variant()
-        self.position_embedding, self.dal_kind, self.first_block = (
-            position_embedding,
-            dal,
-            first_block,
-        )
+        self.position_embedding, self.first_block = position_embedding, first_block
+        self.dal_kind = dal
         self.embed_dim, self.num_classes = embed_dim, num_classes
         self.patch_size, self.grid = patch_size, img_size // patch_size
         rows = self.grid**2 + 1

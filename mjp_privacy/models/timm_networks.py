@@ -48,6 +48,7 @@ FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "
 """Fields of a model that a user may set; the rest is the network's own."""
 HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
+IN_SIZE = "Give the network itself, in the size of its table."
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
 
@@ -121,6 +122,18 @@ def parts_of(net: nn.Module) -> Parts:
 def kind_of(net: Any) -> str:
     """The class of a network, of one under other names (`live_networks.Renamed`) that inside."""
     return type(getattr(net, "rest", net)).__name__
+
+
+@contextmanager
+def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
+    """Whatever a network's own code raises in this block, as a UserError."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"{kind_of(net)}: expected a network {expected}; it raised {format_error(error)}. "
+            f"{advice}"
+        ) from error
 
 
 # the network --------------------------------------------------------------------------------------
@@ -248,14 +261,9 @@ def check_equation(network: TimmNetwork) -> None:
     kind, side, like = kind_of(network.net), network.grid * network.patch_size, network.like
     generator = torch_generator("a picture for the patch equation")
     x = torch.randn(1, network.channels, side, side, generator=generator).to(like)
-    try:
-        with torch.no_grad():
-            given = input_of(network.net, network.patch_embed.proj, x)
-    except Exception as error:  # whatever the network's own code raises
-        raise UserError(
-            f"{kind}: expected a network that takes one picture of {side} px; it raised "
-            f"{format_error(error)}. Give the network itself, in the size of its table."
-        ) from error
+    takes = f"that takes one picture of {side} px"
+    with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
+        given = input_of(network.net, network.patch_embed.proj, x)
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture, got "
@@ -269,18 +277,17 @@ def check_equation(network: TimmNetwork) -> None:
         for name, p in network.named_parameters()
         if p.ndim > 1 and not bool(p.any())
     }
-    try:
+    with code_of(
+        network.net,
+        "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
+        "its own",
+        "Leave out reparametrisations and checkpointing, which change no gradient.",
+    ):
         with torch.enable_grad():
             weight = network.get_parameter("patch_embed.proj.weight")
             table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
             out = functional_call(network, drawn, (x,)).square().sum()
             sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
-    except Exception as error:  # whatever the network's own code raises
-        raise UserError(
-            f"{kind}: expected a network whose gradient torch.autograd.grad computes, of a patch "
-            f"embedding with a weight of its own; it raised {format_error(error)}. Leave out "
-            "reparametrisations and checkpointing, which change no gradient."
-        ) from error
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
-from PIL.BmpImagePlugin import BmpImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from mjp_privacy.data import ImageError, decoding
@@ -169,16 +165,11 @@ def test_limits_of_pillow_that_another_library_lifted(monkeypatch: pytest.Monkey
         assert reason(content[: len(content) // 2])
 
 
-class Panic(BaseException):
+class PanicException(BaseException):
     """As a library in Rust raises it."""
 
 
-Panic.__name__ = "PanicException"
-RAISED = [
-    *(RecursionError("maximum recursion depth exceeded"), struct.error("unpack needs a buffer")),
-    *(AssertionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")),
-    *(Panic("index out of bounds"), MemoryError()),
-]
+RAISED = (RecursionError("too deep"), AssertionError(), PanicException(), MemoryError())
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
@@ -189,10 +180,7 @@ def test_whatever_a_decoder_raises_is_a_reason(
         raise error
 
     monkeypatch.setattr(PngImageFile, "load", fail)
-    monkeypatch.setattr(BmpImageFile, "_open", fail)
-    kinds = ("PNG",) if isinstance(error, MemoryError) else ("PNG", "BMP")
-    for kind in kinds:
-        assert ("memory" in reason(encode(noise(), kind))) == isinstance(error, MemoryError)
+    assert ("memory" in reason(encode(noise()))) == isinstance(error, MemoryError)
 
 
 def test_a_damaged_tiff_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
@@ -204,14 +192,3 @@ def test_a_damaged_tiff_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]
         decode_image(bytes(content))
     os.write(2, b"still open")
     assert capfd.readouterr().err == "still open"
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM"]))
-def test_damage_never_raises_anything_else(data: st.DataObject, kind: str) -> None:
-    content = bytearray(encode(noise(), kind))
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    content = content[: data.draw(st.integers(0, len(content)))]
-    with suppress(ImageError):
-        assert decode_image(bytes(content)).mode == "RGB"

@@ -84,8 +84,8 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("sides", [(100, 75), (75, 101), (40, 40), (31, 90), (36, 77), (333, 248)])
-@pytest.mark.parametrize(("size", "resize"), [(32, None), (32, 36), (33, 33), (64, 71)])
+@pytest.mark.parametrize("sides", [(100, 75), (40, 40), (31, 90), (333, 248)])
+@pytest.mark.parametrize(("size", "resize"), [(32, None), (33, 33), (64, 71)])
 def test_preprocessing_is_torchvisions(
     sides: tuple[int, int], size: int, resize: int | None, interpolation: str
 ) -> None:
@@ -239,21 +239,15 @@ def test_outputs_that_are_or_hold_or_lie_in_an_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "attack demo --images IN --out IN/out",
-        "sample --from IN --out IN/out",
-        "score --reference IN --reconstruction IN --out IN/out.csv",
-        "train configs/training/cifar10.yaml --row J --data IN --out IN/out",
-        "federate configs/federated/minute.yaml --data IN --out IN/out",
-        "fit-prior --images IN --patch 4 --size 8 --out IN/out.safetensors",
-    ],
+    "command", ["score --reference IN --reconstruction IN", "fit-prior --images IN --patch 4"]
 )
-def test_no_command_writes_among_what_it_reads(
+def test_commands_beside_the_main_ones_write_apart_from_what_they_read(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The others are among tests/inputs."""
     photos = make_images(tmp_path / "photos", ["x/a.png", "y/b.png"])
     before = sorted(photos.rglob("*"))
-    assert main([word.replace("IN", str(photos)) for word in command.split()]) == 2
+    words = command.replace("IN", str(photos)).split()
+    assert main([*words, "--out", str(photos / "out.csv")]) == 2
     assert "--out" in capsys.readouterr().err
     assert sorted(photos.rglob("*")) == before

@@ -22,7 +22,6 @@ from tests.helpers.libraries import (
     open_clip_tower,
     randomised,
     timm_vit,
-    torchvision_vit,
 )
 
 MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
@@ -128,18 +127,6 @@ def test_timm(tmp_path: Path) -> None:
     assert (card.mean, card.std, card.resize) == ((0.5,) * 3, (1.0,) * 3, 40)
     (place / "config.json").write_text('{"seed": 1, "mean": 7}')  # another program's: left alone
     assert load_model(checkpoint=place, num_heads=3, std=0.5).card.mean == (0.5,) * 3
-
-
-def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
-    module, path = randomised(torchvision_vit()), tmp_path / "weights.pth"
-    torch.save(module.state_dict(), path)
-    with pytest.raises(UserError, match="num_heads, mean, std"):
-        load_model(checkpoint=path)
-    model = load_model(checkpoint=path, **GIVEN)
-    assert_same(model, module)
-    assert model.card.checkpoint.layout == "torchvision"
-    outline = load_model("vit_b_32", checkpoint="random", num_classes=3, mean=0.5, std=0.5)
-    assert outline.card.architecture == "vit d768 l12 h12 p32@224"
 
 
 WRONG: list[tuple[str, Any, str]] = [

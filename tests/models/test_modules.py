@@ -20,6 +20,7 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.timm_networks import TimmNetwork
+from mjp_privacy.uploads.leak import Leak
 from tests.helpers.libraries import (
     DIM,
     SIDE,
@@ -121,8 +122,8 @@ def test_own_models_are_returned_and_precision_is_kept() -> None:
     model = tiny(torch.float32)
     for same in (load_module(model), load_module(nn.DataParallel(model), mean=model.card.mean)):
         assert same is model
-    for facts, said in (({"mean": 0.5}, r"mean: .*0\.485"), ({"img_size": 48}, "32, got 48")):
-        with pytest.raises(UserError, match=said):
+    for facts in ({"mean": 0.5}, {"img_size": 48}):
+        with pytest.raises(UserError, match=next(iter(facts))):
             load_module(model, **facts)
     for change, dtype in (("double", torch.float64), ("bfloat16", torch.float32)):
         copy = loaded(getattr(randomised(timm_vit()), change)())
@@ -313,30 +314,30 @@ class TwoTables(Flattened):
 
 
 HEADS = {"num_heads": 4}
-TEACHER = ("DeiTForImageClassificationWithTeacher", "DeiTConfig")
-REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # and what is named
     "layer scale": (lambda: timm_vit(init_values=0.1), HEADS, "blocks.0.ls1.gamma"),
     "norms": (lambda: timm_vit(qk_norm=True), HEADS, "blocks.0.attn.k_norm"),
-    "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "before it normalises"),
+    "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "Sequential"),
     "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
-    "four channels": (lambda: timm_vit(in_chans=4), {}, "grey pictures, got 4"),
-    "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, r"\(1, 10\).*\(1, 3\)"),
-    "failure": (lambda: Wrapped(fails), {}, "RuntimeError: two pictures"),
-    "failure behind the patches": (lambda: Stopped(), {}, "RuntimeError: two pictures"),
-    "linear": (lambda: nn.Linear(3, 3), {}, "Vision Transformer"),
+    "four channels": (lambda: timm_vit(in_chans=4), {}, "VisionTransformer"),
+    "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, "Wrapped"),
+    "failure": (lambda: Wrapped(fails), {}, "RuntimeError"),
+    "failure behind the patches": (lambda: Stopped(), {}, "RuntimeError"),
+    "linear": (lambda: nn.Linear(3, 3), {}, "weight"),
     "two tables": (lambda: TwoTables(), {}, "more_pos"),
-    "rows from below, a head of zeros": (lambda: Upended(), {}, "off by"),
-    "an embedding that is not learned": (lambda: Detached(), {}, "no gradient"),
-    "a norm of weights": (lambda: normed_weights(Convolved()), {}, "reparametrisations"),
-    "traced": (lambda: torch.jit.trace(Flattened(), pictures()), {}, "nn.Module"),
+    "rows from below, a head of zeros": (lambda: Upended(), {}, "Upended"),
+    "an embedding that is not learned": (lambda: Detached(), {}, "Detached"),
+    "a norm of weights": (lambda: normed_weights(Convolved()), {}, "Convolved"),
+    "traced": (lambda: torch.jit.trace(Flattened(), pictures()), {}, "TopLevelTracedModule"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_network_that_is_refused_is_told_what_it_lacks(kind: str) -> None:
-    build, given, said = REFUSED[kind]
-    with pytest.raises(UserError, match=said):
+def test_a_network_that_is_refused_is_named_or_what_it_lacks(kind: str) -> None:
+    build, given, named = REFUSED[kind]
+    with pytest.raises(UserError) as caught:
         loaded(build(), **given)
+    assert named in str(caught.value)
 
 
 # networks with their own forward ------------------------------------------------------------------
@@ -352,20 +353,16 @@ def dinov2(kind: str, side: int = 56, **more: Any) -> nn.Module:
     return getattr(transformers, kind)(settings).eval()  # type: ignore[no-any-return]
 
 
-def siglip(kind: str) -> nn.Module:
+def siglip() -> nn.Module:
     transformers = library("transformers")
     vision = {"image_size": 64, "patch_size": 16, "intermediate_size": 384, **WIDE}
-    if kind == "SiglipVisionModel":
-        settings = transformers.SiglipVisionConfig(**vision)
-    else:
-        settings = transformers.SiglipConfig(vision_config=vision, num_labels=7)
-    return getattr(transformers, kind)(settings).eval()  # type: ignore[no-any-return]
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision)).eval()  # type: ignore[no-any-return]
 
 
-def stretching(name: str) -> nn.Module:
+def stretching() -> nn.Module:
     """timm's network, which stretches a table for 112 px to its pictures."""
     options = {"img_size": 112, "dynamic_img_size": True, "num_classes": 9, "depth": 2}
-    return timm.create_model(name, **options).eval()  # type: ignore[no-any-return]
+    return timm.create_model("eva02_tiny_patch14_224", **options).eval()  # type: ignore[no-any-return]
 
 
 CLASSIFIER = "Dinov2ForImageClassification"
@@ -381,13 +378,10 @@ def vit_of_64_pixels() -> nn.Module:
 OWN_FORWARD: dict[str, tuple[Callable[[], nn.Module], int, int | None]] = {
     CLASSIFIER: (lambda: dinov2(CLASSIFIER, num_labels=5), 56, None),
     "Dinov2WithRegistersModel": (lambda: dinov2("Dinov2WithRegistersModel"), 56, None),
-    "SiglipVisionModel": (lambda: siglip("SiglipVisionModel"), 64, None),
-    "SiglipForImageClassification": (lambda: siglip("SiglipForImageClassification"), 64, None),
+    "SiglipVisionModel": (siglip, 64, None),
     "stretched by transformers": (lambda: dinov2(CLASSIFIER, 112, num_labels=5), 56, 56),
     "stretched when told to": (vit_of_64_pixels, 32, 32),
-    "stretched dinov2": (lambda: stretching("vit_small_patch14_dinov2"), 56, 56),
-    "stretched plain": (lambda: stretching("vit_tiny_patch16_224"), 64, 64),
-    "stretched eva02": (lambda: stretching("eva02_tiny_patch14_224"), 56, 56),
+    "stretched by timm": (stretching, 56, 56),
 }
 
 
@@ -397,6 +391,19 @@ def logits_of(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(out, Tensor):
         return out
     return out["logits"] if "logits" in out else out["pooler_output"]  # type: ignore[no-any-return]
+
+
+def leaked(
+    module: nn.Module, picture: Tensor | int, *, without: str | None = None, **given: Any
+) -> Leak:
+    """What an honest client's step on a picture, or on a random one of this side, tells; `without`
+    the gradients of parameters in whose name this stands."""
+    if isinstance(picture, int):
+        picture = (torch.rand(1, 3, picture, picture) * 255).round() / 255
+    logits = logits_of(module, (picture - 0.5) / 0.5)
+    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
+    sent = {key: p.grad for key, p in module.named_parameters() if without and without not in key}
+    return attack_gradients(module, sent or None, mean=0.5, std=0.5, images=picture, **given)
 
 
 @pytest.mark.parametrize("name", OWN_FORWARD)
@@ -410,12 +417,8 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
         torch.testing.assert_close(copy(x), logits_of(module, x))
         count = sum(parameter.numel() for parameter in module.parameters())
         assert sum(parameter.numel() for parameter in copy.parameters()) == count
-    picture = (torch.rand(1, 3, side, side) * 255).round() / 255
-    logits = logits_of(module, (picture - 0.5) / 0.5)
-    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
     before = {key: parameter.clone() for key, parameter in module.named_parameters()}
-    given = {"mean": 0.5, "std": 0.5, "img_size": img_size, "attacks": ["patch_gradient"]}
-    leak = attack_gradients(module, images=picture, **given)
+    leak = leaked(module, side, img_size=img_size, attacks=["patch_gradient"])
     assert leak["patch_gradient"].psnr > 60
     assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
 
@@ -438,19 +441,15 @@ OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
     "flattened patches, a classifier of any name": Flattened,
     "keywords, in place, a dictionary": Convolved,
     "blocks that are no modules": Iterated,
-    "a teacher's token": lambda: hugging_face(*TEACHER, num_labels=10),
+    "a teacher's token": lambda: hugging_face(
+        "DeiTForImageClassificationWithTeacher", "DeiTConfig", num_labels=10
+    ),
 }
 
 
-@pytest.mark.parametrize("labels", [[3], None])
 @pytest.mark.parametrize("name", OF_ONES_OWN)
-def test_networks_of_ones_own_tell_picture_and_class(name: str, labels: list[int] | None) -> None:
-    module = OF_ONES_OWN[name]().eval()
-    picture = (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
-    logits = logits_of(module, (picture - 0.5) / 0.5)
-    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
-    given = {"mean": 0.5, "std": 0.5, "attacks": ["patch_gradient"], "labels": labels}
-    leak = attack_gradients(module, images=picture, **given)
+def test_networks_of_ones_own_tell_picture_and_class(name: str) -> None:
+    leak = leaked(OF_ONES_OWN[name]().eval(), SIDE, attacks=["patch_gradient"])
     assert leak.labels is not None
     assert leak.labels.tolist() == [3]
     assert leak.best.residual < 1e-4
@@ -466,11 +465,7 @@ class Checkpointed(Convolved):
 
 
 def test_what_a_network_raises_where_its_residual_is_computed_is_a_note() -> None:
-    module = Checkpointed().eval()
-    picture = (torch.rand(1, 3, SIDE, SIDE) * 255).round() / 255
-    logits = module((picture - 0.5) / 0.5)["logits"]
-    nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
-    leak = attack_gradients(module, mean=0.5, std=0.5, images=picture, attacks=["patch_gradient"])
+    leak = leaked(Checkpointed().eval(), SIDE, attacks=["patch_gradient"], labels=[3])
     assert leak.best.exact == 1
     assert leak.best.residuals is None
     assert any("CheckpointError" in note for note in leak.notes)
@@ -503,11 +498,8 @@ WITHOUT_A_TABLE: dict[str, Callable[[], nn.Module]] = {
 def test_transformers_networks_leak_without_the_gradient_of_a_table(name: str) -> None:
     """Block 0's layers are found by the order in which they run."""
     torch.manual_seed(0)
-    module = WITHOUT_A_TABLE[name]().eval()
     picture = next(iter(load_images("embedded", size=64, limit=1)))[0][None]
-    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
-    sent = {key: p.grad for key, p in module.named_parameters() if "position_emb" not in key}
-    leak = attack_gradients(module, sent, mean=0.5, std=0.5, images=picture)
+    leak = leaked(WITHOUT_A_TABLE[name]().eval(), picture, without="position_emb")
     found = leak["token_peeling"]
     assert found.exact == 1
     assert found.is_certain == (name != "relative bias")  # untrained ones see no order
@@ -558,11 +550,8 @@ def test_norms_around_the_patch_embedding_hide_brightness_at_most(
 ) -> None:
     """What a norm of each patch takes away is its mean, which is guessed by borders."""
     torch.manual_seed(0)
-    module = Paired(before=before, after=after).eval()
     picture = next(iter(load_images("embedded", size=SIDE, limit=1)))[0][None]
-    nn.functional.cross_entropy(module((picture - 0.5) / 0.5), torch.tensor([3])).backward()
-    sent = {key: p.grad for key, p in module.named_parameters() if key != "pos"}
-    leak = attack_gradients(module, sent, mean=0.5, std=0.5, images=picture)
+    leak = leaked(Paired(before=before, after=after).eval(), picture, without="pos")
     found = leak["token_peeling"]
     contrasts = [
         (patches := to_patches(x, PATCH)) - patches.mean(1, keepdim=True)
@@ -575,32 +564,28 @@ def test_norms_around_the_patch_embedding_hide_brightness_at_most(
     assert leak.best.attack == "token_peeling"
 
 
-def test_without_a_table_the_size_of_pictures_must_be_known() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(8 * 64, 10))
-    with pytest.raises(UserError, match="img_size"):
-        loaded(module)
-    assert loaded(module, img_size=32).grid == 8
-
-
 def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"64 positions .* 121"):
-        loaded(dinov2("Dinov2Model", side=112), img_size=154)
-    with pytest.raises(UserError, match=r"16 positions .* 36"):
-        loaded(siglip("SiglipVisionModel"), img_size=96)
-    with pytest.raises(UserError, match="img_size"):  # its table is looked up by number
-        loaded(siglip("SiglipVisionModel"), img_size=48)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(8 * 64, 10))
+    for module, img_size, named in (
+        (plain, None, "img_size"),  # without a table nothing shows it
+        (dinov2("Dinov2Model", side=112), 154, "Dinov2Model"),
+        (siglip(), 96, "SiglipVisionModel"),
+        (siglip(), 48, "img_size"),  # its table is looked up by number
+    ):
+        with pytest.raises(UserError, match=named):
+            loaded(module, img_size=img_size)
+    assert loaded(plain, img_size=32).grid == 8
     module = dinov2(CLASSIFIER, num_labels=5)
-    nn.functional.cross_entropy(
-        logits_of(module, torch.rand(1, 3, 56, 56)), torch.tensor([3])
-    ).backward()
+    leaked(module, 56, attacks=["patch_gradient"])
     with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
         save_upload(tmp_path, module, mean=0.5, std=0.5)
 
 
 def test_pixels_that_no_patch_covers_are_left_out() -> None:
-    """384 px are 27 patches of 14 px and six pixels that the convolution never sees."""
-    net = timm.create_model("vit_so400m_patch14_siglip_384", num_classes=3, depth=1)
+    """30 px are 7 patches of 4 px and two pixels that the convolution never sees."""
+    net = timm_vit(img_size=30, class_token=False, global_pool="avg").eval()
     copy = loaded(net)
-    assert (copy.grid, copy.card.img_size) == (27, 378)
-    x = torch.randn(1, 3, 384, 384)
-    torch.testing.assert_close(copy(x[..., :378, :378]), net.eval()(x))
+    assert isinstance(copy, TimmNetwork)
+    assert (copy.grid, copy.card.img_size) == (7, 28)
+    x = torch.randn(1, 3, 30, 30)
+    torch.testing.assert_close(copy(x[..., :28, :28]), net(x))

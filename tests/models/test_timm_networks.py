@@ -33,13 +33,11 @@ DINOV2, DEIT3 = "vit_small_patch14_dinov2", "deit3_small_patch16_224"
 NETWORKS: dict[str, tuple[int, int | None]] = {
     DINOV2: (56, 1),  # layer scale
     DEIT3: (64, 0),  # layer scale, no class row in the table
-    "flexivit_small": (64, 0),
     "vit_base_patch16_siglip_224": (64, 0),  # no class token, attention pooling
     "vit_wee_patch16_reg1_gap_256": (64, 0),  # registers, mean pooling
     "deit_tiny_distilled_patch16_224": (64, 2),
     "eva02_tiny_patch14_224": (56, 1),  # SwiGLU, RoPE beside the table
     "cait_xxs24_224": (64, 0),
-    "vit_so150m_patch16_reg4_map_256": (64, 4),
     "vit_small_patch16_rope_224": (64, None),
     "vit_relpos_small_patch16_224": (64, None),
     "beit_base_patch16_224": (64, None),

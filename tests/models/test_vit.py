@@ -4,6 +4,7 @@ against NumPy; and low-rank adapters."""
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_names_and_shapes_are_timms_and_mjps_stand_beside_them() -> None:
             known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
             return load_model(name, checkpoint="random", **known)
 
-    for name in ("deit_small", "vit_base_patch8_224", "deit_base_patch16_384"):
+    for name in ("deit_small", "vit_base_patch8_224"):
         with torch.device("meta"):
             theirs = timm.create_model(name if "patch" in name else f"{name}_patch16_224")
         ours = on_meta(name)
@@ -175,34 +176,17 @@ def test_masked_patches_have_the_unknown_embedding_and_its_gradient(batch: int) 
     close(table[0], g[:, 0].sum(0))
 
 
-def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
-    """Permuting masked patches among themselves changes nothing but rounding: only order hides."""
-    model, x, mask = tiny(unknown_embedding=True), some_images(1), some_masks(1)[0]
-    patches = x.reshape(1, 3, 4, 8, 4, 8).permute(0, 2, 4, 1, 3, 5).reshape(1, 16, -1).clone()
-    patches[:, mask] = patches[:, mask].roll(1, 1)
-    moved = patches.reshape(1, 4, 4, 3, 8, 8).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 32, 32)
-    assert not torch.allclose(moved, x)
-    close(model(moved, mask), model(x, mask))
-    assert not torch.allclose(model(moved), model(x))
-
-
-@pytest.mark.parametrize(
-    ("mask", "came"),
-    [
-        (torch.zeros(PATCHES), r"float32.*\(16,\)"),
-        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
-        (torch.zeros(3, PATCHES, dtype=torch.bool), r"\(3, 16\)"),
-        (torch.zeros(2, 4, 4, dtype=torch.bool), r"\(2, 4, 4\)"),
-        (torch.tensor(True), r"\(\)"),
-    ],
-)
-def test_a_wrong_mask_is_refused(mask: Tensor, came: str) -> None:
+def test_a_wrong_mask_is_refused() -> None:
     model = tiny(unknown_embedding=True, dal="linear")
-    with pytest.raises(UserError, match=f"16 patches.*{came}"):
-        model(some_images(2), mask)
-    if mask.shape != (3, PATCHES):  # which fits a batch of another size
-        with pytest.raises(UserError, match=came):
-            model.dal_loss(mask)
+    for shape in ((PATCHES + 1,), (3, PATCHES), (2, 1, PATCHES), ()):
+        mask = torch.zeros(shape, dtype=torch.bool)
+        with pytest.raises(UserError, match=re.escape(str(shape))):
+            model(some_images(2), mask)
+        if shape != (3, PATCHES):  # which fits a batch of another size
+            with pytest.raises(UserError, match=re.escape(str(shape))):
+                model.dal_loss(mask)
+    with pytest.raises(UserError, match="float32"):
+        model(some_images(2), torch.zeros(PATCHES))
 
 
 # no table, one of zeros, a second one; the altered block ------------------------------------------
