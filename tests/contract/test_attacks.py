@@ -159,9 +159,10 @@ def test_batch_of_two_is_not_applicable(target: AttackTarget) -> None:
 # two engines, and the ceiling ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", ["a", "b"])
-@pytest.mark.parametrize("gamma", [0.27, 0.9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("setting", "gamma", "dtype"),
+    [("a", 0.27, torch.float32), ("b", 0.27, torch.float32), ("b", 0.9, torch.float64)],
+)
 def test_engines_agree(setting: str, gamma: float, dtype: torch.dtype) -> None:
     model = planted_model(unknown_embedding=True).to(dtype)
     view, inputs = planted_view(model, April(), setting, gamma=gamma)
