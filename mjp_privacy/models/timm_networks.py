@@ -277,17 +277,19 @@ def check_equation(network: TimmNetwork) -> None:
         for name, p in network.named_parameters()
         if p.ndim > 1 and not bool(p.any())
     }
-    with code_of(
-        network.net,
-        "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
-        "its own",
-        "Leave out reparametrisations and checkpointing, which change no gradient.",
+    with (
+        code_of(
+            network.net,
+            "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
+            "its own",
+            "Leave out reparametrisations and checkpointing, which change no gradient.",
+        ),
+        torch.enable_grad(),
     ):
-        with torch.enable_grad():
-            weight = network.get_parameter("patch_embed.proj.weight")
-            table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
-            out = functional_call(network, drawn, (x,)).square().sum()
-            sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
+        weight = network.get_parameter("patch_embed.proj.weight")
+        table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
+        out = functional_call(network, drawn, (x,)).square().sum()
+        sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.jigsaw import solve
-from attacks.patch_variants import MASKED, agreed, sorted_patches
+from attacks.patch_variants import agreed, sorted_patches
 from mjp_privacy.data import Preprocessing, load_images, open_images
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model
@@ -103,26 +103,11 @@ def test_one_upload_gives_most_pictures_back_in_order(enlarged: Tensor) -> None:
     assert bool((sorted_pictures > before - 0.1).all())
 
 
-def test_pictures_with_masked_patches_are_left_to_other_attacks(enlarged: Tensor) -> None:
-    attack = find_attack("patch_jigsaw")
-    view, _ = planted_view(load_model("cifar_vit_mjp"), attack, "c", images=enlarged)
-    reasons = attack.run(view, generator=torch.Generator()).inapplicable
-    assert reasons == dict.fromkeys(range(COUNT), MASKED)
-
-
-@pytest.mark.parametrize(("uploads", "gamma"), [(3, 0.8), (8, 0.27)])
-def test_uploads_agree_on_places_and_sort_the_rest(
-    enlarged: Tensor, uploads: int, gamma: float
-) -> None:
+def test_uploads_agree_on_places_and_sort_the_rest(enlarged: Tensor) -> None:
     """Three that shuffle nearly all agree on few places, and on some by chance."""
     patches = to_patches(enlarged[:1], CIFAR_PATCH)[0]
-    given = {"grid": 8, "gamma": gamma, "seed": 1}
-    orders = [draw_masks(["i"], **given, round=round)[1][0] for round in range(uploads)]
+    given = {"grid": 8, "gamma": 0.8, "seed": 1}
+    orders = [draw_masks(["i"], **given, round=round)[1][0] for round in range(3)]
     rounds = torch.stack([patches[order] for order in orders])
-    placed, free = agreed(rounds)
-    if uploads == 3:
-        assert int(free.sum()) > 20
-    else:
-        assert int(free.sum()) <= 4
-        assert torch.equal(placed[~free], patches[~free])
+    assert int(agreed(rounds)[1].sum()) > 20
     assert torch.equal(sorted_patches(rounds, CIFAR_PATCH), patches)

@@ -29,7 +29,7 @@ from mjp_privacy.client.upload import make_upload, noisy
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 from tests.helpers.models import MEAN, STD, planted_model, some_images
-from tests.helpers.planted import changed, keeping, planted_images, planted_view
+from tests.helpers.planted import changed, keeping, planted_images, planted_view, solved
 
 QUICK: dict[str, dict[str, Any]] = {
     "inverting_gradients": {"steps": 4, "tv": 0.01},
@@ -56,9 +56,7 @@ def view_of(
 
 
 def made_by(name: str, view: AttackerView, *, seed: int = 0, **options: object) -> Reconstruction:
-    attack = find_attack(name, QUICK[name] | options)
-    assert attack.unsupported(view) is None
-    return attack.run(view, generator=torch.Generator().manual_seed(seed))
+    return solved(view, name, seed=seed, **QUICK[name] | options)
 
 
 def same(first: Reconstruction, second: Reconstruction, atol: float = 1e-12) -> bool:

@@ -22,7 +22,7 @@ from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import tiny_model
-from tests.helpers.planted import best, planted_images
+from tests.helpers.planted import best, planted_images, solved
 
 N, D, P = 5, 40, 60
 EPS = torch.finfo(torch.float64).eps
@@ -187,10 +187,8 @@ def test_pairs_with_too_few_equations_wait_for_a_third_upload() -> None:
 
 
 def test_errors_that_hide_a_contradiction_are_no_agreement() -> None:
-    pair = [
-        span((0, 1, 2), 0, noise=1.0),
-        span((0, 3, 4), 1, noise=1.0),
-    ]  # as large as what is known
+    """They are as large as what is known."""
+    pair = [span((0, *others), others[0], noise=1.0) for others in ((1, 2), (3, 4))]
     assert not Search(pair).pictures()
 
 
@@ -227,9 +225,7 @@ def view_of(
 
 
 def run(view: AttackerView) -> Reconstruction:
-    attack = find_attack("shared_picture", {"uploads": len(view.updates), "prior": "stationary"})
-    assert attack.unsupported(view) is None
-    return attack.run(view, generator=torch.Generator())
+    return solved(view, "shared_picture", uploads=len(view.updates))
 
 
 def certain(made: Reconstruction) -> Tensor:

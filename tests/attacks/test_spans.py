@@ -36,12 +36,12 @@ from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import load_images
-from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
-from tests.helpers.planted import planted_images, planted_view
+from tests.helpers.planted import planted_images, planted_view, solved
 
 N, D, P = 10, 16, 30
 ALL = [*range(N)]
@@ -119,15 +119,12 @@ def test_copies_of_one_patch_hidden_every_time_leave_nothing_open(level: float) 
     x = draw(N, P, seed=0)
     x[:6] = level
     hidden = ([0, 1, 7], [2, 3, 8], [4, 5, 9])
-    told, untold = (
-        combine(
-            [
-                upload_span(system(x, h, s, summed=summed), 0, above_noise=10)
-                for s, h in enumerate(hidden)
-            ]
-        )
-        for summed in (True, False)
-    )
+
+    def together(summed: bool) -> Knowledge:
+        systems = [system(x, places, seed, summed=summed) for seed, places in enumerate(hidden)]
+        return combine([upload_span(one, 0, above_noise=10) for one in systems])
+
+    told, untold = together(True), together(False)
     assert not len(told.basis)
     assert torch.allclose(told.known, x, atol=1e-7)
     assert len(untold.basis) == int(level != 0)
@@ -156,18 +153,16 @@ def test_the_rank_of_equal_patches_is_told_from_float32_noise() -> None:
 def test_a_frozen_position_table_hides_nothing_from_a_wide_model(
     model: dict[str, Any], least: float, most: float
 ) -> None:
-    attack = find_attack("token_span", {"prior": "stationary"})
-    view, _ = planted_view(planted_model(**model), attack, "a")
+    view, _ = planted_view(planted_model(**model), find_attack("token_span"), "a")
     assert sorted(view.updates[0].grads) == sorted((PATCH, QKV))  # no pos_embed
-    reached = psnr(attack.run(view, generator=torch.Generator()).images, planted_images())
+    reached = psnr(solved(view, "token_span").images, planted_images())
     assert (reached.min() > least) if most > 100 else (least < reached.mean() < most)
 
 
 def test_its_masks_are_told_and_it_closes_a_direction_that_the_span_leaves_open() -> None:
     model = planted_model(unknown_embedding=True, embed_dim=160)
-    attack = find_attack("token_span", {"prior": "stationary"})
-    view, inputs = planted_view(model, attack, "c")
-    assert torch.equal(attack.run(view, generator=torch.Generator()).mask, inputs.mask)
+    view, inputs = planted_view(model, find_attack("token_span"), "c")
+    assert torch.equal(solved(view, "token_span").mask, inputs.mask)
     view, inputs = planted_view(model, find_attack("masked_span"), "b")
     before = upload_span(replace(patch_system(view, view.updates[0]), hidden_sum=None), 0)
     after = refine(before, token_equations(view, view.updates[0], 0))
@@ -184,48 +179,39 @@ def test_its_masks_are_told_and_it_closes_a_direction_that_the_span_leaves_open(
 LEVEL = 0.03
 
 
-def defended(
-    name: str, setting: str, defense: dict[str, float]
-) -> tuple[Attack, AttackerView, ClientInput]:
-    """An attack, what it sees of a client with this defence, and what that client fed."""
-    attack = find_attack(name, {"prior": "stationary"})
+def defended(setting: str, defense: dict[str, float]) -> tuple[AttackerView, ClientInput]:
+    """What masked_span sees of a client with this defence, and what that client fed."""
     model = planted_model(unknown_embedding=setting != "a")
-    view, inputs = planted_view(model, attack, setting)
+    view, inputs = planted_view(model, find_attack("masked_span"), setting)
     names, client = [*view.updates[0].grads], ClientConfig(defenses=(defense,))
-    updates = [
-        make_upload(model, [inputs], client, names=names, round=round)
-        for round in range(len(view.updates))
-    ]
-    return attack, replace(view, updates=updates), inputs
+    return replace(view, updates=[make_upload(model, [inputs], client, names=names)]), inputs
 
 
-def mean_psnr(attack: Attack, view: AttackerView) -> float:
-    found = attack.run(view, generator=torch.Generator())
+def mean_psnr(view: AttackerView, **options: object) -> float:
+    found = solved(view, "masked_span", **options)
     return float(psnr(found.images, planted_images()).mean())
 
 
 # At 0.03 some visible rows are weaker than the noise, and nobody can tell them from masked ones.
 @pytest.mark.parametrize("defense", [{"gaussian_noise": 0.01}, {"dp_sgd": 0.00003}])
 def test_knowing_the_noise_helps(defense: dict[str, float]) -> None:
-    attack, view, inputs = defended("masked_span", "c", defense)
+    view, inputs = defended("c", defense)
     untold = replace(view, updates=[replace(view.updates[0], noise={})])
     assert located(view, view.updates[0]).equal(inputs.mask)
     assert not located(untold, untold.updates[0]).equal(inputs.mask)
-    assert mean_psnr(attack, view) > mean_psnr(attack, untold) + 1
+    assert mean_psnr(view) > mean_psnr(untold) + 1
 
 
-@pytest.mark.parametrize("name", ["masked_span", "multi_round"])
-def test_knowing_the_rows_better_helps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain client, whose noise is drawn anew in every round."""
-    attack, view, _ = defended(name, "a", {"gaussian_noise": LEVEL})
-    known = mean_psnr(attack, view)
+def test_knowing_the_rows_better_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, _ = defended("a", {"gaussian_noise": LEVEL})
+    known = mean_psnr(view)
     monkeypatch.setattr(filling, "PASSES", 0)
-    assert known > mean_psnr(attack, view) + 0.2
+    assert known > mean_psnr(view) + 0.2
 
 
 def noisy(setting: str) -> tuple[NoisyUpload, Tensor, Tensor]:
     """One upload of a planted image, and the patch prior."""
-    _, view, _ = defended("masked_span", setting, {"gaussian_noise": LEVEL})
+    view, _ = defended(setting, {"gaussian_noise": LEVEL})
     system, patch = patch_system(view, view.updates[0]), view.model.patch_size
     prior = find_prior("stationary", patch=patch, size=view.pixels.size)
     mean, covariance = (part.double() for part in prior.patch(patch, view.pixels))
@@ -347,13 +333,10 @@ def test_patchwise_completion_is_gaussian_conditioning() -> None:
 
 
 def test_a_prior_of_pictures_beats_one_of_patches_and_that_one_none() -> None:
-    scores = []
-    for completion in ("field", "patch", "none"):
-        attack = find_attack("masked_span", {"completion": completion, "prior": "stationary"})
-        view, _ = planted_view(planted_model(unknown_embedding=True), attack, "c")
-        found = attack.run(view, generator=torch.Generator())
-        scores.append(float(psnr(found.images, planted_images()).mean()))
-    assert scores[0] > scores[1] + 0.5 > scores[2] + 1
+    model = planted_model(unknown_embedding=True)
+    view, _ = planted_view(model, find_attack("masked_span"), "c")
+    field, patch, none = (mean_psnr(view, completion=how) for how in ("field", "patch", "none"))
+    assert field > patch + 0.5 > none + 1
 
 
 # planted pictures with flat regions: what several uploads leave open of them is found -------------

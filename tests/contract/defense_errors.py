@@ -149,12 +149,13 @@ def copied(sent: Grads) -> dict[str, Tensor]:
     return {name: g.clone() for name, g in sent.items()}
 
 
-def complaints(defense: UploadDefense, upload: PlantedUpload) -> Iterator[str]:
-    """A sentence for each tensor whose error is larger than declared."""
-    altered = defense.apply(copied(upload.sent), upload.draws())
+def complaints(
+    defense: UploadDefense, upload: PlantedUpload, altered: Disturbed, share: float = 1.0
+) -> Iterator[str]:
+    """A sentence for each tensor whose error is larger than this share of what is declared."""
     bound = ON_REAL_GRADIENTS.get(defense.name, BOUND) if upload is REAL_UPLOAD else BOUND
     for name, before in upload.sent.items():
-        errors, sizes = deviation(altered.sent[name] - before), declared(altered, name)
+        errors, sizes = deviation(altered.sent[name] - before), share * declared(altered, name)
         unknown = altered.unknown.get(name, torch.zeros(len(errors), dtype=torch.bool))
         allowed = allowance(before[0].numel(), bound)
         for error, size in zip(errors[~unknown], sizes[~unknown], strict=True):
@@ -190,8 +191,11 @@ def upload_with_the_same_result(
     return None
 
 
-def step_complaints(defense: StepDefense, upload: PlantedUpload, batch: int) -> Iterator[str]:
-    """A sentence for each way in which a step is changed by more than is declared.
+def step_complaints(
+    defense: StepDefense, upload: PlantedUpload, batch: int, share: float = 1.0
+) -> Iterator[str]:
+    """A sentence for each way in which a step is changed by more than this share of what is
+    declared.
 
     The planted upload is taken for gradients of examples, `batch` in each client's step.
     """
@@ -202,7 +206,7 @@ def step_complaints(defense: StepDefense, upload: PlantedUpload, batch: int) -> 
     allowed, rounding = allowance(flat[0].numel()), 1e-5 * float(flat.abs().amax())
     noise = float(flat.std(0).square().mean().sqrt())
     where = f"{defense.name} with {batch} example(s) a step on the {upload}"
-    if noise > (size := defense.deviation(batch)) * allowed + rounding:
+    if noise > (size := share * defense.deviation(batch)) * allowed + rounding:
         yield f"{where} adds noise of {noise:.3g} and its deviation({batch}) declares {size:.3g}."
     # what no combination of a step's examples explains
     basis = torch.cat([g.double().flatten(2) for g in examples.values()], 2).mT  # (n, entries, B)

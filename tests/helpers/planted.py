@@ -12,7 +12,7 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS, Feeding
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
+from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_closed_form_block
@@ -54,6 +54,15 @@ def planted_view(
     pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
     against = SETTINGS[setting].against
     return AttackerView(victim, updates, pixels, labels=labels, against=against), rounds[0]
+
+
+def solved(view: AttackerView, name: str, *, seed: int = 0, **options: object) -> Reconstruction:
+    """What an attack that applies to a view makes of it; its prior, if any, is the stationary."""
+    prior = {"prior": "stationary"} if hasattr(find_attack(name), "prior") else {}
+    attack = find_attack(name, prior | options)
+    assert attack.unsupported(view) is None
+    made: Reconstruction = attack.run(view, generator=torch.Generator().manual_seed(seed))
+    return made
 
 
 def attacked(
