@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models.live_blocks import call_attention, mark_order
 from mjp_privacy.models.live_parts import (
     FlattenedPatches,
     Renamed,
@@ -37,7 +38,6 @@ from mjp_privacy.models.timm_networks import (
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
-MASKS = ("key_padding_mask", "attn_mask")  # of torch's attention
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
 
@@ -118,66 +118,6 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
 def rebuilt_by_name(network: Common) -> bool:
     """Whether a file of the network's weights says all that it takes to build it again."""
     return not isinstance(getattr(network, "net", None), Renamed) and network.channels == 3
-
-
-# torch's own attention ----------------------------------------------------------------------------
-
-
-class CalledAttention(nn.MultiheadAttention):
-    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
-    so that hooks see what they are given; torch's own uses their weights alone, and torch's
-    encoder layers do not even call it."""
-
-    def __init__(self, own: nn.MultiheadAttention) -> None:
-        """What stands in place of `own`, with its parameters."""
-        nn.Module.__init__(self)
-        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
-        self._qkv_same_embed_dim = False  # torch's encoder layers look here
-        weight, bias = own.in_proj_weight, own.in_proj_bias
-        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
-        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
-        self.bias_k = self.bias_v = None
-
-    in_proj_weight: Any = None
-    in_proj_bias: Any = property(lambda self: self.qkv.bias)
-    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
-    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
-    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any
-    ) -> Any:
-        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
-        masked = bool(masks) or any(options.get(name) is not None for name in MASKS)
-        if masked or not (query is key and key is value):
-            return super().forward(query, key, value, *masks, **options)
-        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
-        tokens_first = query.ndim == 3 and not self.batch_first
-        split = split.transpose(0, 1) if tokens_first else split
-        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
-        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
-        attended = (weights @ v).transpose(-3, -2).flatten(-2)
-        out = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
-        mean = weights.mean(-3) if options.get("average_attn_weights", True) else weights
-        return out, mean if options.get("need_weights", True) else None
-
-
-def call_attention(whole: nn.Module) -> None:
-    """Put, in place, attention whose layers are called where a network has torch's own."""
-    for part in [*whole.modules()]:
-        for name, own in part.named_children():
-            plain = type(own) is nn.MultiheadAttention and own.in_proj_weight is not None
-            if plain and own.bias_k is None and not own.add_zero_attn:
-                setattr(part, name, CalledAttention(own))
-
-
-def mark_order(blocks: nn.Module) -> None:
-    """Say of blocks around torch's attention which of its two orders tokens have there
-    (`vit.pictures_first`)."""
-    attends = [part for part in blocks.modules() if isinstance(part, CalledAttention)]
-    if attends and not any(part.batch_first for part in attends):
-        for part in blocks.modules():
-            part.__dict__["tokens_first"] = True
 
 
 # a table that is stretched to the pictures --------------------------------------------------------

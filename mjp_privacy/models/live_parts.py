@@ -11,24 +11,21 @@ is what it seems, the equations say that are tried on every network
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.live_blocks import Pair, Ran, named_block
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
-from mjp_privacy.models.vit import ACTIVATION_LAYERS
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
-SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
     "cls_classifier",  # beside a teacher's
@@ -85,7 +82,7 @@ class Renamed(nn.Module):
         self.head = _classifier(module, blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(blocks.children()), None):
-            named = _named_block(block, run)
+            named = named_block(block, run)
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
         self.others = nn.ModuleDict()
@@ -114,14 +111,6 @@ class Renamed(nn.Module):
             return self.logits(run[-1].output) if run and run[-1].part is self.rest else None
         except StopIteration:  # nothing of it is a tensor
             return None
-
-
-class Ran(NamedTuple):
-    """A part of a network that ran, with the first of what it was given and what it returned."""
-
-    part: nn.Module
-    given: Any
-    output: Any
 
 
 def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
@@ -238,162 +227,6 @@ def _classifier(
         if is_named_so and outputs and (logits is None or outputs == logits.shape[-1]):
             return part
     return nn.Identity()
-
-
-# block 0 under timm's names -----------------------------------------------------------------------
-
-
-class Named(nn.Module):
-    """A part of a network with some of the layers inside it under these names and whatever else it
-    holds under its own. It never runs: its hooks are the part's."""
-
-    def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["part"] = part
-        self._parameters, self._buffers = part._parameters, part._buffers
-        self._modules.update(layers)
-        named = {id(module) for layer in layers.values() for module in layer.modules()}
-        for name, child in part.named_children():
-            if named.isdisjoint(id(module) for module in child.modules()):
-                self._modules.setdefault(name, child)
-
-    def __getattr__(self, name: str) -> Any:
-        """What timm does not name is the part's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["part"], name)
-
-    def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
-        return self.part.register_forward_pre_hook(hook, **options)
-
-    def register_forward_hook(self, hook: Any, **options: Any) -> Any:
-        return self.part.register_forward_hook(hook, **options)
-
-
-class Pair(nn.Module):
-    """A block that is no module of its own: attention and the two-layer network, beside each of
-    which the sum goes on."""
-
-    def __init__(self, attn: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.attn, self.mlp = attn, mlp
-
-    def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
-        return self.attn.register_forward_pre_hook(hook, **options)
-
-    def register_forward_hook(self, hook: Any, **options: Any) -> Any:
-        def ended(mlp: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            hook(mlp, given, given[0] + output)
-
-        return self.mlp.register_forward_hook(ended, **options)
-
-
-def _named_block(block: nn.Module, run: list[Ran]) -> Named | None:
-    """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
-    a linear layer, a LayerNorm, and two linear layers, each branch perhaps scaled. A LayerNorm
-    behind them is `norm3`: that of a block that normalises sums, as torch's do where nothing else
-    is said; its attention is given block 0's input itself."""
-    names = {id(part): name for name, part in block.named_modules()}
-    inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
-    parts = dict(block.named_modules())
-    layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]
-    norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
-    between = [at for at in norms if len(layers) > 2 and layers[-3] < at < layers[-2]]
-    if len(between) != 1:
-        return None
-    before, after = inside[: between[0]], inside[between[0] :]
-    out, first, second = (inside[at] for at in layers[-3:])
-    if parts[out].out_features != parts[inside[between[0]]].normalized_shape[-1]:
-        return None  # of a part of the tokens, as an attention's head
-    norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
-    first_norm = [parts[inside[at]] for at in norms if at < between[0]]
-    attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
-    inner, ends = first.rpartition(".")[0], after.index(second)
-    mlp = parts[inner]
-    seen = {id(ran.part): ran for ran in run}
-    beside = parts[second] in mlp.children() and parts[norm] not in mlp.modules()
-    if not beside or id(mlp) not in seen:
-        ran = [parts[name] for name in after[after.index(first) + 1 : ends]]
-        middle = _middle(ran, seen[id(parts[first])].output, seen[id(parts[second])].given)
-        mlp = nn.Sequential(parts[first], *middle, parts[second])
-    scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
-    scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
-    attn = Named(attention, proj=parts[out])
-    if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
-        before_out = [seen[id(parts[inside[at]])] for at in layers[:-3]]
-        attn.__dict__.update(_queries_keys_values(before_out, seen[id(parts[out])].given) or {})
-    return Named(
-        block,
-        attn=attn,
-        norm2=parts[norm],
-        mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
-        norm1=first_norm[0] if first_norm else nn.Identity(),
-        **({"norm3": last[0]} if last else {}),
-        **scales,
-    )
-
-
-@dataclass(frozen=True)
-class JoinedLayers:
-    """An attention's layers of queries, keys and values as timm's one of all three. The layers
-    stand in the network under their own names."""
-
-    layers: tuple[nn.Linear, ...]
-    order: Tensor  # (3 D,) of timm's outputs among theirs
-
-    def __call__(self, y: Tensor) -> Tensor:
-        return torch.cat([layer(y) for layer in self.layers], -1)[..., self.order]
-
-
-def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
-    """`qkv` and `num_heads` of the attention that computes what its last layer was given from one
-    or three of the linear layers that ran before that one; None where none of their orders does."""
-    width, best = attended.shape[-1], (SAME_SUMS * float(attended.norm()), None)
-    for count, outputs in ((1, 3 * width), (3, width)):
-        group = before[-count:]
-        same = all(ran.given is group[0].given and ran.output.shape[-1] == outputs for ran in group)
-        if len(group) < count or not same:
-            continue
-        split = torch.cat([ran.output for ran in group], -1)
-        number = torch.arange(3 * width)
-        for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
-            each = width // heads
-            orders = [number.view(3, width)]
-            if count == 1:
-                orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
-                orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
-            for order, turn in itertools.product(orders, itertools.permutations(range(3))):
-                taken = order[list(turn)].flatten()
-                q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
-                q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-                sums = (q @ k.mT * each**-0.5).softmax(-1) @ v
-                sums = sums.transpose(-3, -2).flatten(-2)
-                if (
-                    sums.shape == attended.shape
-                    and (off := float((sums - attended).norm())) < best[0]
-                ):
-                    layers = tuple(ran.part for ran in group)
-                    best = off, {"qkv": JoinedLayers(layers, taken), "num_heads": heads}
-    return best[1]
-
-
-def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.Module]:
-    """What stands between two layers that were called by their block itself: the parts that ran
-    there or, where an activation among them is no module, the one that computes the same."""
-    ran = [part for part in between if not [*part.children()]]
-    for middle in (ran, *([make()] for make in ACTIVATION_LAYERS.values()), [nn.SiLU()]):
-        with torch.no_grad():
-            got = nn.Sequential(*middle)(given)
-        if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):
-            return middle
-    return ran
-
-
-def _scales(part: nn.Module) -> bool:
-    """Whether a part of a block holds one vector and no more, as layer scale does."""
-    held = [*part.parameters()]
-    return len(held) == 1 and held[0].ndim == 1 and not isinstance(part, nn.LayerNorm)
 
 
 # patches that a linear layer embeds ---------------------------------------------------------------
