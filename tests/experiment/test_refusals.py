@@ -28,7 +28,6 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "batch": {"batch": 2},
     "withholds": {"withhold": ["pos_embed", "blocks.0.attn.qkv.weight"]},
     "sine": {"positions": "sinusoidal"},
-    "difference": {"upload": "weight_difference", "dal": True},
     "adamw": {"upload": "weight_difference", "optimizer": "adamw", "steps": 2},
 }
 ATTACKS = [

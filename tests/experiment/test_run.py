@@ -266,20 +266,6 @@ def test_a_last_block_of_one_batch_is_refused_before_any_work(
         attack(eight, tmp_path / "odd", batches("fixed", block=block), limit=3)
 
 
-# several uploads, labels of attacks ---------------------------------------------------------------
-
-
-def test_a_label_is_a_line_of_its_own_and_what_an_entry_names(three: Path, tmp_path: Path) -> None:
-    config = mjp("c", rounds("two", rounds=2), rounds("three", rounds=3), {"name": "april"})
-    first = config["grid"][0]
-    config["grid"] = [first | {"attacks": ["three"]}, first | {"attacks": ["april", "two"]}]
-    attack(three, tmp_path, config)
-    found = [(entry["attack"], entry["attack_name"]) for entry in cells(tmp_path)]
-    assert found == [("three", "rounds"), ("two", "rounds"), ("april", "april")]
-    assert [len(view.updates) for view in SEEN] == [3, 2]
-    assert {*rows(tmp_path)["attack"]} == {"two", "three", "april"}
-
-
 # what does not apply ------------------------------------------------------------------------------
 
 

@@ -245,8 +245,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=[f"{c.file} {c.argv[:1]}" for c in CASES])
 def test_bad_input(case: Case, base: Path, tmp_path: Path) -> None:
     outcome = case.outcome(base, tmp_path / "inputs")
-    names = (case.name,) if case.name else ()
-    assert not (faults := outcome.faults(case.codes, names)), "\n".join(faults)
+    assert not (faults := outcome.faults(case.codes, case.name)), "\n".join(faults)
     assert not (tmp_path / "inputs" / "OWNED").exists()
     thesis = tmp_path / "inputs" / THESIS
     assert not thesis.exists() or thesis.read_text() == "mine"
