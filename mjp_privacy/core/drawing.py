@@ -17,6 +17,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,14 +179,9 @@ def axes_at(figure: Figure, left: float, top: float, right: float, bottom: float
 
 def stretch(axes: Axes, knots: Sequence[float], places: Sequence[float]) -> None:
     """Give some stretches of the axis across more room: straight between knots."""
-
-    def to_place(values: Any) -> Any:
-        return np.interp(values, knots, places)
-
-    def to_value(at: Any) -> Any:
-        return np.interp(at, places, knots)
-
-    axes.set_xscale("function", functions=(to_place, to_value))
+    to_place = partial(np.interp, xp=knots, fp=places)
+    to_knot = partial(np.interp, xp=places, fp=knots)
+    axes.set_xscale("function", functions=(to_place, to_knot))
     axes.minorticks_off()
 
 

@@ -65,30 +65,26 @@ def test_which_temporary_files_are_swept(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o027])
-def test_who_may_read_is_what_the_umask_says(tmp_path: Path, mask: int) -> None:
-    def write(path: Path) -> None:
-        path.unlink()
-        path.touch(0o600)  # as safetensors does
-
-    before = os.umask(mask)
-    try:
-        write_atomically(tmp_path / "file", write)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
-
-
-def test_a_durable_file_is_on_the_disk_before_it_has_its_name(
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_read_as_the_umask_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brought: list[tuple[str, bool]] = []
     monkeypatch.setattr(
         files, "fsync", lambda path: brought.append((path.name, (tmp_path / "x").exists()))
     )
-    write_atomically(tmp_path / "x", lambda file: file.write_text("1"), durable=True)
+
+    def write(path: Path) -> None:
+        path.unlink()
+        path.touch(0o600)  # as safetensors does
+
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "x", write, durable=True)
+    finally:
+        os.umask(before)
     [(temporary, early), folder] = brought
     assert (temporary.startswith(".x."), early, folder) == (True, False, (tmp_path.name, True))
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
 def test_only_one_command_works_in_a_folder(tmp_path: Path) -> None:
@@ -126,23 +122,16 @@ def test_nothing_is_written_into_a_folder_that_is_not_the_same(
             stack.close()
     assert not (run / "rows" / "1.json").exists()
     assert files.working_folders() == ()
-
-
-def test_a_report_and_a_worker_without_a_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_folders", {})
     (tmp_path / "report").mkdir()
     with pytest.raises(StorageError, match="report"), working_in(tmp_path / "report"):
         (tmp_path / "report").rmdir()
-    with lock(tmp_path / "run"):
+    worker = tmp_path / "elsewhere" / "worker"
+    with lock(worker):
         pass
-    watch_folder(tmp_path / "run")
-    write_json(tmp_path / "run" / "a.json", [])
-    shutil.rmtree(tmp_path / "run")
-    with pytest.raises(StorageError, match="run"):
-        write_json(tmp_path / "run" / "b.json", [])
-    assert not (tmp_path / "run").exists()
+    watch_folder(worker)  # a worker does without a lock
+    what_happens(worker)
+    with pytest.raises(StorageError, match="worker"):
+        write_json(worker / "b.json", [])
 
 
 def test_an_output_is_tried_before_work_begins(
@@ -225,7 +214,6 @@ def test_a_full_disk_is_told_by_every_library_alike(disk: Path) -> None:
     noise = torch.rand(1 << 18, generator=torch.Generator().manual_seed(0))
     frame, pixels = pd.DataFrame({"a": noise.numpy()}), noise.numpy().tobytes()[: 1 << 18]
     writers: list[Callable[[Path], object]] = [
-        lambda path: path.write_bytes(bytes(1 << 20)),
         lambda path: save_file({"a": noise}, path),
         lambda path: torch.save({"a": noise}, path),
         frame.to_parquet,
@@ -259,12 +247,10 @@ def test_a_read_only_disk_is_told(disk: Path) -> None:
     ("error", "number"),
     [
         (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space"), 28),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), 28),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 28),
         (OSError("encoder error -2 when writing image file"), 28),
-        (PermissionError(errno.EACCES, "Permission denied", "a"), errno.EACCES),
         (OSError(errno.EFBIG, "File too large", "a"), errno.EFBIG),
-        *((error, 0) for error in (ValueError("5 rows"), RuntimeError("x"), UserError("no"))),
+        *((error, 0) for error in (RuntimeError("x"), UserError("no"))),
     ],
 )
 def test_libraries_words_are_understood(tmp_path: Path, error: Exception, number: int) -> None:
@@ -281,7 +267,6 @@ def test_libraries_words_are_understood(tmp_path: Path, error: Exception, number
     ("file", "source", "place"),
     [
         ("/home/me/attacks/mine.py", "import json\n\njson.loads('{')", " (attacks/mine.py:3)"),
-        ("/x/lib/python3.11/site-packages/attacks/april.py", "1 / 0", " (attacks/april.py:1)"),
         ("/x/lib/python3.11/site-packages/numpy/core.py", "1 / 0", "test_files.py:"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mjp_privacy.core import machine
-from mjp_privacy.core.text import counted, cut, first_of, one_line, plain, shown
+from mjp_privacy.core.text import first_of, one_line, plain, shown
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -62,41 +62,29 @@ def test_free_memory_is_the_least_of_machine_and_container(
     ("error", "expected"),
     [
         (OSError(12, "Cannot allocate memory"), True),
-        (OSError(11, "Resource temporarily unavailable"), True),
         (BlockingIOError(11, "write could not complete", 5), False),
         (ImportError("x.so: cannot allocate memory in static TLS block"), False),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (ValueError("DefaultCPUAllocator"), False),
     ],
 )
 def test_which_errors_say_that_memory_ran_out(error: Exception, expected: bool) -> None:
     assert machine.out_of_memory(error) is expected
 
 
-@pytest.mark.parametrize(
-    ("text", "drawn"),
-    [
+def test_invisible_characters_are_escaped_and_long_and_many_words_are_cut() -> None:
+    for text, drawn in (
         ("grün 猫 é", "grün 猫 é"),
-        ("a\x1b[2Jb", r"a\x1b[2Jb"),
-        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("a\x1b[2Jb\n\tc\r", r"a\x1b[2Jb\n\tc\r"),
         ("\u202egnp.exe", r"\u202egnp.exe"),
-        ("a\u2028b\u200bc\ufeff", r"a\u2028b\u200bc\ufeff"),
+        ("a\u2028b\u200bc\ufeff\U000e0041", r"a\u2028b\u200bc\ufeff\U000e0041"),
         ("a\udcffb\0", r"a\udcffb\x00"),
-        ("\U000e0041", r"\U000e0041"),
-    ],
-)
-def test_invisible_characters_are_escaped(text: str, drawn: str) -> None:
-    assert shown(text) == drawn
-    shown(text).encode()  # a lone surrogate would not be printable
-
-
-def test_long_and_many_words_are_cut() -> None:
+    ):
+        assert shown(text) == drawn
+        shown(text).encode()  # a lone surrogate would not be printable
     text = shown("a" * 5000 + "z")
     assert (len(text) <= 300, text[:3], text[-1]) == (True, "aaa", "z")
     assert len(shown("\x1b" * 5000)) <= 300
-    assert cut("abcdefghij", 7) == "ab...ij"
     assert plain("a\nb\x1b", keep="\n") == "a\nb\\x1b"
     assert (first_of([1, 2, 3], 2), first_of(["a"], 1)) == ("1, 2, …", "a")
-    assert (counted(1, "image"), counted(3, "image")) == ("1 image", "3 images")
     assert one_line(ValueError("a\n  b")) == "a b"

@@ -104,12 +104,10 @@ class PanicException(BaseException):
     ("error", "kind"),
     [
         (ValueError("a\x1b[2Jb\nsecond line"), BadFile),
-        (ZeroDivisionError(), BadFile),
         (OSError(5, "Input/output error"), Unreadable),
         (FileNotFoundError(2, "No such file"), NoFile),
         (MemoryError(), BadFile),
-        (PanicException("index out of range"), BadFile),
-        (KeyError("x" * 5000), BadFile),
+        (PanicException("x" * 5000), BadFile),
     ],
 )
 def test_whatever_a_library_raises_is_one_sentence(
@@ -141,12 +139,10 @@ class Header:
     ("content", "named"),
     [
         ("[" * 100_000, ""),
-        ("[NaN]", "NaN"),
         ('{"name": "a", "name": "b"}', "'name'"),
         ('{"name": "a", "noise": NaN}', "noise"),
         ('{"name": "a", "rounds": 1' + "0" * 5000 + "}", ""),
-        *((text, "named fields") for text in ("[1, 2]", "null")),
-        ({}, "name"),
+        ("[1, 2]", "named fields"),
         ({"name": "a", "round": 2}, "Did you mean rounds?"),
         ({"name": "a", "\x1b[2J": 1}, r"\x1b[2J"),
         ({f"n{k}": k for k in range(1000)}, "1001"),
@@ -185,13 +181,11 @@ def test_what_anchors_stand_for_is_counted_not_built(
     [
         *((text, "") for text in ("a: &a [*a]", "&a {x: *a}", "a: [" * 5000, b"a: \xff\xfe")),
         *((text, "") for text in ("a: !!int five", "a: 2020-99-99", "a: 1" + "0" * 5000)),
-        *((text, "") for text in ("? [a, b]\n: 1", "a: 1\n---\nb: 2", "a" * (1 << 19))),
+        *((text, "") for text in ("? [a, b]\n: 1", "a: 1\n---\nb: 2")),
         ("!!python/object/apply:os.system ['touch /tmp/owned']\n", "python"),
         ("name: a\nname: b\n", "line 2: 'name'"),
-        ("a: *nowhere\n", "nowhere"),
         ("[1, 2]\n", "list"),
         ("", "empty"),
-        ("a: 1\nb: [0777]\n", "line 2: '0777'"),
         ("a: 1:30.5\n", "'1:30.5'"),
         ("b: &n [010]\na: *n\n", "line 1: '010'"),
     ],
@@ -233,16 +227,13 @@ def test_a_sound_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("", "file, label"),
         ("file,label,label\n", "label"),
         ("file\n", "label"),
         ("file,label,\x1b[2J\n", r"\x1b[2J"),
         ("file,label\na,1\nb,2,3\n", "line 3"),
         ("file,label\na," + "x" * (MOST_LETTERS + 1) + "\n", "line 2"),
         ('file,label\n"a,1\n', ""),
-        (b"file,label\n\xff,1\n", ""),
         ("file,label\na,1\0\n", ""),
-        (b"x" * ((1 << 20) + 1), ""),
     ],
 )
 def test_what_is_no_table(tmp_path: Path, content: str | bytes, named: str) -> None:

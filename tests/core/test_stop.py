@@ -115,10 +115,17 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in compiled code, deaf
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("body", [TURNED, COMPILED])
-def test_whatever_a_library_makes_of_the_stop_it_is_the_stop(body: str) -> None:
+def test_whatever_a_library_makes_of_the_stop_it_is_the_stop(tmp_path: Path) -> None:
+    """Also while it is imported."""
+    (tmp_path / "slow_module.py").write_text(TURNED)
+    body = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport slow_module\nreturn 0"
     code, _, errors = ended(body, signal.SIGTERM)
+    assert is_the_stop(signal.SIGTERM, code, errors)
+
+
+@pytest.mark.nightly
+def test_one_signal_ends_compiled_code_after_a_grace() -> None:
+    code, _, errors = ended(COMPILED, signal.SIGTERM)
     assert is_the_stop(signal.SIGTERM, code, errors)
 
 
@@ -159,11 +166,3 @@ def test_signals_that_are_not_for_the_command_change_nothing() -> None:
     assert ended(FORKS) == (5, "", "")
     brief = CLEANS_UP.replace("sleep(60)", "sleep(1)")
     assert ended(brief + "return 0", signal.SIGINT, ignored=(signal.SIGINT,))[::2] == (0, "")
-
-
-def test_a_signal_during_an_import_ends_the_command_there(tmp_path: Path) -> None:
-    """Whatever the module makes of it."""
-    (tmp_path / "slow_module.py").write_text(TURNED)
-    body = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport slow_module\nreturn 0"
-    code, _, errors = ended(body, signal.SIGTERM)
-    assert is_the_stop(signal.SIGTERM, code, errors)

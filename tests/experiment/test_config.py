@@ -87,14 +87,12 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
         (small(client={"bacth": 1}), ["client.bacth", "batch"]),
         (small(client={"defenses": ["int9"]}), ["client.defenses", "int9", "int8"]),
         *((small(name=name), ["name: ", name.strip()[:1]]) for name in (" ", "a\x1b[2J", "../x")),
-        ({"attacks": [{"name": "april"}]}, ["name"]),
         ({"name": "x", "models": {"ViT": {}}}, ["grid"]),
         (entry(models=["plan"]), ["grid.0", "plan", "plain"]),
         (entry(attacks=["aprl"]), ["grid.0", "aprl", "april"]),
         (entry(client={"autocast": "bf16"}, dtypes=["float64"]), ["grid.0", "autocast", "float64"]),
-        (entry(attacks=["april"]) | {"attacks": [{"name": "aprill"}]}, ["attacks.0", "aprill"]),
-        *((small(**{name: []}), [name]) for name in ("grid", "dtypes", "attacks")),
-        *((entry(**{name: []}), [f"grid.0.{name}"]) for name in ("models", "settings", "gammas")),
+        (small(grid=[]), ["grid"]),
+        (entry(settings=[]), ["grid.0.settings"]),
         (small(block=20, client={"batch": 3}), ["block", "batch (3)", "20"]),
         (small(attacks=[{"name": n, "label": "x"} for n in ("april", "grey")]), ["'x'"]),
         (small(attacks=[{"name": "grey", "label": "april"}, {"name": "april"}]), ["april"]),
@@ -206,7 +204,6 @@ def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
 
 def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_experiment("demo").name == "demo"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.yaml").write_text("name: mine\n")
     assert stock_config("demo") == Path("configs/demo.yaml")
@@ -273,32 +270,28 @@ OTHER: dict[str, Any] = {
 """A value of each field of the client that is not its default; `loss` has only one value."""
 
 
-FIELDS = {field.name for field in dataclasses.fields(ClientConfig)} - {"loss"}
-
-
-@pytest.mark.parametrize("field", sorted(FIELDS))
-def test_no_two_clients_share_an_input_an_upload_a_line_or_rows(field: str) -> None:
+def test_no_two_clients_share_an_input_an_upload_a_line_or_rows() -> None:
     """A field that is forgotten somewhere would reuse another cell's; each is a column."""
-    client, changed = ClientConfig(), replace(ClientConfig(), **{field: OTHER[field]})
-    fed = Feeding(client, "c", 0.5, 8, 0)
-    assert fed == Feeding(ClientConfig(), "c", 0.5, 8, 0)
-    assert fed != replace(fed, client=changed)
-    experiment = load_experiment(one_cell())
-    cell = expand(experiment)[0]
-    cells = [replace(cell, client=one) for one in (client, changed)]
-    assert len({one.federation for one in cells}) == 2
-    assert len({cell_key(one, experiment) for one in cells}) == 2
-    assert len({run_id(one, experiment, None, True) for one in cells}) == 2
-    assert client_identity(changed) != client_identity(client)
-    assert client_recipe(changed) == {field: OTHER[field]}
-    if field == "dal_lambda":  # only where the loss has such a term
-        changed = replace(changed, dal=True)
-    words = {"withhold": "pos_embed", "defenses": "int8"}
-    model = load_model(**{**TINY, "dal": "linear"})
+    experiment, model = load_experiment(one_cell()), load_model(**{**TINY, "dal": "linear"})
     source: Any = SimpleNamespace(data="x", place=None, labels="x")
     source.records, source.columns = lambda model: [], lambda model: {}
-    facts = describe(replace(cell, client=changed), experiment, source, model)
-    assert getattr(facts, field) == words.get(field, OTHER[field])
+    [cell] = expand(experiment)
+    words = {"withhold": "pos_embed", "defenses": "int8"}
+    fed = Feeding(ClientConfig(), "c", 0.5, 8, 0)
+    assert fed == Feeding(ClientConfig(), "c", 0.5, 8, 0)
+    for field in {field.name for field in dataclasses.fields(ClientConfig)} - {"loss"}:
+        client, changed = ClientConfig(), replace(ClientConfig(), **{field: OTHER[field]})
+        assert fed != replace(fed, client=changed)
+        cells = [replace(cell, client=one) for one in (client, changed)]
+        assert len({one.federation for one in cells}) == 2
+        assert len({cell_key(one, experiment) for one in cells}) == 2
+        assert len({run_id(one, experiment, None, True) for one in cells}) == 2
+        assert client_identity(changed) != client_identity(client)
+        assert client_recipe(changed) == {field: OTHER[field]}
+        if field == "dal_lambda":  # only where the loss has such a term
+            changed = replace(changed, dal=True)
+        facts = describe(replace(cell, client=changed), experiment, source, model)
+        assert getattr(facts, field) == words.get(field, OTHER[field])
 
 
 # what a command line changes ----------------------------------------------------------------------
@@ -326,11 +319,9 @@ def test_cells_that_become_equal_stand_once_where_the_first_stood() -> None:
         ([], {"plain": "random", "mjp": None}),
         (["a.pth"], {"plain": "a.pth", "mjp": "a.pth"}),
         (["a.pth", "mjp=b.pth"], {"plain": "a.pth", "mjp": "b.pth"}),
-        (["mjp=b.pth", "a.pth"], {"plain": "a.pth", "mjp": "b.pth"}),
         (["mpj=a.pth"], ["mpj", "mjp", "plain"]),
         (["mjp="], ["mjp", "none"]),
         ([""], ["all models", "none"]),
-        (["mjp=a.pth", "mjp=b.pth"], ["mjp", "two"]),
         (["a.pth", "b.pth"], ["all models", "two"]),
     ],
 )
@@ -362,9 +353,8 @@ def test_an_option_that_entries_do_not_take_is_told_and_refused_where_none_does(
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--img-size", "64"], ["--gamma", "0.5"], ["--client.defenses", "int8"]),
-        *(["--weights", "a.pth"], ["--model", "vit"], ["--labels", "a.csv"]),
-        *(["--images", "photographs"], ["--images", "embedded"], ["--dtypes", "float64"]),
+        *(["--gamma", "0.5"], ["--client.defenses", "int8"], ["--weights", "a.pth"]),
+        *(["--model", "vit"], ["--images", "photographs"], ["--images", "embedded"]),
     ],
 )
 def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(

@@ -107,11 +107,6 @@ def test_the_residual_is_zero_for_the_truth_and_large_for_anything_else() -> Non
         assert found is not None
         assert found.shape == (4,)
         assert ((low <= found) & (found < high)).all()
-
-
-def test_no_residual_of_a_batch_nor_without_the_gradient_or_the_labels() -> None:
-    _, inputs = puzzle(4)
-    view = view_of(inputs)
     bare = replace(view.updates[0], grads={"pos_embed": view.updates[0].grads["pos_embed"]})
     for less in (
         view_of(inputs, batch=2),  # its order means nothing

@@ -28,7 +28,6 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "batch": {"batch": 2},
     "withholds": {"withhold": ["pos_embed", "blocks.0.attn.qkv.weight"]},
     "sine": {"positions": "sinusoidal"},
-    "difference": {"upload": "weight_difference", "dal": True},
     "adamw": {"upload": "weight_difference", "optimizer": "adamw", "steps": 2},
 }
 ATTACKS = [
@@ -130,19 +129,17 @@ def test_closed_forms_are_unsupported_and_matching_runs(
             assert (scores.xs(name, level="metric") == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("client", "named"),
-    [
-        ({"positions": "sinusoidal"}, "positions: own"),
-        ({"lora": "{rank: 2, targets: [qkv]}"}, "adapters"),
-        ({"mode": "train"}, "client.mode: eval"),
-    ],
-)
-def test_clients_of_plain_vits_are_refused(
-    three: Path, tmp_path: Path, client: dict[str, Any], named: str
-) -> None:
-    path, out = checkpoint(tmp_path / "model", "resnet"), tmp_path / "run"
-    attack(three, out, grid("resnet", path, **client), limit=1)
-    ((status, reason),) = outcome(out, attack="inverting_gradients", setting="a").values()
-    assert status == "unsupported"
-    assert named in reason
+def test_clients_of_plain_vits_are_refused(three: Path, tmp_path: Path) -> None:
+    config = grid("resnet", checkpoint(tmp_path / "model", "resnet"))
+    clients: dict[str, dict[str, Any]] = {
+        "positions: own": {"positions": "sinusoidal"},
+        "adapters": {"lora": "{rank: 2, targets: [qkv]}"},
+        "client.mode: eval": {"mode": "train"},
+    }
+    config["grid"] = [config["grid"][0] | {"client": client} for client in clients.values()]
+    attack(three, tmp_path / "run", config, limit=1)
+    for named, entry in zip(clients, cells(tmp_path / "run")[6::7], strict=True):
+        assert entry["attack"] == "inverting_gradients"
+        ((status, reason),) = outcome(tmp_path / "run", run_id=entry["run_id"]).values()
+        assert status == "unsupported"
+        assert named in reason

@@ -58,9 +58,7 @@ def same_as(whole: Path, out: Path) -> None:
         same_tensors(tensors(out, run_id), tensors(whole, run_id))
 
 
-@pytest.mark.parametrize(
-    ("at", "before"), [(1, True), (2, False), (3, False), (4, False), (6, False), (8, True)]
-)
+@pytest.mark.parametrize(("at", "before"), [(1, True), (3, False), (4, False), (8, True)])
 def test_a_run_that_dies_at_any_file_goes_on_and_lists_what_it_owes(
     images: Path, whole: Path, tmp_path: Path, at: int, before: bool
 ) -> None:
@@ -194,16 +192,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def command(
-    capsys: pytest.CaptureFixture[str],
-    *words: object,
-    config: str = "brief.yaml",
-    weights: object = "packaged:cifar_vit",
-) -> tuple[int, str]:
+def command(capsys: pytest.CaptureFixture[str], *words: object, **named: object) -> tuple[int, str]:
     """The exit code of `mjp attack` in a folder `out`, and what it said on stderr."""
-    named = ["attack", config, "--images", "images", "--weights", weights, "--out", "out"]
+    given = {"config": "brief.yaml", "weights": "packaged:cifar_vit", **named}
+    options = ["--images", "images", "--weights", given["weights"], "--out", "out"]
     capsys.readouterr()
-    code = main([*map(str, (*named, *words)), "--engine", "here", "--device", "cpu"])
+    options += ["--engine", "here", "--device", "cpu", *words]
+    code = main([*map(str, ["attack", given["config"], *options])])
     return code, capsys.readouterr().err
 
 
@@ -219,30 +214,23 @@ def test_runs_have_a_folder_by_their_weights_and_what_is_made_of_them(place: Pat
         (run_folder(ladder, [one]), "ladder"),
     ):
         assert re.fullmatch(f"results/{name}", str(folder)), folder
-    made = [{"img_size": 64}, {"mean": (0.4,)}, {}]
+    made = [{"img_size": 64}, {"mean": (0.4,)}, {}, {"img_size": 64}]
     others = {run_folder(own, [one], model=model) for model in made}
-    others.add(run_folder(own, [one], gamma=0.5))
-    assert len(others) == 4
-    assert run_folder(own, [one], model={"img_size": 64}) in others
+    assert len(others | {run_folder(own, [one], gamma=0.5)}) == 4
 
 
 def test_cells_that_another_checkpoint_replaces_are_said(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = (
-        weights(place / name / "mine.safetensors", seed=seed) for seed, name in enumerate("ab")
-    )
+    one, two = (weights(place / n / "mine.safetensors", seed=ord(n)) for n in "ab")
     said_of_first = "2 finished cell"
     assert said_of_first not in command(capsys, weights=one)[1]
     [sha] = {entry["checkpoint_sha"] for entry in cells(Path("out"))}
-    of_one = written(Path("out"))
     told = command(capsys, weights=two)[1]
-    for words in (said_of_first, "grey (a)", "patch_gradient (a)"):
-        assert words in told
+    assert all(words in told for words in (said_of_first, "grey (a)", "patch_gradient (a)"))
     assert sha not in {entry["checkpoint_sha"] for entry in cells(Path("out"))}
-    assert of_one.items() <= written(Path("out")).items()
-    assert said_of_first not in command(capsys, weights=two)[1]
     before = written(Path("out"))
+    assert said_of_first not in command(capsys, weights=two)[1]
     command(capsys, weights=one)
     assert written(Path("out")) == before  # the rows were there
     assert {entry["checkpoint_sha"] for entry in cells(Path("out"))} == {sha}
@@ -262,23 +250,20 @@ def test_a_folder_with_other_files_and_no_run_is_no_place_for_one(
     assert "thesis.tex" in told
     assert "--into" in told
     assert [path.name for path in (place / "out").iterdir()] == ["thesis.tex"]
-    assert command(capsys, "--into")[0] == 0
-    assert command(capsys)[0] == 0  # it is a run's now
+    assert command(capsys, "--into")[0] == command(capsys)[0] == 0  # it is a run's now
 
 
 def test_a_second_experiment_is_refused_unless_it_is_added(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*words: object, **options: Any) -> int:
-        return command(capsys, *words, **options)[0]
+    def run(*words: object) -> int:
+        return command(capsys, *words)[0]
 
     assert run() == 0
     before = written(place / "out")
-    for given in ({"config": "other.yaml"}, {}):
-        code, told = command(capsys, *(() if given else ("--seed", 1)), **given)
+    for code, told in (command(capsys, config="other.yaml"), command(capsys, "--seed", 1)):
         assert code == 2
-        assert "--add" in told.splitlines()[-1]
-        assert "brief" in told.splitlines()[-1]
+        assert all(word in told.splitlines()[-1] for word in ("--add", "brief"))
     assert written(place / "out") == before
     grown = {**CONFIG, "attacks": [*CONFIG["attacks"], {"name": "mean_image"}]}
     for config in (grown, CONFIG):  # more lines, or fewer

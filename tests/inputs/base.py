@@ -58,14 +58,6 @@ UPLOADS: dict[str, Any] = {
         {"name": "multi_round", "options": {"uploads": 2, "prior": "stationary"}},
     ],
 }
-PRIOR: dict[str, Any] = {
-    **EXPERIMENT,
-    "models": {"M": {**EXPERIMENT["models"]["M"], "unknown_embedding": True}},
-    "attacks": [
-        {"name": "masked_span", "label": "leak", "options": {"prior": "prior.safetensors"}}
-    ],
-    "grid": [{"models": ["M"], "settings": ["c"], "gammas": [0.5], "attacks": ["leak"]}],
-}
 TRAINING: dict[str, Any] = {
     "name": "small",
     "model": {**MODEL, "drop_path": 0.0},
@@ -95,7 +87,6 @@ CONFIGS = {
     "experiment.yaml": EXPERIMENT,
     "own.yaml": OWN,
     "uploads.yaml": UPLOADS,
-    "prior.yaml": PRIOR,
     "training.yaml": TRAINING,
     "federation.yaml": FEDERATION,
     "site.yaml": SITE,

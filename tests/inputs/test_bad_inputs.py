@@ -22,7 +22,7 @@ import yaml
 from mjp_privacy.cli import COMMANDS
 from tests.inputs.base import UPLOAD
 from tests.inputs.called import Outcome, called
-from tests.inputs.tensors import tensor_changes, with_header, with_state, with_tensors
+from tests.inputs.tensors import tensor_changes, with_state, with_tensors
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux"),
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 ATTACK = ("attack", *GOOD["attack"])
 REPORT = ("report", *GOOD["report"])
 ATTACK_UPLOADS = ("attack", "uploads.yaml", "--uploads", "uploads", "--out", "out")
-CHECK, CHECK_MODEL = ("check", "uploads"), ("check", "--model", "model.safetensors")
+CHECK = ("check", "uploads")
 ZIPPED = with_words("attack", images="images.zip")
 
 
@@ -141,16 +141,6 @@ def field(path: str, value: Any) -> Spoil:
     return spoil
 
 
-def metadata(key: str, text: str) -> Spoil:
-    """What a checkpoint says of its model."""
-    return with_header(lambda header: header.setdefault("__metadata__", {}).update({key: text}))
-
-
-def tensors(change: str, *names: str) -> Spoil:
-    """A change of `tensor_changes` by its name."""
-    return with_tensors(tensor_changes(*names)[change])
-
-
 def labels(*rows: str) -> Spoil:
     return written("\n".join(("file,label", *rows)) + "\n")
 
@@ -196,53 +186,23 @@ def a_thesis(place: Path) -> None:
     place.write_text("mine")
 
 
-TENSORS, MODEL = f"uploads/{UPLOAD}.safetensors", "model.safetensors"
-LONG_HEADER = struct.pack("<Q", 1 << 60)
+TRUTH, MODEL = f"uploads/truth/{UPLOAD}.safetensors", "model.safetensors"
 REFUSED: list[tuple[str, Words, Spoil]] = [
-    (
-        "experiment.yaml",
-        ATTACK,
-        written("!!python/object/apply:os.system ['touch OWNED']\n"),
-    ),
     ("experiment.yaml", ATTACK, written(b"\xff\xfe\x00caf\xe9: [\xc3\x28]\n")),
-    ("experiment.yaml", ATTACK, a_pipe),
-    ("training.yaml", ("train", *GOOD["train"]), written("name: [small")),
     ("federation.yaml", ("federate", *GOOD["federate"]), field("attacks.0.name", "f")),
     ("site.yaml", (*ATTACK, "--engine", "site.yaml"), written("null\n")),
     (f"uploads/{UPLOAD}.json", ATTACK_UPLOADS, field("noise", {"entry": -1})),
     (f"uploads/{UPLOAD}.json", CHECK, field("weights", "x" * 5000)),
-    (f"uploads/{UPLOAD}.json", ATTACK_UPLOADS, a_pipe),
-    (TENSORS, CHECK, half),
-    (TENSORS, ATTACK_UPLOADS, tensors("all float8_e4m3fn")),
-    (
-        f"uploads/truth/{UPLOAD}.safetensors",
-        ATTACK_UPLOADS,
-        tensors("images no rows", "images"),
-    ),
+    (TRUTH, ATTACK_UPLOADS, with_tensors(lambda held: held.update(images=held["images"][:0]))),
     ("uploads/weights/*.safetensors", CHECK, one_bit),
-    (MODEL, CHECK_MODEL, tensors("blocks.foo.weight")),
-    (MODEL, own(MODEL), tensors("pos_embed scalar", "pos_embed")),
-    (MODEL, own(MODEL), tensors("all complex64")),
-    (
-        MODEL,
-        CHECK_MODEL,
-        lambda place: written(LONG_HEADER + place.read_bytes()[8:])(place),
-    ),
+    (MODEL, own(MODEL), with_tensors(tensor_changes()["all complex64"])),
     ("model.pth", own("model.pth"), with_state(lambda state: [1, 2])),
-    (
-        "prior.safetensors",
-        ("attack", "prior.yaml", "--images", "images", "--out", "out"),
-        half,
-    ),
-    ("images/labels.csv", ATTACK, labels("0.png," + "9" * 5000, "1.png,1")),
     ("images/labels.csv", ("sample", *GOOD["sample"]), labels("a.png,1", "b.png,2")),
     ("images/labels.csv", ATTACK, labels("0.png\x1b[2J,1", "\x1b]0;x\x07.png,2")),
-    ("images.zip", ZIPPED, half),
     ("images.zip", ZIPPED, zip_of({"../../0.png": png(8)})),
 ]
 """Files that must be refused with their names."""
 BORNE: list[tuple[str, Words, Spoil]] = [
-    (MODEL, ("evaluate", *GOOD["evaluate"]), metadata("mean", "[" * 100_000)),
     (
         "trained/checkpoint.pt",
         with_words("train", val="classes", out="trained"),
@@ -254,11 +214,7 @@ BORNE: list[tuple[str, Words, Spoil]] = [
         with_state(lambda state: dict.fromkeys(state, 5)),
     ),
     ("run/rows/*/00000.*.parquet", REPORT, half),
-    ("run/rows/*/00000.*.parquet", with_words("attack", out="run"), one_bit),
-    ("run/cells.*.parquet", REPORT, half),
     ("run/log.jsonl", REPORT, half),
-    ("federation/metrics.jsonl", ("compare", *GOOD["compare"]), half),
-    ("trained/metrics.jsonl", ("curves", *GOOD["curves"]), half),
     ("images.zip", ZIPPED, zip_of({"0.png": b"\0" * (300 << 20), "1.png": png(8)})),
     ("images/0.png", ATTACK, bomb),
     ("images/0.png", ATTACK, written(png(2**31 - 1))),
@@ -273,10 +229,6 @@ CASES = [
     *(Case(argv, MAYBE, "", file, spoil) for file, argv, spoil in BORNE),
     Case(ATTACK, (2, 3), "img_size", "experiment.yaml", field("models.M.img_size", 10**9)),
     *(Case(words, (2,)) for words in ((), ("a\x1b[2Jb",), ("x" * 5000,))),
-    Case(("attac",), (2,), "attac"),
-    Case(with_words("attack", images=""), (2,), "--images"),
-    Case(with_words("attack", out=""), FULL),
-    Case((*ATTACK, "--seed", "1" + "0" * 30), (2,), "seed"),
     Case(ATTACK[:-1], (2,), "--out"),
     *(Case(with_words(c, out="null"), FULL, "", "null", null_device) for c in ("attack", "score")),
     Case(with_words("report", out="/".join(["x" * 200] * 30)), FULL),
@@ -293,8 +245,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=[f"{c.file} {c.argv[:1]}" for c in CASES])
 def test_bad_input(case: Case, base: Path, tmp_path: Path) -> None:
     outcome = case.outcome(base, tmp_path / "inputs")
-    names = (case.name,) if case.name else ()
-    assert not (faults := outcome.faults(case.codes, names)), "\n".join(faults)
+    assert not (faults := outcome.faults(case.codes, case.name)), "\n".join(faults)
     assert not (tmp_path / "inputs" / "OWNED").exists()
     thesis = tmp_path / "inputs" / THESIS
     assert not thesis.exists() or thesis.read_text() == "mine"
@@ -305,17 +256,4 @@ def test_good_inputs_pass(command: str, base: Path, tmp_path: Path) -> None:
     """The same commands with what was not spoiled: the table measures the spoiling."""
     outcome = Case((command, *GOOD[command])).outcome(base, tmp_path / "inputs")
     assert outcome.code == 0, outcome.said
-
-
-def test_every_command_is_tried_and_what_is_no_answer_is_a_fault() -> None:
-    assert {*COMMANDS} - {"demo"} <= {case.argv[0] for case in CASES if case.argv}
-    assert Outcome(2, "error: file.json, lr: expected a number").faults((2,), ("file.json",)) == []
-    for outcome in (
-        Outcome(2, "file.json", 99.0),
-        Outcome(2, "Traceback (most recent call last)\nfile.json"),
-        Outcome(70, "file.json"),
-        Outcome(2, "file.json lr\n" * 100),
-        Outcome(2, "file.json \x1b[2J"),
-        Outcome(2, "error: lr"),
-    ):
-        assert outcome.faults((0, 2), ("file.json",))
+    assert {*GOOD} == {*COMMANDS} - {"demo"}
