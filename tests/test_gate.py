@@ -64,16 +64,8 @@ READERS = {
     *("read_text", "read_bytes", "open_binary", "open_text"),
     *("read_parquet", "read_csv", "read_excel", "read_pickle", "read_feather", "read_hdf"),
     *("ParquetFile", "ParquetDataset", "read_metadata", "read_schema", "open_file", "memory_map"),
-    *(
-        "safe_open",
-        "load_file",
-        "extractall",
-        "fromfile",
-        "genfromtxt",
-        "loadtxt",
-        "imread",
-        "memmap",
-    ),
+    *("safe_open", "load_file", "extractall", "fromfile", "genfromtxt", "loadtxt", "imread"),
+    "memmap",
 }
 """Functions that read a file, whatever they are called on."""
 OF_MODULES = {

@@ -195,23 +195,18 @@ def test_every_kind_of_table_and_a_changed_figure_is_noticed(root: Path) -> None
         publish.check(root)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
+def test_what_a_table_names_has_to_be_there(root: Path) -> None:
+    for before, after, named in (
         ("show: {attack: token_span}", "show: {attack: [token_span, april]}", "april"),
         ("show: {attack: token_span}", "show: {attacks: token_span}", "attacks"),
         ("hide: [γ]", "hide: [gammas]", "gammas"),
         ("full: part.csv, ", "", "full"),
         ("csv: grid.csv", "csv: grid.csv, gamma: [0.1, 0.2]", "0.2"),
         (", attack: pixel_lattice", "", "Expected one line for"),
-    ],
-)
-def test_what_a_table_names_has_to_be_there(
-    root: Path, before: str, after: str, named: str
-) -> None:
-    (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
-    with pytest.raises(UserError, match=named):
-        publish.check(root)
+    ):
+        (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
+        with pytest.raises(UserError, match=named):
+            publish.check(root)
 
 
 def test_a_part_of_the_pictures(tmp_path: Path) -> None:
