@@ -132,7 +132,7 @@ def test_blocks_that_no_worker_did_are_said(
     one_thread: None,
 ) -> None:
     """Workers do not know an attack that only this process has."""
-    workers = ["--attack.engine", "local", "--attack.workers", "2", "--threads", "1"]
+    workers = ["--attack.engine", "local", "--attack.workers", "1", "--threads", "1"]
     with planted(tmp_path / "trap", monkeypatch):
         monkeypatch.delenv("PYTHONPATH")
         assert command(tmp_path, data, [{"name": "trap"}], *workers) == 3
