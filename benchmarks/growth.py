@@ -78,12 +78,7 @@ class Axis:
 
     name: str
     values: Sequence[float]
-    points: Sequence[Point]
-
-
-def along(name: str, values: Sequence[float], point: Callable[[Any], Point]) -> Axis:
-    """An axis: along("images", (8, 16), lambda n: Point("april", images=n))."""
-    return Axis(name, values, [point(value) for value in values])
+    point: Callable[[Any], Point]
 
 
 def axes() -> list[Axis]:
@@ -93,25 +88,25 @@ def axes() -> list[Axis]:
     by_side = dict(zip(patches, sides, strict=True))
     matching = {"steps": 20}
     return [
-        along("images", (10, 20, 40, 80), lambda n: Point("masked_span", images=n)),
-        along("patches N", patches, lambda n: Point("april", "a", side=by_side[n])),
-        along("patches N", patches, lambda n: Point("masked_span", side=by_side[n])),
-        along("width D", widths, lambda d: Point("april", "a", width=d)),
-        along("width D", widths, lambda d: Point("masked_span", width=d)),
-        along("gamma", (0.1, 0.2, 0.4, 0.8), lambda g: Point("masked_span", gamma=g)),
-        along(
+        Axis("images", (10, 20, 40, 80), lambda n: Point("masked_span", images=n)),
+        Axis("patches N", patches, lambda n: Point("april", "a", side=by_side[n])),
+        Axis("patches N", patches, lambda n: Point("masked_span", side=by_side[n])),
+        Axis("width D", widths, lambda d: Point("april", "a", width=d)),
+        Axis("width D", widths, lambda d: Point("masked_span", width=d)),
+        Axis("gamma", (0.1, 0.2, 0.4, 0.8), lambda g: Point("masked_span", gamma=g)),
+        Axis(
             "gamma",
             (0.1, 0.2, 0.4),
             lambda g: Point("pixel_lattice", gamma=g, side=96, width=128, images=4),
         ),
-        along(
+        Axis(
             "uploads",
             (1, 2, 4, 8),
             lambda r: (
                 Point("multi_round", options={"uploads": r}) if r > 1 else Point("masked_span")
             ),
         ),
-        along(
+        Axis(
             "batch B",
             (1, 2, 4, 8),
             lambda b: Point("inverting_gradients", batch=b, side=64, options=matching),
@@ -183,12 +178,12 @@ def measured(point: Point, repeats: int) -> dict[str, float]:
 
 def curve(axis: Axis, repeats: int) -> dict[str, Any]:
     """An axis' values, what was measured at them, and the exponents."""
-    rows = [measured(point, repeats) for point in axis.points]
+    points = [axis.point(value) for value in axis.values]
+    rows = [measured(point, repeats) for point in points]
     fits = {name: exponent(axis.values, [row[name] for row in rows]) for name in rows[0]}
-    title = f"{axis.points[-1].attack} ({axis.points[-1].setting})"
     return {
         "axis": axis.name,
-        "attack": title,
+        "attack": f"{points[-1].attack} ({points[-1].setting})",
         "values": list(axis.values),
         "measured": rows,
         "exponents": {name: [round(k, 2), round(error, 2)] for name, (k, error) in fits.items()},

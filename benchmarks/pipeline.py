@@ -26,18 +26,17 @@ import torch
 from PIL import Image
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from attacks.april import April
 from attacks.breaching import reconstruct_one_by_one
 from benchmarks.alternating import alternate, machine, ratio
+from benchmarks.april import one_by_one
 from benchmarks.page import write_result
-from benchmarks.scores import lpips_network
+from benchmarks.scores import fft2d, lpips_network
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Pixels
+from mjp_privacy.interfaces import ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.report.lines import STAGE
@@ -125,10 +124,7 @@ def usual_way(pictures: Path, out: Path, dtype: str) -> Outcome:
 
 def attacked(model: LoadedModel, image: Tensor) -> np.ndarray:
     """One image through breaching's user and attacker: (H, W, 3) float32 in [0, 1]."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    x = model.normalize(image.to(model.cls_token))
-    grads = torch.autograd.grad(cross_entropy(model(x), torch.tensor([LABEL])), parameters)
-    upload = {name: grads[names.index(name)].unsqueeze(0) for name in April().needs(model)}
+    upload = one_by_one(model, ClientInput(image, torch.tensor([LABEL]), ["0"]))
     pixels = Pixels(SIZE, model.card.mean, model.card.std)
     found = reconstruct_one_by_one(model, upload, pixels, model.cls_token.dtype)
     return model.denormalize(found)[0].clamp(0, 1).permute(1, 2, 0).float().numpy()
@@ -146,15 +142,9 @@ def paper_scores(truth: np.ndarray, picture: np.ndarray, network: lpips.LPIPS) -
         "mse": float(mean_squared_error(truth, picture)),
         "psnr": float(peak_signal_noise_ratio(truth, picture, data_range=1)),
         "ssim": float(structural_similarity(truth, picture, channel_axis=2, data_range=1)),
-        "fft2d": spectral_distance(truth, picture),
+        "fft2d": fft2d(truth.transpose(2, 0, 1), picture.transpose(2, 0, 1), conjugate=False),
         "lpips": perceptual,
     }
-
-
-def spectral_distance(truth: np.ndarray, picture: np.ndarray) -> float:
-    """Cosine distance of the two spectra as SciPy 1.9 gave it: nothing is conjugated."""
-    u, v = (np.fft.fft2(image, axes=(0, 1)).flatten() for image in (truth, picture))
-    return float(np.clip(np.abs(1 - (u @ v) / np.sqrt((u @ u) * (v @ v))), 0, 2))
 
 
 # our way ------------------------------------------------------------------------------------------

@@ -25,6 +25,11 @@ from tests.helpers.runs import one_cell
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "attacks/*.md", "results/**/*.md", "mjp_privacy/**/*.md")
+    for page in ROOT.glob(pattern)
+)
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 (OWN_GRADIENTS,) = PYTHON.findall(README)
 (PACKAGE,) = PYTHON.findall((ROOT / "docs" / "own_gradients.md").read_text(encoding="utf-8"))
@@ -90,21 +95,21 @@ def test_the_package_is_used_as_its_page_says(
 # README -------------------------------------------------------------------------------------------
 
 
-def test_what_the_readme_names_exists_and_it_is_read_in_ten_minutes() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    configs = re.findall(r"configs/\w+\.yaml", README)
-    assert {"SECURITY.md", "docs/reliability.md"} <= set(links)
-    assert [name for name in [*links, *configs] if not (ROOT / name).exists()] == []
+def test_every_link_leads_somewhere_and_the_readme_is_read_in_ten_minutes() -> None:
+    links = {
+        page: re.findall(r"\]\((?!http)([^)#\s]+)\)", page.read_text("utf-8")) for page in PAGES
+    }
+    broken = [
+        (p, link) for p, own in links.items() for link in own if not (p.parent / link).exists()
+    ]
+    assert broken == []
+    assert {"SECURITY.md", "docs/reliability.md"} <= {*links[ROOT / "README.md"]}
+    assert all((ROOT / name).exists() for name in re.findall(r"configs/\w+\.yaml", README))
     assert (len(README.splitlines()) <= 150, len(README.split()) <= 1300) == (True, True)
 
 
 # commands -----------------------------------------------------------------------------------------
 
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/*.md", "attacks/*.md", "results/**/*.md", "mjp_privacy/**/*.md")
-    for page in ROOT.glob(pattern)
-)
 BLOCK = re.compile(r"^\s*```\w*\n(.*?)^\s*```", re.MULTILINE | re.DOTALL)
 
 

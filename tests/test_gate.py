@@ -31,6 +31,7 @@ def sources() -> dict[str, ast.AST]:
 
 HOLD_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 """Modules whose files can hold code. Ruff finds their calls, eval, exec and shells."""
+SAFETY = ("weights_only", "allow_pickle")
 RUN_CODE = {"__import__", "compile", "runpy.run_path", "os.execv", "os.execvp", "os.spawnv"}
 
 
@@ -42,12 +43,13 @@ def runs_code(tree: ast.AST) -> Iterator[str]:
             names = [str(node.module)] if isinstance(node, ast.ImportFrom) else names
             yield from (name for name in names if name.partition(".")[0] in HOLD_CODE)
         elif isinstance(node, ast.Call):
-            called, whole = ast.unparse(node.func), ast.unparse(node)
+            called = ast.unparse(node.func)
+            words = {ast.unparse(word) for word in node.keywords if word.arg in SAFETY}
             dynamic = called.endswith("import_module") and not isinstance(
                 node.args[0], ast.Constant
             )
-            unsafe = called == "torch.load" and "weights_only=True" not in whole
-            if called in RUN_CODE or dynamic or unsafe or "allow_pickle=True" in whole:
+            unsafe = called == "torch.load" and "weights_only=True" not in words
+            if called in RUN_CODE or dynamic or unsafe or "allow_pickle=True" in words:
                 yield called
 
 
@@ -64,16 +66,8 @@ READERS = {
     *("read_text", "read_bytes", "open_binary", "open_text"),
     *("read_parquet", "read_csv", "read_excel", "read_pickle", "read_feather", "read_hdf"),
     *("ParquetFile", "ParquetDataset", "read_metadata", "read_schema", "open_file", "memory_map"),
-    *(
-        "safe_open",
-        "load_file",
-        "extractall",
-        "fromfile",
-        "genfromtxt",
-        "loadtxt",
-        "imread",
-        "memmap",
-    ),
+    *("safe_open", "load_file", "extractall", "fromfile", "genfromtxt", "loadtxt", "imread"),
+    "memmap",
 }
 """Functions that read a file, whatever they are called on."""
 OF_MODULES = {

@@ -50,7 +50,7 @@ def imported(source: str) -> Iterator[str]:
 def file_of(name: str) -> Path | None:
     """The file of this project that a dotted name lives in: `a.b.thing` is in a/b.py."""
     parts = name.split(".")
-    if parts[0] not in PACKAGES:
+    if parts[0] not in (*PACKAGES, "benchmarks", "tests", "tools"):  # the last stand in no room
         return None
     while parts:
         place = Path(*parts)

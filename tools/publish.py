@@ -27,8 +27,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import re
 import sys
@@ -130,13 +128,6 @@ def _fits(row: Mapping[str, str], wanted: Spec) -> bool:
 
 def _cells(some: object) -> list[str]:
     return [*map(str, some if isinstance(some, list) else [some])]
-
-
-def csv_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The whole table as a CSV file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
-    return text.getvalue()
 
 
 def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
@@ -332,32 +323,23 @@ def check(root: Path, write: bool = False) -> list[str]:
         if not ended:
             raise UserError(f"{path}: expected {begin} and {end} in the page: put them there.")
         whole = cells(table, content.get("lines", {}), root / "results")
+        wanted = f"\n{shown(table, *whole)}\n"
+        pieces = [(path, f"table {name} of {table['file']}", found, wanted)]
         if "full" in table:
-            wrong += _check_csv(path.parent / table["full"], csv_text(*whole), write)
-        expected = f"\n{shown(table, *whole)}\n"
-        if write:
-            path.write_text(before + begin + expected + end + behind, "utf-8")
-        elif found != expected:
-            there, wanted = found.splitlines(), expected.splitlines()
-            wrong += [f"WRONG: table {name} of {table['file']}", *_differing(there, wanted)]
+            file = path.parent / table["full"]
+            text = pd.DataFrame(whole[1], columns=whole[0]).to_csv(index=False, lineterminator="\n")
+            stored = file.read_text("utf-8") if file.is_file() else ""
+            pieces.insert(0, (file, str(file), stored, text))
+        for place, what, found, wanted in pieces:
+            if write:
+                text = before + begin + wanted + end + behind if place == path else wanted
+                place.write_text(text, "utf-8")
+            elif found != wanted:
+                there, rows = found.splitlines(), wanted.splitlines()
+                wrong += [f"WRONG: {what}"]
+                wrong += [f"  stands there: {line}" for line in there if line not in rows]
+                wrong += [f"  rows give:    {line}" for line in rows if line not in there]
     return wrong
-
-
-def _check_csv(path: Path, expected: str, write: bool) -> list[str]:
-    """What stands otherwise in a whole table beside its page; or put it right (`write`)."""
-    if write:
-        path.write_text(expected, "utf-8")
-    found = path.read_text("utf-8") if path.is_file() else ""
-    if found == expected:
-        return []
-    return [f"WRONG: {path}", *_differing(found.splitlines(), expected.splitlines())]
-
-
-def _differing(there: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    return [
-        *(f"  stands there: {line}" for line in there if line not in wanted),
-        *(f"  rows give:    {line}" for line in wanted if line not in there),
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

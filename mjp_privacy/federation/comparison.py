@@ -25,9 +25,8 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
 from mjp_privacy.report.flags import unshuffled_images
 from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
-from mjp_privacy.training.evaluation import write_report
+from mjp_privacy.training.evaluation import markdown_table, with_interval, write_report
 from mjp_privacy.training.journal import METRICS
 
 
@@ -93,13 +92,12 @@ def markdown(table: pd.DataFrame) -> str:
         heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]
     heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
     heads += ["unshuffled, 1 upload", "any"]
-    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    lines = []
     for _, group in table.groupby(["run", "label", "batch", "steps", "round"], sort=False):
         scopes = group.set_index("scope")
         first, both = scopes.iloc[0], [scopes.loc[scope] for scope in SCOPES]
         cells = [first["label"], first["defence"], first["batch"], first["steps"], first["round"]]
-        ends = f"[{first['top1_low']:.1f}, {first['top1_high']:.1f}]"
-        cells.append(DASH if math.isnan(first["top1"]) else f"{first['top1']:.1f} {ends}")
+        cells.append(with_interval(first["top1"], first["top1_low"], first["top1_high"]))
         cells.append(f"{first.get('test_images', 0):.0f}")
         for row in both:
             n, share = int(row["n"]), float(row["success"])
@@ -107,8 +105,8 @@ def markdown(table: pd.DataFrame) -> str:
             cells += [Share(round(share * n), n).text(), f"{row['from_100']} of {n}"]
         cells += [f"{first['floor']:.1f}", first["n"], *(row["unreached"] for row in both)]
         cells += [both[1]["failed"], *(row["unshuffled"] for row in both)]
-        lines.append(" | ".join(map(str, cells)))
-    return "\n".join(f"| {line} |" for line in lines) + "\n\n" + NOTE
+        lines.append([*map(str, cells)])
+    return "\n".join(markdown_table(heads, lines)) + "\n\n" + NOTE
 
 
 NOTE = (

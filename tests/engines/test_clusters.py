@@ -315,7 +315,7 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
 # workers of this machine --------------------------------------------------------------------------
 
 
-ONE, TWO = EngineConfig("local", workers=1), EngineConfig("local", workers=2)
+TWO = EngineConfig("local", workers=2)
 
 
 def test_a_killed_worker_changes_nothing(
@@ -331,7 +331,7 @@ def test_a_killed_worker_changes_nothing(
     same_rows(here, out)
     assert len(trap.attacked()) == 7  # three blocks in two cells, and the one of the killed worker
     before = sorted(out.glob("rows/*/*"))
-    assert attack(nine_photographs, out, CONFIG, engine=ONE).exit_code == 0
+    assert attack(nine_photographs, out, CONFIG).exit_code == 0
     assert sorted(out.glob("rows/*/*")) == before  # nothing was left to be done
 
 

@@ -186,6 +186,8 @@ def test_what_sbatch_does_not_take_now_waits_and_what_it_never_takes_is_said(
     )
     with pytest.raises(UserError, match="Invalid qos"):
         engine.start([0])
+    with pytest.raises(UserError, match="50%"):  # which Slurm takes for a pattern
+        engine_in(tmp_path / "50%")
     slurm.answer("refusal", None)
     engine = engine_in(tmp_path)
     engine.start([0, 1])
@@ -240,13 +242,6 @@ def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
     inherited = [line for line in slurm.environment(2).splitlines() if line.startswith("SLURM_")]
     assert inherited == ["SLURM_CONF=/etc/slurm.conf"]
     assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
-
-
-def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="50%"):
-        engine_in(tmp_path / "50%")
 
 
 # the end ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
@@ -61,8 +60,6 @@ def command(
         ({"name": "multi_round", "options": {"upload": 6}}, [], "uploads"),
         ({"name": "masked_span", "options": {"prior": "nowhere"}}, [], "'nowhere'"),
         (GOOD[0], ["--attack.engine", "local", "--attack.partition", "gpu"], "partition"),
-        (GOOD[0], ["--attack.engine", "ray"], "ray"),
-        (GOOD[0], ["--attack.engine", "slurm"], "Slurm"),
         (GOOD[0], ["--rounds", "0"], "--rounds"),
         (GOOD[0], ["--out", "data/out"], "--data"),
         (GOOD[0], ["--out", "file"], "--out"),
@@ -80,8 +77,6 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
-    monkeypatch.setattr("shutil.which", lambda name: None)
     Path("other").mkdir()
     for file in ("file", "other/attack"):
         Path(file).write_text("mine")
@@ -137,7 +132,7 @@ def test_blocks_that_no_worker_did_are_said(
     one_thread: None,
 ) -> None:
     """Workers do not know an attack that only this process has."""
-    workers = ["--attack.engine", "local", "--attack.workers", "2", "--threads", "1"]
+    workers = ["--attack.engine", "local", "--attack.workers", "1", "--threads", "1"]
     with planted(tmp_path / "trap", monkeypatch):
         monkeypatch.delenv("PYTHONPATH")
         assert command(tmp_path, data, [{"name": "trap"}], *workers) == 3

@@ -80,7 +80,8 @@ def test_compare_writes_table_and_pictures(
         measured = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         own = table[table.label == label]
         assert set(own.top1) == {measured[-1]["val_top1"]}
-        assert f"| {label} |" in text
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
+        assert f" | {measured[-1]['val_top1']:.1f} [" in line
     assert "MJP γ=0.5" in text
     assert (tmp_path / "tradeoff.png").stat().st_size > 0
     assert (tmp_path / "rounds.png").stat().st_size > 0

@@ -165,22 +165,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_kind_of_table(root: Path) -> None:
-    page = (root / "page.md").read_text("utf-8")
-    assert page.startswith("# Page\n")
-    assert page.count("\nWords.\n") == 4
+def test_every_kind_of_table_and_a_changed_figure_is_noticed(root: Path) -> None:
+    page, file = root / "page.md", root / "part.csv"
+    text, whole = page.read_text("utf-8"), "attack,γ,n\npixel_lattice,0.27,8\ntoken_span,0.27,9\n"
+    assert text.startswith("# Page\n")
+    assert text.count("\nWords.\n") == 4
     assert re.search(
-        r"\| MJP \| 4 of 9 \(44 %, \d+–\d+\) \| 6 of 9 \|\n<!-- table: lines end", page
+        r"\| MJP \| 4 of 9 \(44 %, \d+–\d+\) \| 6 of 9 \|\n<!-- table: lines end", text
     )
-    assert "| pixel_lattice | 0.27 | 8 |\n| token_span | 0.27 | 9 |" in page
-    assert "| γ | R = 1 | R = 2 |\n|---|---|---|\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |" in page
-    assert "| rows.parquet | planted | abc | 1970-01-01 | 9 |" in page
-
-
-def test_a_changed_figure_is_noticed(root: Path) -> None:
-    page = root / "page.md"
+    for table in (
+        "| pixel_lattice | 0.27 | 8 |\n| token_span | 0.27 | 9 |",
+        "| γ | R = 1 | R = 2 |\n|---|---|---|\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |",
+        "| rows.parquet | planted | abc | 1970-01-01 | 9 |",
+        "| attack | n |\n|---|---|\n| token_span | 9 |\n\n[All 2 rows, 3 columns](part.csv)\n",
+    ):
+        assert table in text
+    assert file.read_text("utf-8") == whole
     assert publish.check(root) == []
-    page.write_text(page.read_text("utf-8").replace("| 6 of 9 |", "| 7 of 9 |"), "utf-8")
+    for changed in (whole.replace(",8", ",7"), None):
+        file.write_text(changed, "utf-8") if changed else file.unlink()
+        assert "part.csv" in publish.check(root)[0]
+    file.write_text(whole, "utf-8")
+    page.write_text(text.replace("| 6 of 9 |", "| 7 of 9 |"), "utf-8")
     said = publish.check(root)
     assert "table lines of page.md" in said[0]
     assert ["7 of 9" in said[1], "6 of 9" in said[2], len(said)] == [True, True, 3]
@@ -189,42 +195,18 @@ def test_a_changed_figure_is_noticed(root: Path) -> None:
         publish.check(root)
 
 
-def test_the_page_shows_a_part_and_the_file_beside_it_has_all(root: Path) -> None:
-    page, file = (root / "page.md").read_text("utf-8"), root / "part.csv"
-    assert (
-        "| attack | n |\n|---|---|\n| token_span | 9 |\n\n[All 2 rows, 3 columns](part.csv)\n"
-        in page
-    )
-    whole = "attack,γ,n\npixel_lattice,0.27,8\ntoken_span,0.27,9\n"
-    assert file.read_text("utf-8") == whole
-    for changed in (whole.replace(",8", ",7"), None):
-        file.write_text(changed, "utf-8") if changed else file.unlink()
-        assert "part.csv" in publish.check(root)[0]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
+def test_what_a_table_names_has_to_be_there(root: Path) -> None:
+    for before, after, named in (
         ("show: {attack: token_span}", "show: {attack: [token_span, april]}", "april"),
         ("show: {attack: token_span}", "show: {attacks: token_span}", "attacks"),
         ("hide: [γ]", "hide: [gammas]", "gammas"),
         ("full: part.csv, ", "", "full"),
         ("csv: grid.csv", "csv: grid.csv, gamma: [0.1, 0.2]", "0.2"),
-    ],
-)
-def test_what_a_table_names_has_to_be_there(
-    root: Path, before: str, after: str, named: str
-) -> None:
-    (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
-    with pytest.raises(UserError, match=named):
-        publish.check(root)
-
-
-def test_a_selection_has_to_name_one_line(root: Path) -> None:
-    tables = root / "results" / "tables.yaml"
-    tables.write_text(TABLES.replace(", attack: pixel_lattice", ""), "utf-8")
-    with pytest.raises(UserError, match="Expected one line for"):
-        publish.check(root)
+        (", attack: pixel_lattice", "", "Expected one line for"),
+    ):
+        (root / "results" / "tables.yaml").write_text(TABLES.replace(before, after), "utf-8")
+        with pytest.raises(UserError, match=named):
+            publish.check(root)
 
 
 def test_a_part_of_the_pictures(tmp_path: Path) -> None:
@@ -287,16 +269,6 @@ def test_the_ladder_s_counts_by_another_road() -> None:
     assert worst.scored("psnr").tolist() == best[worst.scored("psnr").index].tolist()
 
 
-def test_every_link_of_the_results_leads_somewhere() -> None:
-    broken = [
-        f"{page.relative_to(ROOT)}: {link}"
-        for page in [*(ROOT / "results").rglob("*.md"), ROOT / "attacks" / "README.md"]
-        for link in re.findall(r"\]\((?!http)([^)#\s]+)\)", page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists()
-    ]
-    assert broken == []
-
-
 def test_every_folder_of_results_that_is_named_is_committed() -> None:
     """Also where the folder lies here and git leaves it out."""
     page = (ROOT / "results" / "README.md").read_text("utf-8")
@@ -304,9 +276,3 @@ def test_every_folder_of_results_that_is_named_is_committed() -> None:
     ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert named
     assert [name for name in named if f"!/results/{name}/" not in ignored] == []
-
-
-def test_the_product_imports_no_tool() -> None:
-    pattern = re.compile(r"^\s*(from|import) tools\b", re.MULTILINE)
-    files = [file for room in ("mjp_privacy", "attacks") for file in (ROOT / room).rglob("*.py")]
-    assert [file.name for file in files if pattern.search(file.read_text("utf-8"))] == []

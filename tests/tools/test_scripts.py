@@ -57,7 +57,6 @@ def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
     other = rows.assign(value=20.0, status=rows["status"].where(~first, "failed"))
     other.to_parquet(tmp_path / "other.parquet")
     lines = {line.split(" | ")[0][2:]: line for line in tool.comparison(tmp_path).splitlines()}
-    print(tool.comparison(tmp_path))
     assert lines["near"].endswith(" | 2.5e-02 | 5.0e-01 | 0.0e+00 | inf | inf | 0.0e+00 |")
     assert lines["near"].split(" | ")[1:4] == ["12", "0", "66.7 %"]
     assert lines["other"].split(" | ")[1:4] == ["12", "4", "100.0 %"]
@@ -65,13 +64,11 @@ def test_a_line_says_how_far_a_run_is_from_the_standard(tmp_path: Path) -> None:
 
 
 def test_the_card_is_what_metadata_and_results_say() -> None:
+    """And weights of other sources are named in the README of their folder."""
     names = [file.stem for file in ZOO.glob("*.safetensors")]
     assert names
     assert all(f"| `{name}` |" in card() for name in names)
     assert CARD.read_text(encoding="utf-8") == card(), "python -m tools.model_cards"
-
-
-def test_weights_of_other_sources_are_named_in_the_card_of_their_folder() -> None:
     weights = [*ROOT.glob("mjp_privacy/**/*.safetensors"), *ROOT.glob("attacks/**/*.safetensors")]
     others = [file for file in weights if file.parent != ZOO]
     assert len(others) == 3

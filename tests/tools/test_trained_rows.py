@@ -12,51 +12,11 @@ import pytest
 
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.training.config import load_training
-from tests.helpers.report_rows import intact
-from tests.tools.test_publish import planted_run
-from tools import published_rows, trained_rows
+from tools import trained_rows
 from tools.trained_rows import by_row, printed_rows, seed_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = (0, 1)
-SHUFFLED = {"setting": "c", "gamma": 0.27}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """G trained from two seeds, B from one as two clients, D evaluated alone; nothing else."""
-    folder = tmp_path_factory.mktemp("results")
-    cells = [
-        (intact("masked_span", model="G_0", **SHUFFLED), [25.0, 15.0]),
-        (intact("token_span", model="G_0", **SHUFFLED), [18.0, 17.0]),
-        (intact("multi_round", model="G_0", uploads=6, **SHUFFLED), [math.inf, 60.0]),
-        (intact("masked_span", model="G_1", **SHUFFLED), [31.0, 22.0]),
-        (intact("token_span", model="G_1", **SHUFFLED), [18.0, 17.0]),
-        (intact("multi_round", model="G_1", uploads=6, **SHUFFLED), [math.inf, math.inf]),
-        (intact("token_span", model="B_0", withhold="pos_embed"), None),
-        (intact("patch_gradient", model="B_0", withhold="pos_embed"), None),
-        (intact("token_span", model="B_0"), [13.0, 14.0]),
-        (intact("patch_gradient", model="B_0"), [math.inf, math.inf]),
-    ]
-    grey, hidden = {"grey_psnr": 12.0}, {"zero_rows": 3.0}
-    lines = [
-        (entry, values or ["unsupported"] * 2, grey | (hidden if entry["gamma"] else {}))
-        for entry, values in cells
-    ]
-    made = planted_run(folder / "run", *lines)
-    rows_file = folder / "rows.parquet"
-    published_rows.write([made], rows_file, commit="abc", source="x")
-    lines = [
-        {"model": label}
-        | {
-            f"{name}{end}": top1 + shift
-            for name in ("top1", "top1_shuffled", "diff_norm", "consistency")
-            for end, shift in (("", 0.0), ("_low", -1.0), ("_high", 1.0))
-        }
-        for label, top1 in {"G_0": 60.0, "G_1": 64.0, "B_0": 58.0, "D_0": 66.0}.items()
-    ]
-    pd.DataFrame(lines).to_csv(folder / "summary.csv", index=False)
-    return folder
 
 
 def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:
