@@ -42,16 +42,16 @@ from attacks.equations.patch_system import (
     located,
     no_gradient,
     pictures,
+    pictures_of,
     to_unit_range,
     too_few_equations,
     unless_underdetermined,
 )
 from attacks.equations.span import sees_a_norm
-from attacks.prior.files import find_prior
+from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
 
 if TYPE_CHECKING:
     from attacks.breaching import BatchedAprilAttacker
@@ -94,18 +94,13 @@ class April(Usual):
 
             images = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
             diagnostics = condition_and_rank(table_grads, update.dtype)
-        else:
-            images, singular_values = self._batched(view, table_grads)
-            diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
-        return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
-
-    def _batched(self, view: AttackerView, table_grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images (n, C, H, W) and the singular values of A."""
+            return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
         attacker = self.attacker(view.model)
-        z, singular_values = attacker.embeddings(table_grads, view.updates[0].grads[QKV])
+        z, singular_values = attacker.embeddings(table_grads, update.grads[QKV])
         z = z - view.model.table.detach().double()
-        patches = attacker.patches(z[:, 1:])
-        return to_images(patches, view.model.patch_size, len(view.pixels.mean)), singular_values
+        diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
+        images = pictures_of(view, attacker.patches(z[:, 1:]))
+        return Reconstruction(images, diagnostics=diagnostics)
 
     def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
         """The attacker of this model, kept because it holds the inverse of the patch embedding."""
@@ -180,9 +175,8 @@ class UnknownAwareApril(Usual):
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
         visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
         embeddings = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
-        images = to_images(attacker.patches(embeddings), model.patch_size, len(view.pixels.mean))
         return Reconstruction(
-            to_unit_range(view, images),
+            pictures_of(view, attacker.patches(embeddings)),
             mask=hidden,
             diagnostics=condition_and_rank(rows, update.dtype, singular_values)
             | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},
@@ -217,10 +211,7 @@ class AprilPrior(Usual):
         if is_disturbed(update):
             hidden = located(view, update)
         rows, total = self._system(model, update.grads, table_grads)
-        patch, pixels = model.patch_size, view.pixels
-        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
-            patch, pixels
-        )
+        mean, covariance = patch_moments(self.prior, model.patch_size, view.pixels)
         weight = model.patch_embed.proj.weight.detach().double().flatten(1)
         prior = PatchPrior(mean.to(weight), covariance.to(weight), weight)
         noise = noise_variance(rows, total, update.dtype)

@@ -54,8 +54,9 @@ from attacks.equations.batches import Superposition, superposed, too_many_pictur
 from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
 from attacks.equations.layers import StepUpload, client_model
-from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.least_squares import condition_and_rank, lbfgs
 from attacks.equations.patch_system import (
+    black_and_white,
     is_disturbed,
     lacks_patch_system,
     patch_system,
@@ -264,14 +265,7 @@ class _Fit:
         known = start - (start @ basis.mT) @ basis
         moves = ((start @ basis.mT) @ root).requires_grad_()
         best = start, float("inf")
-        optimizer = torch.optim.LBFGS(
-            [moves],
-            max_iter=AT_ONCE,
-            history_size=HISTORY,
-            line_search_fn="strong_wolfe",
-            tolerance_grad=0,
-            tolerance_change=0,
-        )
+        optimizer = lbfgs(moves, AT_ONCE, HISTORY)
 
         def closure() -> Tensor:
             nonlocal best
@@ -292,7 +286,7 @@ class _Fit:
     def _objective(self, pictures: Tensor) -> Tensor:
         """The objective of pictures (B, N, p)."""
         seen = self._seen(pictures)
-        low, high = self._seen_box()
+        low, high = black_and_white(self.view.pixels, seen)
         outside = (low - seen).relu() + (seen - high).relu()
         away = pictures.detach() - self.energy.mean.repeat_interleave(self.energy.patch_size**2)
         pull = torch.stack([self.energy.force(one) for one in away]) / away.numel()
@@ -305,15 +299,6 @@ class _Fit:
         """Pictures (B, N, p) as (B, C, H, W) in the model's precision."""
         size, channels = self.energy.patch_size, len(self.energy.mean)
         return to_images(pictures, size, channels).to(self.distance.model.like)
-
-    def _seen_box(self) -> tuple[Tensor, Tensor]:
-        """Black and white, normalised (C, 1, 1)."""
-        like = self.distance.model.like
-        mean, std = (
-            torch.tensor(x).view(-1, 1, 1).to(like)
-            for x in (self.view.pixels.mean, self.view.pixels.std)
-        )
-        return -mean / std, (1 - mean) / std
 
 
 LEAST = 1e-30  # the norm of a gradient that is zero, as of a layer that sees no picture

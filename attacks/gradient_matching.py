@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -89,8 +89,10 @@ class Matching(Usual, ABC):
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why there is nothing to match: no usable gradient, no labels, or no position table."""
         update = view.updates[0]
-        if self.positions and (refusal := _lacks_table(view)) is not None:
+        if self.positions and (refusal := lacks_positions(view.model)) is not None:
             return refusal
+        if self.positions and TABLE not in update.grads:
+            return no_gradient(view.model, TABLE)
         if update.kind != "gradient":
             text = "gradient matching needs a gradient; the upload is a weight difference"
             return Refusal("weight_difference", text)
@@ -104,7 +106,33 @@ class Matching(Usual, ABC):
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Match one client step after another; diagnostics hold steps, distance and seconds."""
-        return match_each_step(view, partial(self._match, view), generator)
+        import attacks.breaching  # noqa: F401  (imported before the clock starts)
+
+        update = view.updates[0]
+        assert view.labels is not None
+        images, masks, facts = [], [], list[dict[str, float]]()
+        hidden = _estimated_mask(view, update)
+        for step, labels in enumerate(view.labels.split(update.batch)):
+            grads = {name: grad[step] for name, grad in update.grads.items()}
+            mask = None if hidden is None else hidden[step].expand(len(labels), -1)
+            seed = int(torch.randint(2**62, (), generator=generator))
+            started = time.monotonic()
+            with image(step * update.batch, len(labels)):
+                targets = _gradients_of_pixels(view.model, grads, update, mask)
+                matched, fact = self._match(view, targets, labels, mask, seed)
+            seconds = (time.monotonic() - started) / len(labels)
+            images.append(matched)
+            masks.append(mask)
+            facts += [fact | {"seconds": seconds}] * len(labels)
+        located_masks = [mask for mask in masks if mask is not None]
+        return Reconstruction(
+            to_unit_range(view, torch.cat(images)),
+            mask=torch.cat(located_masks) if located_masks else None,
+            diagnostics={
+                key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
+                for key in facts[0]
+            },
+        )
 
     @abstractmethod
     def _match(
@@ -179,51 +207,6 @@ class AprilOptimization(GradientMatching):
     positions: AboveZero = 1.0
     name: ClassVar[str] = "april_optimization"
     traits: ClassVar[tuple[str, ...]] = ("masks", "steps")
-
-
-Match = Callable[[Grads, Tensor, Tensor | None, int], tuple[Tensor, dict[str, float]]]
-"""From gradients, labels (B,), mask (B, N) and seed of a client step to its normalised images
-(B, C, H, W) and facts."""
-
-
-def match_each_step(view: AttackerView, match: Match, generator: torch.Generator) -> Reconstruction:
-    """Match one client step after another; diagnostics hold the facts of each, and seconds."""
-    import attacks.breaching  # noqa: F401  (imported before the clock starts)
-
-    update = view.updates[0]
-    assert view.labels is not None
-    images, masks, facts = [], [], list[dict[str, float]]()
-    hidden = _estimated_mask(view, update)
-    for step, labels in enumerate(view.labels.split(update.batch)):
-        grads = {name: grad[step] for name, grad in update.grads.items()}
-        mask = None if hidden is None else hidden[step].expand(len(labels), -1)
-        seed = int(torch.randint(2**62, (), generator=generator))
-        started = time.monotonic()
-        with image(step * update.batch, len(labels)):
-            targets = _gradients_of_pixels(view.model, grads, update, mask)
-            matched, fact = match(targets, labels, mask, seed)
-        seconds = (time.monotonic() - started) / len(labels)
-        images.append(matched)
-        masks.append(mask)
-        facts += [fact | {"seconds": seconds}] * len(labels)
-    located_masks = [mask for mask in masks if mask is not None]
-    return Reconstruction(
-        to_unit_range(view, torch.cat(images)),
-        mask=torch.cat(located_masks) if located_masks else None,
-        diagnostics={
-            key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
-            for key in facts[0]
-        },
-    )
-
-
-def _lacks_table(view: AttackerView) -> Refusal | None:
-    """Why the term for the position table cannot be computed, or None."""
-    if (refusal := lacks_positions(view.model)) is not None:
-        return refusal
-    if TABLE not in view.updates[0].grads:
-        return no_gradient(view.model, TABLE)
-    return None
 
 
 def _estimated_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:

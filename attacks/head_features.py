@@ -34,7 +34,8 @@ from attacks.budget import image, spent
 from attacks.equations import HEAD, HEAD_BIAS
 from attacks.equations.completion import field_energy
 from attacks.equations.layers import client_model
-from attacks.equations.patch_system import gradient, lacks_gradients, to_unit_range
+from attacks.equations.least_squares import lbfgs
+from attacks.equations.patch_system import black_and_white, gradient, lacks_gradients, to_unit_range
 from mjp_privacy.client.traces import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
@@ -112,11 +113,7 @@ class HeadFeatures(Usual):
         energy = field_energy(self.prior, model.patch_size, view.pixels).on(feature.device)
         root = torch.linalg.cholesky(torch.linalg.inv(energy.precision.permute(2, 3, 0, 1)))
         mean, like, length = energy.mean.view(-1, 1, 1), model.like, feature.square().sum()
-        centre, spread = (
-            torch.tensor(each).view(-1, 1, 1).to(mean)
-            for each in (view.pixels.mean, view.pixels.std)
-        )
-        low, high = -centre / spread, (1 - centre) / spread  # black and white
+        low, high = black_and_white(view.pixels, mean)
 
         def picture(z: Tensor) -> Tensor:
             """The picture of the field's coordinates (C, H, W)."""
@@ -130,14 +127,7 @@ class HeadFeatures(Usual):
         noise = torch.randn(len(mean), *energy.basis.shape, generator=generator)
         z = (0.1 * noise).to(energy.basis).requires_grad_()
         best, least = z.detach().clone(), float("inf")
-        optimizer = torch.optim.LBFGS(
-            [z],
-            max_iter=AT_ONCE,
-            history_size=HISTORY,
-            line_search_fn="strong_wolfe",
-            tolerance_grad=0,
-            tolerance_change=0,
-        )
+        optimizer = lbfgs(z, AT_ONCE, HISTORY)
 
         def closure() -> Tensor:
             nonlocal best, least
@@ -193,14 +183,7 @@ def features_of(
 def _descended(start: Tensor, misfit: Callable[[Tensor], Tensor]) -> Tensor:
     """The local minimum of a misfit near a start."""
     point = start.clone(memory_format=torch.contiguous_format).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [point],
-        max_iter=REFINEMENT,
-        history_size=HISTORY,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=0,
-        tolerance_change=0,
-    )
+    optimizer = lbfgs(point, REFINEMENT, HISTORY)
 
     def closure() -> Tensor:
         optimizer.zero_grad()

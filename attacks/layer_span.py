@@ -45,7 +45,7 @@ from torch import Tensor
 
 from attacks.batch_span import BatchSpanAttack
 from attacks.budget import image
-from attacks.equations import HEAD, UNKNOWN
+from attacks.equations import HEAD, PATCH_SYSTEM, UNKNOWN
 from attacks.equations.batches import superposed, too_few_uploads
 from attacks.equations.completion import field_energy
 from attacks.equations.lattice_pictures import BatchPicture, LatticePictures
@@ -63,7 +63,6 @@ from attacks.equations.patch_system import (
     lacks_gradients,
     lacks_patch_system,
     located,
-    needs_patch_system,
     patch_system,
     pictures_of,
 )
@@ -100,7 +99,7 @@ class LayerSpan(Usual):
 
     def _needed(self, model: MJPVisionTransformer) -> Sequence[str]:
         layers = layers_of(model, self.blocks)
-        return (*needs_patch_system(model), *(f"{name}.weight" for name in layers), HEAD)
+        return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers), HEAD)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the spans of its batch, or None."""
@@ -213,7 +212,7 @@ class BatchLattice(Usual):
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
         layers = layers_of(model, self.blocks)
-        return (*needs_patch_system(model), *(f"{name}.weight" for name in layers), HEAD, UNKNOWN)
+        return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers), HEAD, UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads do not show the lattice of their batch, or None."""

@@ -52,7 +52,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image, spent
-from attacks.equations import PATCH, PATCH_BIAS, QKV, TABLE, UNKNOWN
+from attacks.equations import PATCH, PATCH_BIAS, PATCH_SYSTEM, QKV, TABLE, UNKNOWN
 from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, Filling, Solution
 from attacks.equations.least_squares import condition_and_rank
@@ -64,7 +64,6 @@ from attacks.equations.patch_system import (
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
-    needs_patch_system,
     no_gradient,
     normalisation,
     normalised,
@@ -125,7 +124,7 @@ class MaskedSpan(Usual):
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and block 0's qkv weights."""
-        return (*needs_patch_system(model), QKV, UNKNOWN)
+        return (*PATCH_SYSTEM, QKV, UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads give no linear system for the patches, or None."""

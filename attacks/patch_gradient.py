@@ -18,13 +18,9 @@ from typing import ClassVar
 
 import torch
 
+from attacks.equations import PATCH_SYSTEM
 from attacks.equations.least_squares import minimum_norm_solve
-from attacks.equations.patch_system import (
-    lacks_patch_system,
-    needs_patch_system,
-    patch_system,
-    solution,
-)
+from attacks.equations.patch_system import lacks_patch_system, patch_system, solution
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -38,7 +34,7 @@ class PatchGradient(Usual):
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and the patch embedding."""
-        return needs_patch_system(model)
+        return PATCH_SYSTEM
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload gives no linear system that determines the patches, or None."""

@@ -51,7 +51,7 @@ from attacks.equations.patch_system import (
 )
 from attacks.jigsaw import border_costs, solve
 from attacks.patch_gradient import PatchGradient
-from attacks.prior.files import find_prior
+from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
@@ -79,10 +79,7 @@ class PatchPriorAttack(PatchGradient):
         """Posterior mean of every patch under the prior and the measured noise."""
         update = view.updates[0]
         system = patch_system(view, update)
-        patch, pixels = view.model.patch_size, view.pixels
-        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
-            patch, pixels
-        )
+        mean, covariance = patch_moments(self.prior, view.model.patch_size, view.pixels)
         noise = noise_variance(system.rows, system.total, update.dtype)
         prior = PatchPrior(mean.to(noise), covariance.to(noise))
         if is_disturbed(update):

@@ -31,23 +31,21 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations import PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
 from attacks.equations.filling import Completion, Filling
 from attacks.equations.patch_system import (
     PatchSystem,
-    lacks_gradients,
-    lacks_positions,
+    lacks_patch_system,
     located,
-    needs_patch_system,
+    normalised,
     patch_system,
-    to_unit_range,
-    too_few_equations,
+    pictures_of,
 )
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.jigsaw import to_patches
 
 CERTAIN, SHARING = "certain", "uploads_sharing"  # diagnostics
 Places = Sequence[SharedPicture | None]
@@ -83,11 +81,28 @@ class SharedPictures(Usual):
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and MJP's unknown embedding."""
-        return (*needs_patch_system(model), UNKNOWN)
+        return (*PATCH_SYSTEM, UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
-        """Why uploads of this batch do not tell their shared pictures, or None."""
-        return lacks_shared_pictures(view)
+        """Why the view's uploads cannot tell the pictures that they share, or None.
+
+        A batch of 12 on a ViT-Ti/16 at 64 px: "N B = 16 * 12 = 192 patches >= D = 192: ...".
+        """
+        refusal, first = lacks_patch_system(view), view.updates[0]
+        if refusal is not None or first.batch == 1:
+            return refusal
+        if first.partners == "fixed":
+            return Refusal(
+                "batch",
+                f"every upload of a step holds the same batch of {first.batch} pictures, which "
+                "leaves the differences between them open however many are seen; it needs batches "
+                "that are drawn anew (client.partners: fresh)",
+            )
+        uploads = len(view.updates) if len(view.updates) > 1 else first.steps_in_all
+        if uploads < 2:
+            text = "it looks for pictures that uploads share, and one was given"
+            return Refusal("uploads", text)
+        return _too_large(view, uploads)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """The pictures that uploads share and, in the places that are left, guesses.
@@ -98,9 +113,9 @@ class SharedPictures(Usual):
         search = Search(uploads.spans, uploads.rounds)
         places = _places([*search.pictures(), *search.groups], uploads)
         patches = torch.stack(self._patches(view, uploads, places))
-        images = to_images(patches, view.model.patch_size, len(view.pixels.mean))
-        unit = to_unit_range(view, images)
-        beyond = (images - _normalised(view, unit)).abs().flatten(1).amax(1)
+        unit, size = pictures_of(view, patches), view.model.patch_size
+        within = normalised(to_patches(unit, size), view.pixels, size)
+        beyond = (patches - within).abs().flatten(1).amax(1)
         return Reconstruction(
             unit,
             mask=torch.stack([_mask(uploads, *each) for each in enumerate(places)]),
@@ -166,15 +181,6 @@ def _mask(uploads: BatchUploads, place: int, picture: SharedPicture | None) -> T
     return ~picture.visible[picture.uploads.index(step)]
 
 
-def _normalised(view: AttackerView, images: Tensor) -> Tensor:
-    """Images (m, C, H, W) in [0, 1] -> in the model's normalised space, float64."""
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1)
-        for values in (view.pixels.mean, view.pixels.std)
-    )
-    return (images - mean) / std
-
-
 def _facts(
     view: AttackerView, uploads: BatchUploads, search: Search, places: Places, beyond: Tensor
 ) -> dict[str, Tensor]:
@@ -204,29 +210,6 @@ def _facts(
 
 
 # when uploads tell shared pictures ----------------------------------------------------------------
-
-
-def lacks_shared_pictures(view: AttackerView) -> Refusal | None:
-    """Why the view's uploads cannot tell the pictures that they share, or None.
-
-    A batch of 12 on a ViT-Ti/16 at 64 px: "N B = 16 * 12 = 192 patches >= D = 192: ...".
-    """
-    refusal = lacks_positions(view.model) or lacks_gradients(view, TABLE, PATCH)
-    refusal = refusal or too_few_equations(view.model)
-    first = view.updates[0]
-    if refusal is not None or first.batch == 1:
-        return refusal
-    if first.partners == "fixed":
-        return Refusal(
-            "batch",
-            f"every upload of a step holds the same batch of {first.batch} pictures, which leaves "
-            "the differences between them open however many are seen; it needs batches that are "
-            "drawn anew (client.partners: fresh)",
-        )
-    uploads = len(view.updates) if len(view.updates) > 1 else first.steps_in_all
-    if uploads < 2:
-        return Refusal("uploads", "it looks for pictures that uploads share, and one was given")
-    return _too_large(view, uploads)
 
 
 def _too_large(view: AttackerView, uploads: int) -> Refusal | None:

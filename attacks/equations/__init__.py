@@ -8,6 +8,7 @@ PATCH_BIAS = "patch_embed.proj.bias"
 SWIN_TABLE = "absolute_pos_embed"  # a row for each patch, none for a class token
 UNKNOWN = "unk_embed"
 PATCH = "patch_embed.proj.weight"
+PATCH_SYSTEM = (TABLE, PATCH)  # the two gradients that make G = A^T X
 QKV = "blocks.0.attn.qkv.weight"
 HEAD = "head.weight"
 HEAD_BIAS = "head.bias"

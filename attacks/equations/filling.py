@@ -49,7 +49,7 @@ from attacks.equations.completion import (
 )
 from attacks.equations.patch_system import PatchSystem, error_of, per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan, noise_edge, off_the_visible
-from attacks.prior.files import find_prior
+from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import JITTER, TINY, expected_square, noise_variance
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction
 
@@ -88,8 +88,7 @@ class Filling:
             return lambda knowledge: knowledge.known
         patch, pixels = view.model.patch_size, view.pixels
         if self.completion == "patch":
-            prior = find_prior(self.prior, patch=patch, size=pixels.size)
-            mean, covariance = prior.patch(patch, pixels)
+            mean, covariance = patch_moments(self.prior, patch, pixels)
             return lambda knowledge: complete_patchwise(knowledge, mean, covariance)
         energy = field_energy(self.prior, patch, pixels)
         return lambda knowledge: self._completed(knowledge, energy, pixels)
@@ -114,8 +113,8 @@ class Filling:
         see `most_probable`.
         """
         patch, pixels = view.model.patch_size, view.pixels
-        prior = find_prior(self.prior, patch=patch, size=pixels.size)
-        mean, covariance = (part.to(systems[0].rows) for part in prior.patch(patch, pixels))
+        moments = patch_moments(self.prior, patch, pixels)
+        mean, covariance = (part.to(systems[0].rows) for part in moments)
         field = None
         if self.completion == "field":
             field = field_energy(self.prior, patch, pixels).on(mean.device)

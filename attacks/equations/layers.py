@@ -52,6 +52,7 @@ from attacks.budget import spent
 from attacks.equations import HEAD, TABLE
 from attacks.equations.batches import Superposition
 from attacks.equations.completion import FieldEnergy
+from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -188,9 +189,8 @@ class LayerSpans:
             through_blocks(self.model, picture, self.blocks)
             for name, basis in self.bases.items():
                 inputs = seen[name][0].double()
-                expected.append(
-                    doubt_of(inputs, basis, self.doubts[name]).sum() / inputs.square().sum()
-                )
+                outside = (inputs @ basis.mT).square() @ self.doubts[name]  # of each, expected
+                expected.append(outside.sum() / inputs.square().sum())
         return share <= DOUBTED * float(torch.stack(expected).mean())
 
 
@@ -208,11 +208,6 @@ def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
     with torch.no_grad(), inputs_of(model, layers) as seen:
         through_blocks(model, model.like.new_zeros(1, 3, side, side), blocks)
     return [name for name in layers if name in seen]
-
-
-def doubt_of(inputs: Tensor, basis: Tensor, doubts: Tensor) -> Tensor:
-    """What noise is expected to leave outside of each of a layer's inputs (m, width), squared."""
-    return (inputs @ basis.mT).square() @ doubts
 
 
 @contextmanager
@@ -367,15 +362,7 @@ class LayerSearch:
     def _stage(self, moves: Tensor, weight: float, steps: int) -> float:
         """Some steps of L-BFGS on `moves`, in place; the share outside after them."""
         scale, least = 0.0, (float("inf"), moves.detach().clone())
-        optimizer = torch.optim.LBFGS(
-            [moves],
-            max_iter=steps,
-            max_eval=steps + steps // 4,
-            history_size=HISTORY,
-            line_search_fn="strong_wolfe",
-            tolerance_grad=0,
-            tolerance_change=0,
-        )
+        optimizer = lbfgs(moves, steps, HISTORY)
 
         def closure() -> Tensor:
             """The objective in units of its first value, so that no step is lost to rounding."""

@@ -89,6 +89,18 @@ def condition_and_rank(
     }
 
 
+def lbfgs(unknowns: Tensor, steps: int, history: int) -> torch.optim.LBFGS:
+    """L-BFGS that does so many steps at each call and remembers `history` of them."""
+    return torch.optim.LBFGS(
+        [unknowns],
+        max_iter=steps,
+        history_size=history,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0,
+        tolerance_change=0,
+    )
+
+
 def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
     """Does work(0), ..., work(number - 1), as many at a time as torch may use threads.
 

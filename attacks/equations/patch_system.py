@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, tensor
 from torch.func import functional_call, grad
 
-from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations import PATCH, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.sent_gradients import (
     autocast_error,
@@ -240,15 +240,10 @@ def no_gradient(model: MJPVisionTransformer, *names: str) -> Refusal:
     return Refusal("missing_gradient", text)
 
 
-def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
-    """Names of the two gradients that make the patch system G = A^T X."""
-    return (TABLE, PATCH)
-
-
 def lacks_patch_system(view: AttackerView) -> Refusal | None:
     """Why a view gives no patch system with enough equations for the patches, or None."""
     model = view.model
-    refusal = lacks_positions(model) or lacks_gradients(view, TABLE, PATCH)
+    refusal = lacks_positions(model) or lacks_gradients(view, *PATCH_SYSTEM)
     return refusal or too_few_equations(model)
 
 
@@ -327,6 +322,12 @@ def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
 def per_image(view: AttackerView, values: Tensor) -> Tensor:
     """One value or row per client step -> one per image, (n, ...) -> (m, ...)."""
     return values.repeat_interleave(view.updates[0].batch, 0)
+
+
+def black_and_white(pixels: Pixels, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the model's normalised space, (C, 1, 1)."""
+    mean, std = (torch.tensor(each).view(-1, 1, 1).to(like) for each in (pixels.mean, pixels.std))
+    return -mean / std, (1 - mean) / std
 
 
 # patches in [0, 1] --------------------------------------------------------------------------------

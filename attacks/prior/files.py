@@ -18,6 +18,7 @@ from attacks.prior.gaussian import GaussianPrior, stationary_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, is_there, typed
 from mjp_privacy.core.text import shown
+from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.tensor_files import FLOATS, TensorFile, save_tensors
 
 SHIPPED = Path(__file__).parent / "assets"
@@ -65,6 +66,11 @@ def find_prior(name: str, *, patch: int, size: int) -> GaussianPrior:
             "--out mine.safetensors"
         )
     return load_prior(Path(name))
+
+
+def patch_moments(name: str, patch: int, pixels: Pixels) -> tuple[Tensor, Tensor]:
+    """A prior's mean (p,) and covariance (p, p) of a normalised patch of a picture."""
+    return find_prior(name, patch=patch, size=pixels.size).patch(patch, pixels)
 
 
 def derived_prior(size: int) -> GaussianPrior:
