@@ -60,6 +60,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.live_blocks import JoinedLayers
 from mjp_privacy.models.vit import input_of
 
 FITS, LOOSE = 1e-2, 0.3
@@ -122,7 +123,8 @@ def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
     block: Any = model.blocks[0]
     if not equations_hold(model):
         return "block 0 computes something else than the equations of its tokens"
-    if batch > 1 and (not hasattr(block, "norm1") or not hasattr(block.attn, "num_heads")):
+    told = isinstance(getattr(block.attn, "qkv", None), nn.Linear | JoinedLayers)
+    if batch > 1 and not (told and hasattr(block, "norm1") and hasattr(block.attn, "num_heads")):
         return f"block 0's attention does not tell whose tokens {batch} pictures' are"
     return ""
 

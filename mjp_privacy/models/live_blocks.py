@@ -126,7 +126,7 @@ class JoinedLayers:
     """An attention's layers of queries, keys and values as timm's one of all three. The layers
     stand in the network under their own names."""
 
-    layers: tuple[nn.Linear, ...]
+    layers: tuple[nn.Module, ...]
     order: Tensor  # (3 D,) of timm's outputs among theirs
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -136,7 +136,8 @@ class JoinedLayers:
 def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
     """`qkv` and `num_heads` of the attention that computes what its last layer was given from one
     or three of the linear layers that ran before that one; None where none of their orders does."""
-    width, best = attended.shape[-1], (SAME_SUMS * float(attended.norm()), None)
+    found: dict[str, Any] | None = None
+    width, least = attended.shape[-1], SAME_SUMS * float(attended.norm())
     for count, outputs in ((1, 3 * width), (3, width)):
         group = before[-count:]
         same = all(ran.given is group[0].given and ran.output.shape[-1] == outputs for ran in group)
@@ -156,20 +157,19 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
                 q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
                 sums = (q @ k.mT * each**-0.5).softmax(-1) @ v
                 sums = sums.transpose(-3, -2).flatten(-2)
-                if (
-                    sums.shape == attended.shape
-                    and (off := float((sums - attended).norm())) < best[0]
-                ):
+                off = float((sums - attended).norm()) if sums.shape == attended.shape else least
+                if off < least:
                     layers = tuple(ran.part for ran in group)
-                    best = off, {"qkv": JoinedLayers(layers, taken), "num_heads": heads}
-    return best[1]
+                    least, found = off, {"qkv": JoinedLayers(layers, taken), "num_heads": heads}
+    return found
 
 
 def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.Module]:
     """What stands between two layers that were called by their block itself: the parts that ran
     there or, where an activation among them is no module, the one that computes the same."""
     ran = [part for part in between if not [*part.children()]]
-    for middle in (ran, *([make()] for make in ACTIVATION_LAYERS.values()), [nn.SiLU()]):
+    activations: list[nn.Module] = [*(make() for make in ACTIVATION_LAYERS.values()), nn.SiLU()]
+    for middle in [ran, *([one] for one in activations)]:
         with torch.no_grad():
             got = nn.Sequential(*middle)(given)
         if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):

@@ -278,8 +278,7 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     if _convolution(whole) is not None:
         return
     for name, layer in whole.named_modules():
-        shape = _of_patches(layer.in_features) if isinstance(layer, nn.Linear) else None
-        if shape is None:
+        if not isinstance(layer, nn.Linear) or (shape := _of_patches(layer.in_features)) is None:
             continue
         channels, patch = shape
         table = _table(whole, layer.out_features)

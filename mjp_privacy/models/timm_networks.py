@@ -433,7 +433,7 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
     return network
 
 
-def _of_grey(values: tuple[float, ...], net: nn.Module) -> tuple[float]:
+def _of_grey(values: tuple[float, ...], net: nn.Module) -> tuple[float, ...]:
     """The mean or std of grey pictures."""
     if len(set(values)) > 1:
         raise UserError(

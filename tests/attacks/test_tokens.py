@@ -167,7 +167,9 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
     place.register_forward_hook(lambda module, inputs, output: 1.1 * output)
     assert not equations_hold(model)
     found = run(seen(model, planted_images(1, side=SIDE)))
-    assert found.images is None  # no mean of photographs either, which would look like a weak attack
+    assert (
+        found.images is None
+    )  # no mean of photographs either, which would look like a weak attack
     assert [*found.inapplicable] == [0]
 
 
