@@ -128,39 +128,61 @@ class JoinedLayers:
 
     layers: tuple[nn.Module, ...]
     order: Tensor  # (3 D,) of timm's outputs among theirs
+    factors: Tensor  # (3 D,) of those outputs, where the attention is scaled otherwise than timm's
 
     def __call__(self, y: Tensor) -> Tensor:
-        return torch.cat([layer(y) for layer in self.layers], -1)[..., self.order]
+        split = torch.cat([layer(y) for layer in self.layers], -1)
+        return split[..., self.order] * self.factors.to(y)
 
 
 def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
     """`qkv` and `num_heads` of the attention that computes what its last layer was given from one
     or three of the linear layers that ran before that one; None where none of their orders does."""
-    found: dict[str, Any] | None = None
-    width, least = attended.shape[-1], SAME_SUMS * float(attended.norm())
+    width = attended.shape[-1]
+    scalings = [(None, 1.0), (width**-0.5, 1.0), (1.0, 1.0), (1.0, width**-0.5)]
     for count, outputs in ((1, 3 * width), (3, width)):
         group = before[-count:]
         same = all(ran.given is group[0].given and ran.output.shape[-1] == outputs for ran in group)
         if len(group) < count or not same:
             continue
         split = torch.cat([ran.output for ran in group], -1)
-        number = torch.arange(3 * width)
-        for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
-            each = width // heads
-            orders = [number.view(3, width)]
-            if count == 1:
-                orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
-                orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
-            for order, turn in itertools.product(orders, itertools.permutations(range(3))):
-                taken = order[list(turn)].flatten()
-                q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
-                q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-                sums = (q @ k.mT * each**-0.5).softmax(-1) @ v
-                sums = sums.transpose(-3, -2).flatten(-2)
-                off = float((sums - attended).norm()) if sums.shape == attended.shape else least
-                if off < least:
-                    layers = tuple(ran.part for ran in group)
-                    least, found = off, {"qkv": JoinedLayers(layers, taken), "num_heads": heads}
+        for scale, share in scalings:
+            order, heads = _order_of(split, attended, fused=count == 1, scale=scale, share=share)
+            if order is not None:
+                usual = (width // heads) ** -0.5
+                queries = 1.0 if scale is None else scale / usual
+                factors = torch.tensor([queries, 1.0, share]).repeat_interleave(width)
+                layers = tuple(ran.part for ran in group)
+                return {"qkv": JoinedLayers(layers, order, factors), "num_heads": heads}
+    return None
+
+
+def _order_of(
+    split: Tensor, attended: Tensor, *, fused: bool, scale: float | None, share: float
+) -> tuple[Tensor | None, int]:
+    """Which numbers (3 D,) of all queries, keys and values (…, 3 D) are which, and the number of
+    heads, so that their attention is what was seen (…, D); None, 0 where it never is.
+
+    scale, share  by which the products of queries and keys, and the sums, are multiplied; None: as
+                  usual, one over the root of a head's width
+    """
+    width, found = attended.shape[-1], (None, 0)
+    least, number = SAME_SUMS * float(attended.norm()), torch.arange(3 * width)
+    for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
+        each = width // heads
+        orders = [number.view(3, width)]
+        if fused:
+            orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
+            orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+        for order, turn in itertools.product(orders, itertools.permutations(range(3))):
+            taken = order[list(turn)].flatten()
+            q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
+            q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+            weights = (q @ k.mT * (each**-0.5 if scale is None else scale)).softmax(-1)
+            sums = share * (weights @ v).transpose(-3, -2).flatten(-2)
+            off = float((sums - attended).norm()) if sums.shape == attended.shape else least
+            if off < least:
+                least, found = off, (taken, heads)
     return found
 
 

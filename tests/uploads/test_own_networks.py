@@ -61,7 +61,8 @@ class Block(nn.Module):
             q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
         else:
             q, k, v = split.unflatten(-1, (3, self.heads, each)).transpose(1, 3).unbind(2)
-        weights = (q @ k.mT / each**0.5).softmax(-1)
+        late = self.order == "head, value, kind"  # as a well-known tutorial scales them
+        weights = (q @ k.mT).softmax(-1) / DIM**0.5 if late else (q @ k.mT / each**0.5).softmax(-1)
         z = z + self.out((weights @ v).transpose(1, 2).flatten(2))
         return z + self.down(nn.functional.silu(self.up(self.ln2(z)))), weights
 
