@@ -277,12 +277,14 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     """
     if _convolution(whole) is not None:
         return
+    unknown = False  # how many patches a layer would embed
     for name, layer in whole.named_modules():
         if not isinstance(layer, nn.Linear) or (shape := _of_patches(layer.in_features)) is None:
             continue
         channels, patch = shape
         table = _table(whole, layer.out_features)
         side = (img_size or 0) if table is None else patch * math.isqrt(table[..., 0].numel())
+        unknown |= not side
         if side < patch or side % patch:
             continue
         x = torch.arange(channels * side**2).view(1, channels, side, side).to(layer.weight)
@@ -315,3 +317,10 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         convolution.__dict__["norms"] = before and before.part, after
         setattr(whole.get_submodule(inner), own, convolution)
         return
+    if unknown and img_size is None:
+        raise UserError(
+            f"{kind_of(whole)}: expected the side of the client's pictures, got None: no "
+            "convolution embeds patches, and where a linear layer does, no table of positions shows "
+            "how many. "
+            "Give img_size=…."
+        )

@@ -298,6 +298,16 @@ def normed_weights(module: Convolved) -> nn.Module:
     return module
 
 
+class Fixed(Flattened):
+    """One whose table of positions is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = self.pos.detach()
+        del self.pos
+        self.register_buffer("pos", table)
+
+
 class Stopped(Flattened):
     """One that takes two pictures or more, which shows behind its patches."""
 
@@ -319,6 +329,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "norms": (lambda: timm_vit(qk_norm=True), HEADS, "blocks.0.attn.k_norm"),
     "normalises": (lambda: nn.Sequential(Normalised(), timm_vit()), {}, "Sequential"),
     "bent patches": (lambda: Flattened(nn.Tanh()), {}, "embed.1"),
+    "no side": (lambda: Fixed(), {}, "img_size"),
     "four channels": (lambda: timm_vit(in_chans=4), {}, "VisionTransformer"),
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, "Wrapped"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError"),
