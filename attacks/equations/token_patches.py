@@ -336,7 +336,8 @@ class StepTokens:
         offsets = self.own if self.masked is None else self._offsets(found.hidden)
         directions = tokens.directions
         if tokens.taken_out is not None:  # which this very picture's takes the place of
-            directions = directions + _centred(tokens.taken_out @ self._out.weight.mT)
+            scaled = layer_scales(self.model.blocks[0])[0]
+            directions = directions + _centred(scaled(tokens.taken_out @ self._out.weight.mT))
         for _ in range(REFINEMENTS):
             added = self._attention(self._sums(found))
             patches, misfits = self._patches(

@@ -165,7 +165,7 @@ def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
     """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
     plain ViT, a vector each where there is layer scale."""
     parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
-    found = [next(part.parameters(), None) for part in parts]
+    found = [part if isinstance(part, Tensor) else next(part.parameters(), None) for part in parts]
     for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):
         if found == [None, None]:
             found = [getattr(block, name, None) for name in names]
@@ -302,8 +302,11 @@ def tokens_of(
         else:
             back = _through_norm((upstream + back) * branch.norm.weight, directions)
             out: Any = model.get_submodule(PROJ)
-            taken_out = torch.linalg.lstsq(back.mT, sums.total).solution[:, : out.in_features]
-            added = taken_out @ out.weight.mT
+            scaled = layer_scales(model.blocks[0])[0]
+            taken_out = torch.linalg.lstsq(scaled(back).mT, sums.total).solution[
+                :, : out.in_features
+            ]
+            added = scaled(taken_out @ out.weight.mT)
             directions = directions - (added - added.mean(1, keepdim=True))
             attended = torch.zeros_like(taken_out)
     return PeeledTokens(directions, attended, lengths, complete, taken_out)

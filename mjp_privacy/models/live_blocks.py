@@ -7,6 +7,8 @@ they compute. torch's own attention calls none of its layers; one that does take
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +17,8 @@ from torch import Tensor, nn
 
 from mjp_privacy.models.vit import ACTIVATION_LAYERS
 
+QUERIES = 4  # of the tokens by whose sums an attention is told
 SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
-MASKS = ("key_padding_mask", "attn_mask")  # of torch's attention
 
 
 class Ran(NamedTuple):
@@ -94,7 +96,7 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     if parts[out].out_features != parts[inside[between[0]]].normalized_shape[-1]:
         return None  # of a part of the tokens, as an attention's head
     norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
-    first_norm = [parts[inside[at]] for at in norms if at < between[0]]
+    first_norm = [parts[inside[at]] for at in norms if at < layers[0]]
     attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
     inner, ends = first.rpartition(".")[0], after.index(second)
     mlp = parts[inner]
@@ -166,7 +168,9 @@ def _order_of(
     scale, share  by which the products of queries and keys, and the sums, are multiplied; None: as
                   usual, one over the root of a head's width
     """
-    width, found = attended.shape[-1], (None, 0)
+    found: tuple[Tensor | None, int] = (None, 0)
+    width = attended.shape[-1]
+    attended = attended[..., :QUERIES, :]
     least, number = SAME_SUMS * float(attended.norm()), torch.arange(3 * width)
     for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
         each = width // heads
@@ -178,7 +182,9 @@ def _order_of(
             taken = order[list(turn)].flatten()
             q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
             q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-            weights = (q @ k.mT * (each**-0.5 if scale is None else scale)).softmax(-1)
+            weights = (
+                q[..., :QUERIES, :] @ k.mT * (each**-0.5 if scale is None else scale)
+            ).softmax(-1)
             sums = share * (weights @ v).transpose(-3, -2).flatten(-2)
             off = float((sums - attended).norm()) if sums.shape == attended.shape else least
             if off < least:
@@ -192,8 +198,11 @@ def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.
     ran = [part for part in between if not [*part.children()]]
     activations: list[nn.Module] = [*(make() for make in ACTIVATION_LAYERS.values()), nn.SiLU()]
     for middle in [ran, *([one] for one in activations)]:
-        with torch.no_grad():
-            got = nn.Sequential(*middle)(given)
+        try:
+            with torch.no_grad():
+                got = nn.Sequential(*middle)(given)
+        except Exception:  # parts that were given something else
+            continue
         if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):
             return middle
     return ran
@@ -223,43 +232,81 @@ class CalledAttention(nn.MultiheadAttention):
         self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
         self.bias_k = self.bias_v = None
 
-    in_proj_weight: Any = None
+    in_proj_weight: Any = property(lambda self: self.qkv.weight)
     in_proj_bias: Any = property(lambda self: self.qkv.bias)
     q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
     k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
     v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any
-    ) -> Any:
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
-        masked = bool(masks) or any(options.get(name) is not None for name in MASKS)
+        masked = key_padding_mask is not None or attn_mask is not None
         if masked or not (query is key and key is value):
-            return super().forward(query, key, value, *masks, **options)
+            out: tuple[Tensor, Tensor | None] = super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+            )
+            return out
         split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
         tokens_first = query.ndim == 3 and not self.batch_first
         split = split.transpose(0, 1) if tokens_first else split
         q, k, v = split.movedim(-3, 0).transpose(-3, -2)
         weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
         attended = (weights @ v).transpose(-3, -2).flatten(-2)
-        out = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
-        mean = weights.mean(-3) if options.get("average_attn_weights", True) else weights
-        return out, mean if options.get("need_weights", True) else None
+        attended = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
+        if not need_weights:
+            return attended, None
+        return attended, weights.mean(-3) if average_attn_weights else weights
 
 
 def call_attention(whole: nn.Module) -> None:
     """Put, in place, attention whose layers are called where a network has torch's own."""
     for part in [*whole.modules()]:
         for name, own in part.named_children():
-            plain = type(own) is nn.MultiheadAttention and own.in_proj_weight is not None
-            if plain and own.bias_k is None and not own.add_zero_attn:
+            if type(own) is not nn.MultiheadAttention or own.bias_k is not None:
+                continue
+            hooked = own._forward_hooks or own._forward_pre_hooks  # which would be lost
+            fused = isinstance(own.in_proj_weight, nn.Parameter) and not own.add_zero_attn
+            if fused and not hooked:
                 setattr(part, name, CalledAttention(own))
 
 
-def mark_order(blocks: nn.Module) -> None:
-    """Say of blocks around torch's attention which of its two orders tokens have there
-    (`vit.pictures_first`)."""
-    attends = [part for part in blocks.modules() if isinstance(part, CalledAttention)]
-    if attends and not any(part.batch_first for part in attends):
-        for part in blocks.modules():
+@contextmanager
+def marked_order(blocks: nn.Module) -> Iterator[None]:
+    """Where the network is given one picture in this block, its parts keep whether they were given
+    tokens as (T, 1, D), for `vit.pictures_first`."""
+
+    def look(part: nn.Module, given: Any) -> None:
+        if isinstance(given, Tensor) and given.ndim == 3 and given.shape[1] == 1 < len(given):
             part.__dict__["tokens_first"] = True
+
+    handles = [
+        part.register_forward_pre_hook(
+            lambda _, given, named, part=part: look(
+                part, next(iter((*given, *named.values())), None)
+            ),
+            with_kwargs=True,
+        )
+        for part in blocks.modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.models.live_blocks import call_attention, mark_order
+from mjp_privacy.models.live_blocks import call_attention, marked_order
 from mjp_privacy.models.live_parts import (
     FlattenedPatches,
     Renamed,
@@ -70,8 +70,6 @@ def of_live(
     if not of_timms:
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, logits, img_size)
-    if isinstance(net, Renamed):
-        mark_order(net.blocks)
     parts = parts_of(net.eval())
     side = parts.grid * int(parts.projection.kernel_size[0])
     spread = None
@@ -79,7 +77,8 @@ def of_live(
         spread = _at_size(net, parts, img_size)
         side = img_size
     takes = f"that takes one picture of {side} px"
-    with torch.no_grad(), code_of(net, takes, IN_SIZE):
+    blocks = net.blocks if isinstance(net, Renamed) else nn.Module()
+    with torch.no_grad(), code_of(net, takes, IN_SIZE), marked_order(blocks):
         net(parts.projection.weight.new_zeros(1, parts.channels, side, side))
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}

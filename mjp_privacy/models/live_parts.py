@@ -320,7 +320,6 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
     if unknown and img_size is None:
         raise UserError(
             f"{kind_of(whole)}: expected the side of the client's pictures, got None: no "
-            "convolution embeds patches, and where a linear layer does, no table of positions shows "
-            "how many. "
-            "Give img_size=…."
+            "convolution embeds patches, and where a linear layer does, no table of positions "
+            "shows how many. Give img_size=…."
         )

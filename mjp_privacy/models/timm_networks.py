@@ -48,7 +48,7 @@ FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "
 """Fields of a model that a user may set; the rest is the network's own."""
 HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
-IN_SIZE = "Give the network itself, in the size of its table."
+IN_SIZE = "Give the network itself, in its own size."
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
 

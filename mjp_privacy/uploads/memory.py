@@ -360,7 +360,7 @@ def save_upload(
         raise refusal("gradients", "one upload of one step", got, do)
     card, batch, given = loaded.card, update.batch, None if labels is None else own.labels
     if not card.num_classes or not rebuilt_by_name(loaded):
-        expected = "one with a classifier that its name builds again, as timm's"
+        expected = "one of colour pictures with a classifier that its name builds again, as timm's"
         got = f"{card.name} with {card.num_classes} classes"
         raise refusal("model", expected, got, "attack_gradients attacks it as it is.")
     fed = plain = None

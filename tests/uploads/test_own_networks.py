@@ -152,6 +152,32 @@ def test_blocks_written_by_hand_are_read_whatever_their_layers_are_called(
     assert (found.best.exact, found.best.verified) == (2, 2)
 
 
+class Turned(nn.Module):
+    """A block that turns its tokens for an attention that takes them first; its sums are
+    normalised, and its attention has a layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.ls1 = nn.MultiheadAttention(DIM, 4), nn.Parameter(torch.ones(DIM))
+        self.ln1, self.ln2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+        self.ls1.data.uniform_(0.2, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        turned = z.transpose(0, 1)
+        mixed = self.attention(turned, turned, turned, None, False)[0].transpose(0, 1)
+        u = self.ln1(z + self.ls1 * mixed)
+        return self.ln2(u + self.mlp(u))  # type: ignore[no-any-return]
+
+
+def test_a_block_may_turn_its_tokens_for_its_attention() -> None:
+    torch.manual_seed(6)
+    network = Own(sine=True, batch_first=True)
+    network.encoder = nn.Sequential(Turned(), Turned())  # type: ignore[assignment]
+    found = leak_of(network, photographs(1), attacks="token_peeling")
+    assert (found.best.exact, found.best.verified) == (1, 1)
+
+
 def test_a_block_that_computes_something_else_gets_no_picture() -> None:
     """None of photographs' mean either, which would look like a weak attack."""
     network = Own(norm_first=True)
@@ -174,6 +200,7 @@ def test_called_attention_computes_what_torchs_does() -> None:
             ((x, x, x), {"average_attn_weights": False}),
             ((x, x, x), {"need_weights": False}),
             ((x, y, y), {}),
+            ((x, x, x, None, False), {}),
             ((x, x, x), {"attn_mask": blocked}),
         ):
             for one, other in zip(called(*given, **options), own(*given, **options), strict=True):
