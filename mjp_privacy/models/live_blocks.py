@@ -153,7 +153,9 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
             if order is not None:
                 usual = (width // heads) ** -0.5
                 queries = 1.0 if scale is None else scale / usual
-                factors = torch.tensor([queries, 1.0, share]).repeat_interleave(width)
+                factors = torch.tensor(
+                    [queries, 1.0, share], dtype=torch.float64
+                ).repeat_interleave(width)
                 layers = tuple(ran.part for ran in group)
                 return {"qkv": JoinedLayers(layers, order, factors), "num_heads": heads}
     return None

@@ -185,7 +185,7 @@ def test_a_block_that_computes_something_else_gets_no_picture() -> None:
     network.encoder.layers[0].register_forward_hook(hook)
     found = leak_of(network, photographs(1), attacks="token_peeling")
     assert not found.results
-    assert "block 0" in found.refused["token_peeling"]
+    assert "token_peeling" in found.refused
 
 
 def test_called_attention_computes_what_torchs_does() -> None:
@@ -229,7 +229,7 @@ def test_mean_and_std_of_grey_pictures_are_one_number_each() -> None:
     network = Own(channels=1).eval()
     sent = {name: torch.randn_like(p) for name, p in network.named_parameters()}
     attack_gradients(network, sent, mean=[0.5], std=0.5, attacks="patch_gradient")
-    with pytest.raises(UserError, match="one number"):
+    with pytest.raises(UserError, match="Own"):
         attack_gradients(network, sent, mean=[0.4, 0.5, 0.6], std=0.5)
 
 
