@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
+# Python compiles what is imported, when it is: all of it at once takes a minute more.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 ENGINES := $(VENV)/.engines
 DOCS := $(VENV)/.docs
 ROOMY := tests/slow  # clusters of many processes: not beside other tests
@@ -90,14 +93,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "$(PYTHON) cannot make virtual environments; install its venv package" \
 	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 $(ENGINES): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[dev,federated,ray,slurm]'
+	$(PIP) -e '.[dev,federated,ray,slurm]'
 	@touch $@
 
 $(DOCS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	@touch $@

@@ -83,6 +83,8 @@ class April(Usual):
         if self.engine == "breaching" and view.model.patch_embed.proj.bias is None:
             text = "breaching's own code needs a bias in the patch embedding; batched does not"
             return Refusal("model", text)
+        if self.engine == "breaching" and len(set(view.model.grid)) > 1:
+            return Refusal("model", "breaching's own code takes square pictures; batched does not")
         return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:

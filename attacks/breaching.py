@@ -41,6 +41,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
 from attacks.equations.least_squares import minimum_norm_solve, pseudo_inverse
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -106,7 +107,7 @@ def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
     """What breaching's server would have sent: weights, buffers and public facts of the data."""
     facts = {
         "modality": "vision",
-        "shape": [len(pixels.mean), pixels.size, pixels.size],
+        "shape": [len(pixels.mean), *height_width(pixels.size)],
         "mean": list(pixels.mean),
         "std": list(pixels.std),
     }
@@ -402,9 +403,10 @@ class FieldPrior(Term):
     def value(self, pictures: Tensor) -> Tensor:
         """The mean over all pictures."""
         energy = self.energy.on(pictures.device)
-        basis, precision = energy.basis.to(pictures), energy.precision.to(pictures)
+        down, across = energy.down.to(pictures), energy.across.to(pictures)
+        precision = energy.precision.to(pictures)
         centred = pictures - energy.mean.to(pictures).view(-1, 1, 1)
-        waves = basis @ centred @ basis.mT
+        waves = down @ centred @ across.mT
         return (waves * (precision * waves.unsqueeze(1)).sum(2)).mean()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attacks.equations.least_squares import pseudo_inverse
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction, Truth
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
@@ -93,12 +94,12 @@ def oracle_inverse(model: LoadedModel, images: Tensor) -> Tensor:
     weight = model.patch_embed.proj.weight.detach().double().flatten(1)
     patches = to_patches(model.normalize(images.to(weight)), model.patch_size)
     projected = (patches @ weight.mT) @ pseudo_inverse(weight).mT
-    restored = to_images(projected, model.patch_size, images.shape[-3])
+    restored = to_images(projected, model.grid, model.patch_size)
     return model.denormalize(restored).clamp(0, 1)
 
 
 def mean_image(view: AttackerView) -> Tensor:
-    """The mean colour of photographs at every pixel, (C, S, S) in [0, 1]."""
+    """The mean colour of photographs at every pixel, (C, H, W) in [0, 1]."""
     colour = torch.tensor(MEAN_COLOUR)
     colour = colour if len(view.pixels.mean) == len(colour) else colour.mean().view(1)
-    return colour.view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)
+    return colour.view(-1, 1, 1).expand(-1, *height_width(view.pixels.size))

@@ -118,14 +118,14 @@ class HeadFeatures(Usual):
         def picture(z: Tensor) -> Tensor:
             """The picture of the field's coordinates (C, H, W)."""
             spectrum = torch.einsum("hwcd,dhw->chw", root, z)
-            return mean + energy.basis.mT @ spectrum @ energy.basis
+            return mean + energy.down.mT @ spectrum @ energy.across
 
         def distance(x: Tensor) -> Tensor:
             seen = input_of(model, model.get_submodule("head"), x.unsqueeze(0).to(like))[0]
             return (seen.double() - feature).square().sum() / length
 
-        noise = torch.randn(len(mean), *energy.basis.shape, generator=generator)
-        z = (0.1 * noise).to(energy.basis).requires_grad_()
+        noise = torch.randn(energy.precision.shape[1:], generator=generator)
+        z = (0.1 * noise).to(energy.precision).requires_grad_()
         best, least = z.detach().clone(), float("inf")
         optimizer = lbfgs(z, AT_ONCE, HISTORY)
 

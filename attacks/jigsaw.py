@@ -47,7 +47,7 @@ from torch import Tensor
 
 from attacks.budget import spent
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 RIVAL = 3  # the rank of the fit that sets the scale
 LEVEL = 1 / 255  # one grey level
@@ -112,7 +112,7 @@ def solve(
     mask: Tensor,
     pieces: Tensor,
     *,
-    grid: int,
+    grid: Grid,
     patch_size: int,
     rounds: int = ROUNDS,
 ) -> Tensor:
@@ -146,13 +146,12 @@ class _Board:
 
     costs: Costs  # (4, N+1, N): [side, piece on that side of the place, piece at the place]
     neighbours: Places  # (N, 4): right, left, below, above
-    grid: int
+    grid: Grid
 
     @staticmethod
-    def of(sideways: Costs, downwards: Costs, grid: int) -> _Board:
-        """The board of a square grid, from the costs of pairs: a left of b, and a above b."""
-        number = grid * grid
-        empty = np.zeros((1, number))
+    def of(sideways: Costs, downwards: Costs, grid: Grid) -> _Board:
+        """The board of a grid, from the costs of pairs: a left of b, and a above b."""
+        empty = np.zeros((1, grid.patches))
         sides = (sideways.T, sideways, downwards.T, downwards)
         costs = np.stack([np.concatenate((side, empty)) for side in sides])
         return _Board(costs, _neighbours(grid), grid)
@@ -169,18 +168,16 @@ class _Board:
         return float(cost.sum()) / 2
 
 
-def _neighbours(grid: int) -> Places:
-    """The neighbours (N, 4) of every place of a square grid."""
-    number = grid * grid
-    frame = np.full((grid + 2, grid + 2), number)
-    frame[1:-1, 1:-1] = np.arange(number).reshape(grid, grid)
+def _neighbours(grid: Grid) -> Places:
+    """The neighbours (N, 4) of every place of a grid."""
+    frame = np.pad(np.arange(grid.patches).reshape(grid), 1, constant_values=grid.patches)
     around = (frame[1:-1, 2:], frame[1:-1, :-2], frame[2:, 1:-1], frame[:-2, 1:-1])
     return np.stack([side.ravel() for side in around], axis=1)
 
 
 def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     """The best arrangement found: (N+1,) the piece at each position, the last entry for outside."""
-    rng = np.random.default_rng(derive_seed("jigsaw solver", board.grid, len(free)))
+    rng = np.random.default_rng(derive_seed("jigsaw solver", board.grid.seed, len(free)))
     best: Places = np.arange(len(board.neighbours) + 1)
     pieces = best[free]
     best[free] = len(board.neighbours)
@@ -210,8 +207,8 @@ def _part(
     chance = cost / cost.sum()
     centre = rng.choice(free, p=chance)
     reach = rng.integers(1, 4 + number % 3)
-    rows, columns = np.divmod(free, board.grid)
-    row, column = np.divmod(centre, board.grid)
+    rows, columns = np.divmod(free, board.grid.columns)
+    row, column = np.divmod(centre, board.grid.columns)
     window = free[(abs(rows - row) <= reach) & (abs(columns - column) <= reach)]
     return np.union1d(window, rng.choice(free, size=max(1, len(free) // 5), p=chance))
 
@@ -248,16 +245,17 @@ def _grown_from_anywhere(board: _Board) -> Places:
 
 def _grown_from(board: _Board, first: int) -> Places:
     """The arrangement (N+1,) that grows from this piece, within a window of the grid's size."""
-    number, grid, side = len(board.neighbours), board.grid, 2 * board.grid - 1
-    canvas = replace(board, neighbours=_neighbours(side), grid=side)
-    rows, columns = np.divmod(np.arange(side * side), side)
-    arranged = np.full(side * side + 1, number)
-    arranged[side * side // 2] = first
+    number, grid = len(board.neighbours), board.grid
+    large = Grid(2 * grid.rows - 1, 2 * grid.columns - 1)
+    canvas = replace(board, neighbours=_neighbours(large), grid=large)
+    rows, columns = np.divmod(np.arange(large.patches), large.columns)
+    arranged = np.full(large.patches + 1, number)
+    arranged[large.patches // 2] = first
     left = np.delete(np.arange(number), first)
-    low = high = np.array([grid - 1, grid - 1])  # the corners of what is filled
+    low = high = np.array([grid.rows - 1, grid.columns - 1])  # the corners of what is filled
     while len(left):
-        inside = (rows > high[0] - grid) & (rows < low[0] + grid)
-        inside &= (columns > high[1] - grid) & (columns < low[1] + grid)
+        inside = (rows > high[0] - grid.rows) & (rows < low[0] + grid.rows)
+        inside &= (columns > high[1] - grid.columns) & (columns < low[1] + grid.columns)
         beside = (arranged[canvas.neighbours] < number).sum(1)
         beside[~inside | (arranged[:-1] < number)] = 0
         edge = np.flatnonzero(beside == beside.max())
@@ -286,7 +284,7 @@ def _improve(board: _Board, arranged: Places, free: Places) -> Places:
     At the end pairs of places are exchanged, which reaches across the colours.
     """
     arranged = arranged.copy()
-    colour = (free // board.grid + free % board.grid) % 2
+    colour = np.add(*np.divmod(free, board.grid.columns)) % 2
     halves = [free[colour == side] for side in (0, 1) if (colour == side).sum() > 1]
     energy = np.inf
     while (now := board.energy(arranged)) < energy - 1e-9 and not spent():
@@ -324,10 +322,10 @@ def _exchange(board: _Board, arranged: Places, free: Places) -> Places:
 Reals = NDArray[np.float64]
 
 
-def sorted_into_pictures(patches: Reals, patch_size: int) -> Reals:
-    """Patches (N, B, p) of a square grid, B for each place in any order -> B pictures (B, N, p)."""
+def sorted_into_pictures(patches: Reals, grid: Grid, patch_size: int) -> Reals:
+    """Patches (N, B, p), B for each place in any order -> B pictures (B, N, p)."""
     count, batch = patches.shape[:2]
-    edges = _edges(patches, patch_size)
+    edges = _edges(patches, grid, patch_size)
     order = np.tile(np.arange(batch), (count, 1))  # which patch of a place is in each picture
     group = np.arange(count)
     while len(edges):
@@ -354,18 +352,20 @@ def _best_matching(cost: Reals) -> tuple[NDArray[np.int64], float]:
     return columns, float(cost.mean() * len(cost) - cost[rows, columns].sum())
 
 
-def _edges(patches: Reals, patch_size: int) -> dict[tuple[int, int], Reals]:
+def _edges(patches: Reals, grid: Grid, patch_size: int) -> dict[tuple[int, int], Reals]:
     """For each pair of neighbouring places how badly each patch of one continues each of the other,
     (B, B): the sum of log(1 + |step across the border|)."""
     count, batch = patches.shape[:2]
-    grid = round(count**0.5)
+    across = grid.columns
     tiles = patches.reshape(count, batch, -1, patch_size, patch_size)
     costs = {}
     for place in range(count):
-        beside, below = place % grid < grid - 1, place + grid < count
+        beside, below = place % across < across - 1, place + across < count
         sides = [(place + 1, tiles[place, ..., -1], tiles[place + 1, ..., 0])] if beside else []
         if below:
-            sides.append((place + grid, tiles[place, ..., -1, :], tiles[place + grid, ..., 0, :]))
+            sides.append(
+                (place + across, tiles[place, ..., -1, :], tiles[place + across, ..., 0, :])
+            )
         for other, own, next_to in sides:
             costs[place, other] = np.log1p(abs(own[:, None] - next_to)).sum((2, 3))
     return costs
@@ -393,25 +393,29 @@ def placed_as(picture: Tensor, reference: Tensor, mask: Tensor, patch_size: int)
     order = _nearest_of(patches[mask], targets[mask])
     patches = patches.clone()
     patches[mask] = patches[mask][order]
-    return to_images(patches, patch_size, len(picture))
+    return to_images(patches, Grid.in_pictures(picture, patch_size), patch_size)
 
 
 def shifted_onto(picture: Tensor, reference: Tensor, reach: int = REACH) -> Tensor:
     """A picture (C, H, W) moved by the whole pixels that bring it nearest to the reference, in mean
     squared distance where both are; what moves in from outside is the reference's."""
-    side, far = picture.shape[-1], torch.inf
+    sides, far = picture.shape[-2:], torch.inf
     nearest = picture
     moves = sorted(range(-reach, reach + 1), key=abs)  # of equal distances, the smallest move
     for down in moves:
         for right in moves:
-            rows, columns = (slice(max(0, by), side + min(0, by)) for by in (down, right))
-            above, left = (slice(max(0, -by), side + min(0, -by)) for by in (down, right))
+            rows, columns = map(_shifted, sides, (down, right))
+            above, left = map(_shifted, sides, (-down, -right))
             moved = picture[..., above, left]
             distance = float((moved - reference[..., rows, columns]).square().mean())
             if distance < far:
                 far, nearest = distance, reference.clone()
                 nearest[..., rows, columns] = moved
     return nearest
+
+
+def _shifted(side: int, by: int) -> slice:
+    return slice(max(0, by), side + min(0, by))
 
 
 def _nearest_of(values: Tensor, targets: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ from attacks.lattice.cost import Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 WEIGHED = 5e-4
 """Relative error of the patch embedding's gradient above which the errors of several uploads are
@@ -321,7 +321,7 @@ class PixelLattice(Usual):
     def _picture(
         self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """One picture (C, S, S), the permutation (N,), and whether there was a lattice."""
+        """One picture (C, H, W), the permutation (N,), and whether there was a lattice."""
         exact = self._exact(view, system, index, guess)
         hidden = system.hidden[index]
         facts = {"lattice_found": float(exact is not None) if hidden.any() else torch.nan}
@@ -332,7 +332,7 @@ class PixelLattice(Usual):
             patches = _levelled(exact.patches, exact.unmixed.frame.colours, view)
         if view.against == "input" and hidden.any():
             patches[hidden] = patches[hidden].mean(0)
-        picture = to_images(patches, view.model.patch_size, len(view.pixels.mean))
+        picture = to_images(patches, view.model.grid, view.model.patch_size)
         return picture, order, facts | seen
 
     def _placed(
@@ -344,7 +344,7 @@ class PixelLattice(Usual):
     def _exact(
         self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
     ) -> _Exact | None:
-        """The patches by the lattice, with the guess (C, S, S) where it gives none; None where
+        """The patches by the lattice, with the guess (C, H, W) where it gives none; None where
         there is no lattice."""
         patches = to_patches(guess, view.model.patch_size)
         hidden = system.hidden[index]
@@ -400,7 +400,7 @@ class PatchLattice(PixelLattice):
             return Refusal("batch", text)
         if any(view.model.patch_norms):
             return Refusal("block", "patches are normalised where they are embedded")
-        if (patches := view.model.grid**2) > self.most:
+        if (patches := view.model.grid.patches) > self.most:
             side = math.isqrt(self.most) * view.model.patch_size
             text = f"N = {patches} patches, and a lattice of {self.most} at most: up to {side} px"
             return Refusal("underdetermined", text)
@@ -410,7 +410,9 @@ class PatchLattice(PixelLattice):
         """The first upload's equations, in which every patch is hidden."""
         update = view.updates[0]
         total = gradient(view, update, PATCH).flatten(2)
-        hidden = torch.ones(len(total), view.model.grid**2, dtype=torch.bool, device=total.device)
+        hidden = torch.ones(
+            len(total), view.model.grid.patches, dtype=torch.bool, device=total.device
+        )
         rows = total.new_zeros(*hidden.shape, total.shape[1])
         return PatchSystem(rows, total, hidden, gradient(view, update, PATCH_BIAS))
 
@@ -422,7 +424,7 @@ class PatchLattice(PixelLattice):
         attention = PatchOrder.of(view, view.updates[0], index)
         if attention is None:
             return exact, order, {"order_found": 0.0}
-        for better in (exact, exact.continued()):
+        for better in (exact, exact.continued(view.model.grid)):
             patches = normalised(better.patches, view.pixels, view.model.patch_size)
             there, is_right = attention.found(patches)
             if is_right:
@@ -439,20 +441,20 @@ class _Exact:
     patches: Tensor  # (N, p) in [0, 1], the masked ones in any order and perhaps outside
     members: Tensor  # (N,) see `lattice.unmixing.continued`
 
-    def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[_Exact, Tensor]:
+    def placed(self, hidden: Tensor, grid: Grid, patch_size: int) -> tuple[_Exact, Tensor]:
         """The patches in the places that borders tell, and the permutation (N,) that they had."""
         pieces = self.patches[hidden].clamp(0, 1)
         order = solve(self.patches, hidden, pieces, grid=grid, patch_size=patch_size)
-        return self.standing(order.argsort()).continued(), order
+        return self.standing(order.argsort()).continued(grid), order
 
     def standing(self, there: Tensor) -> _Exact:
         """At each place the patch `there` (N,)."""
         patches, members = self.patches[there.to(self.patches.device)], self.members[there]
         return replace(self, patches=patches, members=members)
 
-    def continued(self) -> _Exact:
+    def continued(self, grid: Grid) -> _Exact:
         """The patches in [0, 1], improved by what lies beside them."""
-        better = self.unmixed.continued(self.patches, self.members)
+        better = self.unmixed.continued(self.patches, self.members, grid)
         patches = torch.where(_possible(better).unsqueeze(1), better, self.patches)
         return replace(self, patches=patches.clamp(0, 1))
 

@@ -55,7 +55,7 @@ from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 
 @dataclass(frozen=True)
@@ -179,34 +179,34 @@ class PatchJigsaw(PatchGradient):
             for index in {*range(len(images))} - {*inapplicable}:
                 with image(index):
                     images[index] = to_images(
-                        sorted_patches(rounds[:, index], size), size, len(images[0])
+                        sorted_patches(rounds[:, index], view.model.grid, size),
+                        *(view.model.grid, size),
                     )
         return Reconstruction(images, diagnostics=fed.diagnostics, inapplicable=inapplicable)
 
 
-def sorted_patches(rounds: Tensor, patch_size: int) -> Tensor:
+def sorted_patches(rounds: Tensor, grid: Grid, patch_size: int) -> Tensor:
     """The patches (N, p) of a picture in their places; rounds (R, N, p): as each upload fed it."""
     by_borders = [
-        _arranged(patches, misplaced(patches, patch_size), patch_size) for patches in rounds
+        _arranged(patches, misplaced(patches, grid, patch_size), grid, patch_size)
+        for patches in rounds
     ]
     if len(rounds) == 1:
         return by_borders[0]
-    return _arranged(*agreed(torch.cat((rounds, torch.stack(by_borders)))), patch_size)
+    return _arranged(*agreed(torch.cat((rounds, torch.stack(by_borders)))), grid, patch_size)
 
 
-def _arranged(patches: Tensor, free: Tensor, patch_size: int) -> Tensor:
+def _arranged(patches: Tensor, free: Tensor, grid: Grid, patch_size: int) -> Tensor:
     """The patches (N, p), of which the free ones are moved to where their borders fit best."""
-    grid = round(len(patches) ** 0.5)
     order = solve(patches, free, patches[free], grid=grid, patch_size=patch_size)
     in_place = torch.empty_like(patches)
     in_place[order.to(patches.device)] = patches
     return in_place
 
 
-def misplaced(patches: Tensor, patch_size: int) -> Tensor:
+def misplaced(patches: Tensor, grid: Grid, patch_size: int) -> Tensor:
     """(N,) bool: at half of a patch's borders or more several other patches would fit better."""
-    grid = round(len(patches) ** 0.5)
-    places = torch.arange(len(patches)).view(grid, grid)
+    places = torch.arange(len(patches)).view(grid)
     sideways, downwards = border_costs(patches, patch_size)
     bad, borders = torch.zeros(2, len(patches))
     for first, second, costs in (

@@ -215,7 +215,7 @@ def _facts(
 def _too_large(view: AttackerView, uploads: int) -> Refusal | None:
     """The refusal of a batch that is too large for so many uploads, or None."""
     model, batch = view.model, view.updates[0].batch
-    patches, width = model.grid**2, model.embed_dim
+    patches, width = model.grid.patches, model.embed_dim
     length = model.patch_embed.proj.weight[0].numel()
     masked = _always_masked(view)
     open_directions = patches * (batch - 1) + masked

@@ -22,6 +22,7 @@ from torch import Tensor
 from attacks.budget import OVER, SECONDS, Budget, OverBudget, limited
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
@@ -147,8 +148,8 @@ def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
 
 def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
     """The results of single steps as those of all."""
-    size = view.pixels.size
-    nothing = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
+    size = height_width(view.pixels.size)
+    nothing = torch.full((batch, len(view.pixels.mean), *size), torch.nan)
     answers = [part.reconstruction for part in parts]
     pictures = any(answer.images is not None for answer in answers)
     filled = [a if a.images is not None else replace(a, images=nothing) for a in answers]
@@ -226,8 +227,8 @@ def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Recon
     """
     if not isinstance(answer, Reconstruction):
         raise WrongAnswer(f"expected a Reconstruction, got {type(answer).__name__}")
-    patches = view.model.grid**2
-    picture = (count, len(view.pixels.mean), view.pixels.size, view.pixels.size)
+    patches = view.model.grid.patches
+    picture = (count, len(view.pixels.mean), *height_width(view.pixels.size))
     images = _tensor("images", answer.images, picture, real=True)
     mask = _tensor("mask", answer.mask, (count, patches), real=False)
     permutation = _tensor("permutation", answer.permutation, (count, patches), real=False)

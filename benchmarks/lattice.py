@@ -25,7 +25,7 @@ from attacks.lattice.unmixing import unmix
 from benchmarks.alternating import machine
 from benchmarks.page import write_result
 from mjp_privacy.data import load_images
-from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.jigsaw import Grid, to_patches
 
 PATCH = 16
 STAGES = ("masked patches", "unmasked patches", "places")
@@ -58,7 +58,7 @@ def main(arguments: Arguments) -> None:
     exact = [False] * len(uploads)
     for _ in range(arguments.repeats):
         for index, upload in enumerate(uploads):
-            times, exact[index] = attack(upload, arguments.side // PATCH)
+            times, exact[index] = attack(upload, Grid.of(arguments.side, PATCH))
             seconds[index].append(times)
     rows = {}
     for number, stage in enumerate((*STAGES, "all")):
@@ -94,7 +94,7 @@ def planted(arguments: Arguments) -> list[Planted]:
     return uploads
 
 
-def attack(upload: Planted, grid: int) -> tuple[tuple[float, ...], bool]:
+def attack(upload: Planted, grid: Grid) -> tuple[tuple[float, ...], bool]:
     """CPU seconds of each stage, and whether every patch was found."""
     clock = [time.process_time()]
     hidden, patches = upload.hidden, upload.patches.clone()
@@ -116,7 +116,7 @@ def attack(upload: Planted, grid: int) -> tuple[tuple[float, ...], bool]:
         members[hidden] = torch.arange(len(pieces))
         placed_members = torch.empty_like(members)
         placed_members[order] = members
-        patches = unmixed.continued(placed, placed_members)
+        patches = unmixed.continued(placed, placed_members, grid)
     clock.append(time.process_time())
     first, second, third = (after - before for before, after in pairwise(clock))
     distance = (patches[:, None] - upload.patches).abs().amax(-1)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from mjp_privacy.core.schema import Size
+
 if TYPE_CHECKING:
     from mjp_privacy.models import MJPVisionTransformer
 
@@ -112,7 +114,7 @@ class Truth:
 class Pixels:
     """Public facts about the pixels: the model's input size and normalisation."""
 
-    size: int
+    size: Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
 

@@ -67,7 +67,7 @@ def tried(name: str) -> dict[str, Any]:
         return {"mechanism": "refused", "why": str(error)}
     facts = {
         "mechanism": "none" if outline.pos_embed is None else "table",
-        "patches": outline.grid**2,
+        "patches": outline.grid.patches,
         "width": outline.embed_dim,
         "patch": outline.patch_size,
         "up_to": math.isqrt(outline.embed_dim) * outline.patch_size,

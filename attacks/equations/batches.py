@@ -274,7 +274,7 @@ def too_many_pictures(model: MJPVisionTransformer, batch: int) -> Refusal | None
 
     too_many_pictures(model, 16) for a ViT-Ti/16 at 64 px: "N B = 256 patches > D = 192: ..."
     """
-    patches, width = model.grid**2, model.embed_dim
+    patches, width = model.grid.patches, model.embed_dim
     length = model.patch_embed.proj.weight[0].numel()
     most = min(width // patches, (length - 1) // patches + 1)
     if batch <= most:
@@ -329,7 +329,7 @@ def too_few_uploads(
 
     too_few_uploads(model, 8, 1, 80) for a ViT-Ti/16 at 64 px: "N (B - 1) = 112 differences > 80".
     """
-    patches, width = model.grid**2, model.embed_dim
+    patches, width = model.grid.patches, model.embed_dim
     length = model.patch_embed.proj.weight[0].numel()
     steps, shown = patches * (batch - 1), uploads * (width - patches - 1)
     limit = min(most, length - 1)

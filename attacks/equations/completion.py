@@ -47,8 +47,9 @@ from attacks.equations.span import Knowledge
 from attacks.lattice.unmixing import Unmixed, unmix_differences
 from attacks.prior.files import find_prior
 from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Pixels
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 FIELD_TOLERANCE = 1e-4  # share of the first residual's norm at which to stop
 FIELD_STEPS = 300
@@ -56,55 +57,62 @@ FIELD_STEPS = 300
 
 @dataclass(frozen=True)
 class FieldEnergy:
-    """Sigma^-1 of a normalised picture of `size` pixels a side under a prior."""
+    """Sigma^-1 of a normalised picture under a prior."""
 
-    precision: Tensor  # (C, C, size, size), of each DCT coefficient
-    basis: Tensor  # (size, size), of the DCT
+    precision: Tensor  # (C, C, H, W), of each DCT coefficient
+    down: Tensor  # (H, H), of the DCT
+    across: Tensor  # (W, W)
     mean: Tensor  # (C,)
     patch_precision: Tensor  # (p, p), of a patch alone: the preconditioner
     patch_size: int
+    grid: Grid
 
     @classmethod
     def of(cls, prior: GaussianPrior, patch_size: int, pixels: Pixels) -> FieldEnergy:
         """The energy for the model's picture size, with enough jitter to be invertible."""
-        spectrum = prior.field_spectrum(pixels.size, pixels)
+        spectrum = prior.field_spectrum(pixels)
         least = JITTER * float(spectrum.diagonal(dim1=-2, dim2=-1).mean())
         eye = torch.eye(spectrum.shape[-1], dtype=spectrum.dtype)
         covariance = prior.patch(patch_size, pixels)[1]
         ridge = JITTER * float(covariance.diagonal().mean())
+        height, width = height_width(pixels.size)
         return cls(
             torch.linalg.inv(spectrum + least * eye).permute(2, 3, 0, 1).contiguous(),
-            cosine_basis(pixels.size),
+            cosine_basis(height),
+            cosine_basis(width),
             prior.mean_colour(pixels),
             torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).double()),
             patch_size,
+            Grid.of(pixels.size, patch_size),
         )
 
     def on(self, device: torch.device) -> FieldEnergy:
         """The same on another device."""
-        return FieldEnergy(
-            self.precision.to(device),
-            self.basis.to(device),
-            self.mean.to(device),
-            self.patch_precision.to(device),
-            self.patch_size,
+        return replace(
+            self,
+            precision=self.precision.to(device),
+            down=self.down.to(device),
+            across=self.across.to(device),
+            mean=self.mean.to(device),
+            patch_precision=self.patch_precision.to(device),
         )
 
     def force(self, patches: Tensor) -> Tensor:
         """Sigma^-1 applied to a picture given as patches (N, p), as patches."""
-        picture = to_images(patches, self.patch_size, len(self.mean))
+        picture = to_images(patches, self.grid, self.patch_size)
         shaped = (self.precision * self._transformed(picture)).sum(1)
         return to_patches(self._transformed(shaped, back=True), self.patch_size)
 
     def _transformed(self, picture: Tensor, *, back: bool = False) -> Tensor:
-        """The orthonormal DCT of a picture (C, size, size), or its inverse."""
+        """The orthonormal DCT of a picture (C, H, W), or its inverse."""
         if picture.device.type == "cpu":
             from scipy.fft import dctn
 
             kind = 3 if back else 2
             return torch.from_numpy(dctn(picture.numpy(), kind, axes=(1, 2), norm="ortho"))
-        left = self.basis.mT if back else self.basis
-        return left @ picture @ left.mT
+        if back:
+            return self.down.mT @ picture @ self.across
+        return self.down @ picture @ self.across.mT
 
 
 @lru_cache(maxsize=4)
@@ -205,7 +213,7 @@ def fewest_steps(knowledge: Knowledge, start: Tensor, patch_size: int, pixels: P
     Patches that have come out whole are kept in further rounds, and the others start anew.
     """
     scale, zero = normalisation(pixels, patch_size, start)
-    problem = _Problem.of(knowledge, scale, zero, patch_size)
+    problem = _Problem.of(knowledge, scale, zero, Grid.of(pixels.size, patch_size), patch_size)
     levels = start * scale + zero
     kept = torch.zeros(len(levels), dtype=torch.bool, device=levels.device)
     for _ in range(SPARSE_ROUNDS):
@@ -232,13 +240,16 @@ class _Problem:
 
     known: Tensor  # (N, p)
     basis: Tensor  # (q, p)
+    grid: Grid
     patch_size: int
 
     @classmethod
-    def of(cls, knowledge: Knowledge, scale: Tensor, zero: Tensor, patch_size: int) -> _Problem:
+    def of(
+        cls, knowledge: Knowledge, scale: Tensor, zero: Tensor, grid: Grid, patch_size: int
+    ) -> _Problem:
         """From normalised patches; the basis is made orthonormal again."""
         basis = torch.linalg.qr((knowledge.basis * scale).mT).Q.mT
-        return cls(knowledge.known * scale + zero, basis, patch_size)
+        return cls(knowledge.known * scale + zero, basis, grid, patch_size)
 
     def solved(self, start: Tensor, free: Tensor) -> Tensor:
         """The patches (N, p) of fewest steps; those that are not `free` (N,) stay as known."""
@@ -253,8 +264,8 @@ class _Problem:
         return self.known + a @ self.basis
 
     def _picture(self, patches: Tensor) -> Tensor:
-        """(C, side, side)."""
-        return to_images(patches, self.patch_size, patches.shape[1] // self.patch_size**2)
+        """(C, H, W)."""
+        return to_images(patches, self.grid, self.patch_size)
 
     def _step(self, weights: _Weights, patches: Tensor, rows: Tensor) -> Tensor:
         """The change of a (N, q) that minimises the weighted squares, by conjugate gradients."""
@@ -273,11 +284,11 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Weights:
-    """A quadratic form of pictures (C, side, side) that touches the cost at one of them."""
+    """A quadratic form of pictures (C, H, W) that touches the cost at one of them."""
 
-    sideways: Tensor  # (C, side, side - 1) of squared differences
-    downwards: Tensor  # (C, side - 1, side)
-    outside: Tensor  # (C, side, side) of squared pixels beyond the range
+    sideways: Tensor  # (C, H, W - 1) of squared differences
+    downwards: Tensor  # (C, H - 1, W)
+    outside: Tensor  # (C, H, W) of squared pixels beyond the range
     edge: Tensor  # outside * the end of the range that is nearest
 
     @classmethod

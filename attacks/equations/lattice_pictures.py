@@ -62,7 +62,7 @@ from attacks.lattice.cost import Frame, Places, Reals
 from attacks.lattice.search import Moves, short_vectors, sums_of
 from attacks.lattice.unmixing import COARSE, Unmixed, unmix_differences
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.jigsaw import Grid, to_images
 
 CLOSE = 8.0
 """Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
@@ -90,7 +90,7 @@ class NormTest:
         norm = getattr(view.model.blocks[0], "norm1", None)
         if not isinstance(norm, torch.nn.LayerNorm) or sees_a_norm(view.model) is not None:
             return None
-        tokens = view.model.tokens + (batch - 1) * view.model.grid**2
+        tokens = view.model.tokens + (batch - 1) * view.model.grid.patches
         if QKV not in update.grads or tokens >= gradient(view, update, QKV).shape[-1]:
             return None
         equations = token_equations(view, update, index, batch)
@@ -293,15 +293,16 @@ Shares = Callable[[Tensor], Tensor]
 """What lies outside for each of some pictures (m, N, p), (m,)."""
 
 
-def exchanged(pictures: Tensor, shares: Shares, enough: float) -> tuple[Tensor, Tensor]:
+def exchanged(pictures: Tensor, grid: Grid, shares: Shares, enough: float) -> tuple[Tensor, Tensor]:
     """Pictures (B, N, p) with rectangles of patches exchanged between two at a time, as long as
     that lessens what lies outside; and what does (B,). At most `enough` is a picture that is left
     as it is."""
     pictures, outside = pictures.clone(), shares(pictures)
+    regions = rectangles(grid).to(pictures.device)
     for _ in range(EXCHANGES):
         rest = [place for place, share in enumerate(outside.tolist()) if share > enough]
         best = max(
-            (_best(pictures, outside, *pair, shares) for pair in combinations(rest, 2)),
+            (_best(pictures, outside, *pair, regions, shares) for pair in combinations(rest, 2)),
             key=lambda trial: trial[0],
             default=None,
         )
@@ -313,13 +314,12 @@ def exchanged(pictures: Tensor, shares: Shares, enough: float) -> tuple[Tensor, 
 
 
 def _best(
-    pictures: Tensor, outside: Tensor, first: int, second: int, shares: Shares
+    pictures: Tensor, outside: Tensor, first: int, second: int, regions: Tensor, shares: Shares
 ) -> tuple[float, list[int], Tensor, Tensor]:
     """The exchange between two pictures that gains most: by how much the logarithms of what lies
     outside sink, the pair, both pictures after it and what then lies outside of them."""
-    grid, pair = round(pictures.shape[1] ** 0.5), [first, second]
+    pair = [first, second]
     one, other = pictures[pair]
-    regions = rectangles(grid).to(one.device)
     tried = []
     for some in regions.split(AT_ONCE):
         inside = some.unsqueeze(2)
@@ -410,7 +410,7 @@ class LatticePictures:
             mean = 255 * levels[1].cpu().double().numpy()
             equal = len(known.basis) < len(mean) * (batch - 1)
             filled = [_filled(*pair, batch, equal) for pair in zip(found, mean, strict=True)]
-            sheets = sorted_into_pictures(np.stack(filled), size)
+            sheets = sorted_into_pictures(np.stack(filled), self.view.model.grid, size)
         return normalised(torch.from_numpy(sheets / 255).to(known.known), pixels, size)
 
     def _verified(
@@ -420,20 +420,19 @@ class LatticePictures:
         model = whole.model
         if spans is None:
             return [BatchPicture(picture, math.nan, by_lattice) for picture in pictures]
-        channels = len(self.view.pixels.mean)
 
         def shares(some: Tensor) -> Tensor:
             """What share of the layers' inputs of pictures (m, N, p) lies outside, (m,)."""
             with torch.no_grad():
-                seen = to_images(some, model.patch_size, channels)
+                seen = to_images(some, model.grid, model.patch_size)
                 return spans.off(seen.to(model.like)).double()
 
         enough = FOUND * torch.finfo(whole.update.dtype).eps ** 2
-        pictures, outside = exchanged(pictures, shares, enough)
+        pictures, outside = exchanged(pictures, model.grid, shares, enough)
         verified = list[Tensor]()  # a picture that comes twice says nothing of the second place
         judged = list[BatchPicture]()
         for picture, share in zip(pictures, outside.tolist(), strict=True):
-            seen = to_images(picture[None], model.patch_size, channels).to(model.like)
+            seen = to_images(picture[None], model.grid, model.patch_size).to(model.like)
             passes = share <= enough and not any(picture.equal(other) for other in verified)
             passes = passes and spans.sees_mixtures(seen, enough)
             verified += [picture] if passes else []

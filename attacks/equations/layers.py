@@ -56,7 +56,7 @@ from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 from mjp_privacy.models.vit import input_of, pictures_first
 
 GAP = 30.0
@@ -169,10 +169,10 @@ class LayerSpans:
         shares = list[Tensor]()
         with torch.no_grad():
             for some, counted in zip(trials.split(AT_ONCE), counts.split(AT_ONCE), strict=True):
-                shares.append(self._share(to_images(some, size, len(picture[0])), counted))
+                shares.append(self._share(to_images(some, self.model.grid, size), counted))
             own = float(self.off(picture))
         least = torch.cat(shares).min(0)
-        trial = to_images(trials[least.indices][None], size, len(picture[0]))
+        trial = to_images(trials[least.indices][None], self.model.grid, size)
         distinct = float(least.values) > DOUBTED * own
         return distinct and not self._fits(trial, float(least.values), enough)
 
@@ -204,9 +204,10 @@ def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -
 
 def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
     """Those of the layers that a forward pass calls: some networks use a layer's weight alone."""
-    layers, side = layers_of(model, blocks), model.grid * model.patch_size
+    layers = layers_of(model, blocks)
+    black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
     with torch.no_grad(), inputs_of(model, layers) as seen:
-        through_blocks(model, model.like.new_zeros(1, model.channels, side, side), blocks)
+        through_blocks(model, black, blocks)
     return [name for name in layers if name in seen]
 
 
@@ -392,23 +393,29 @@ class LayerSearch:
 
     def _seen(self, pictures: Tensor) -> Tensor:
         """Pictures (m, N, p) as (m, C, H, W) in the model's precision."""
-        seen = to_images(pictures, self.energy.patch_size, len(self.energy.mean))
+        seen = to_images(pictures, self.energy.grid, self.energy.patch_size)
         return seen.to(self.spans.model.like)
 
 
 @cache
-def rectangles(grid: int) -> Tensor:
+def rectangles(grid: Grid) -> Tensor:
     """Rectangles of patches, (R, N) bool: all of a small grid, of a large one some of each size."""
+    down, across = (_stretches(side) for side in grid)
+    return (down[:, None, :, None] & across[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+def _stretches(side: int) -> Tensor:
+    """Places in a row, one after another, (R, side) bool."""
     spans = [
         (first, last)
-        for first in range(grid)
-        for last in range(first, grid)
-        if first % max(1, (last - first) // 2, grid // 4) == 0 or last == first
+        for first in range(side)
+        for last in range(first, side)
+        if first % max(1, (last - first) // 2, side // 4) == 0 or last == first
     ]
-    inside = torch.zeros(len(spans), grid, dtype=torch.bool)
+    inside = torch.zeros(len(spans), side, dtype=torch.bool)
     for row, (first, last) in enumerate(spans):
         inside[row, first : last + 1] = True
-    return (inside[:, None, :, None] & inside[None, :, None, :]).flatten(2).flatten(0, 1)
+    return inside
 
 
 # a known picture, taken out of the upload ---------------------------------------------------------
@@ -473,8 +480,8 @@ class StepUpload:
 
     def without(self, patches: Tensor) -> StepUpload:
         """The upload of the other pictures, with a picture (N, p) and its gradient taken out."""
-        batch, projection = self.update.batch, self.model.patch_embed.proj.weight
-        picture = to_images(patches, self.model.patch_size, projection.shape[1])
+        batch = self.update.batch
+        picture = to_images(patches, self.model.grid, self.model.patch_size)
         label = class_of(self.model, picture, self.grads, batch)
         rest = without(self.model, self.grads, picture, label, batch)
         grads = {name: sent.unsqueeze(0) for name, sent in rest.items()}

@@ -71,7 +71,7 @@ class PatchOrder:
         """What share of the gradient lies outside the span of the sums of pictures (m, N, p)."""
         size = self.model.patch_size
         like = self.model.like
-        x = torch.stack([to_images(one, size, self.model.channels) for one in orders]).to(like)
+        x = torch.stack([to_images(one, self.model.grid, size) for one in orders]).to(like)
         with torch.no_grad():
             sums = input_of(self.model, self.model.get_submodule(PROJ), x).double()
         if sums.shape[-1] < self.rows.shape[1]:
@@ -87,8 +87,8 @@ class PatchOrder:
         """Which of the normalised patches (N, p) stands at each place, (N,), and whether this is
         the right order: it leaves outside what noise does, and others leave more."""
         places = torch.arange(len(patches), device=patches.device)
-        grid, sides = places.view(self.model.grid, -1), torch.arange(self.model.grid)
-        shifts = torch.cartesian_prod(sides, sides).tolist()
+        grid = places.view(self.model.grid)
+        shifts = torch.cartesian_prod(*map(torch.arange, grid.shape)).tolist()
         shifted = torch.stack([grid.roll(by, (0, 1)).flatten() for by in shifts])
         shares = torch.cat([self.outside(patches[some]) for some in shifted.split(AT_ONCE)])
         least = float(shares.min())

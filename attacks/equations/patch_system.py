@@ -256,13 +256,13 @@ def too_few_equations(
     too_few_equations(model) for a ViT-Ti/16 at 224: "N = 196 patches > D = 192: closed forms need
     patches <= width; up to 208 px they apply".
     """
-    patches, width = model.grid**2, model.embed_dim
+    patches, width = model.grid.patches, model.embed_dim
     if patches + extra <= width:
         return None
     more = f" + {extra}" if extra else ""
-    grid = math.isqrt(max(width - extra, 0))
-    way_out = f"up to {grid * model.patch_size} px they apply"
-    if grid < 2:
+    most = math.isqrt(max(width - extra, 0))
+    way_out = f"up to {most * model.patch_size} px they apply"
+    if most < 2:
         way_out = "no picture of more than one patch is small enough"
     return Refusal(
         "underdetermined",
@@ -316,7 +316,7 @@ def pictures(view: AttackerView, patches: Tensor) -> Tensor:
 
 def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
     """Normalised patches (m, N, p) of m pictures -> images (m, C, H, W) in [0, 1]."""
-    return to_unit_range(view, to_images(patches, view.model.patch_size, len(view.pixels.mean)))
+    return to_unit_range(view, to_images(patches, view.model.grid, view.model.patch_size))
 
 
 def per_image(view: AttackerView, values: Tensor) -> Tensor:

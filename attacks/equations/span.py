@@ -264,7 +264,7 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     if QKV not in update.grads:
         return no_gradient(model, QKV)
     # P has a row, and one to spare, only if the tokens leave two of the D dimensions free.
-    extra = model.tokens + 2 - model.grid**2
+    extra = model.tokens + 2 - model.grid.patches
     return too_few_equations(model, extra=extra, who="block 0's equations")
 
 
@@ -286,7 +286,7 @@ def token_equations(
     client used; pictures share the tokens that are not of patches."""
     state = weights(view, update, WEIGHTS)
     state = {name: value.double() for name, value in state.items()}
-    patches = view.model.grid**2
+    patches = view.model.grid.patches
     tokens = view.model.tokens + (batch - 1) * patches
     sent = gradient(view, update, QKV)[index]
     values, vectors = torch.linalg.svd(sent, full_matrices=sent.shape[0] < sent.shape[1])[1:]

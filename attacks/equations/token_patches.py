@@ -111,9 +111,9 @@ def places_differ(model: MJPVisionTransformer) -> bool:
     whether the network learns it or not."""
     if model.pos_embed is not None:
         return True
-    side, places = model.grid * model.patch_size, slice(model.prefix, model.prefix + model.grid**2)
+    places = slice(model.prefix, model.prefix + model.grid.patches)
     with torch.no_grad():
-        black = model.like.new_zeros(1, model.channels, side, side)
+        black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
         rows = input_of(model, model.blocks[0], black)[0][places]
     return bool((rows != rows[:1]).any())
 
@@ -173,7 +173,7 @@ class StepTokens:
         blocks: int = BLOCKS,
     ) -> None:
         self.blocks = blocks
-        self.view, self.model, self.count = view, model, model.grid**2
+        self.view, self.model, self.count = view, model, model.grid.patches
         self.batch, self.precision = update.batch, update.dtype
         read = [name for name in needs_tokens(model) if name in update.grads]
         self.grads = {name: gradient(view, update, name)[step] for name in read}
@@ -218,7 +218,7 @@ class StepTokens:
     def _given(self, layer: nn.Module, patches: Tensor, hidden: Tensor | None = None) -> Tensor:
         """What a layer is given for a picture (N, p) of which some patches are masked."""
         patches = self.embedding.contrasts(patches)
-        x = to_images(patches, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
+        x = to_images(patches, self.model.grid, self.model.patch_size).unsqueeze(0)
         network: Any = self.model
         if self.model.unk_embed is not None and hidden is not None:
             network = partial(self.model, mask=hidden.unsqueeze(0))
@@ -263,7 +263,7 @@ class StepTokens:
         enough = min(FOUND * torch.finfo(self.precision).eps ** 2, MOST)
         patches, passing = found.patches, list[float]()
         for shown in (patches, patches.roll(1, 0)) if ordered else (patches,):
-            x = to_images(shown, self.model.patch_size, len(self.energy.mean)).unsqueeze(0)
+            x = to_images(shown, self.model.grid, self.model.patch_size).unsqueeze(0)
             with torch.no_grad():
                 outside = float(spans.off(x))
             passing += [outside] if spans.passes(x, outside, enough) else [math.nan]

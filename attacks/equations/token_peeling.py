@@ -120,9 +120,9 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
 def equations_hold(model: MJPVisionTransformer) -> bool:
     """Whether a float64 model's block 0 computes what the equations say, as a random picture shows:
     another scale, norm or position in it gives another output."""
-    block, side = model.blocks[0], model.grid * model.patch_size
+    block, size = model.blocks[0], model.grid.pixels(model.patch_size)
     generator = torch_generator("a picture for block 0's equations")
-    x = torch.randn(1, model.channels, side, side, generator=generator).to(model.like)
+    x = torch.randn(1, model.channels, *size, generator=generator).to(model.like)
     outputs = list[Tensor]()
     handle = block.register_forward_hook(
         lambda *ran: outputs.append(pictures_first(block, first_tensor(ran[2]))[0])

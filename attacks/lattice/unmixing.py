@@ -41,6 +41,7 @@ from attacks.budget import spent
 from attacks.lattice.cost import GREY, Border, Frame, Parts, Places, Reals, precision
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
 from attacks.lattice.search import Moves, combination_basis, patch_basis
+from mjp_privacy.models.jigsaw import Grid
 
 WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends
@@ -50,14 +51,14 @@ ROUNDS = 4  # at most
 FIXED, FREE = -2, -1  # a patch that must stay; an unmasked one, which any move may change
 
 
-def continued(frame: Frame, masked: Reals, patches: Reals, members: Places) -> Reals:
-    """Patches (N, p) of a square grid in grey levels, moved while that costs less together with the
+def continued(frame: Frame, masked: Reals, patches: Reals, members: Places, grid: Grid) -> Reals:
+    """Patches (N, p) in grey levels, moved while that costs less together with the
     steps across their borders; those with the largest steps first.
 
     masked   (k, p) the masked patches
     members  (N,) which of them each patch is, or FREE or FIXED
     """
-    patches, masked, grid = patches.copy(), masked.copy(), round(len(patches) ** 0.5)
+    patches, masked = patches.copy(), masked.copy()
     moves = Moves.of(frame, frame.parts(), masked)
     looked_at: dict[int, bytes] = {}  # the patch and its border
     for _ in range(ROUNDS):
@@ -85,7 +86,7 @@ def continued(frame: Frame, masked: Reals, patches: Reals, members: Places) -> R
     return patches
 
 
-def _worst_first(patches: Reals, grid: int, parts: Parts) -> list[int]:
+def _worst_first(patches: Reals, grid: Grid, parts: Parts) -> list[int]:
     """The places in descending order of how much larger the mean step across the borders is than
     that inside (both as logarithms)."""
     inside = parts.mean_step(parts.of(patches))
@@ -96,15 +97,15 @@ def _worst_first(patches: Reals, grid: int, parts: Parts) -> list[int]:
     return [int(place) for place in np.argsort(inside - across, kind="stable")]
 
 
-def border_at(patches: Reals, place: int, grid: int, size: int) -> Border:
+def border_at(patches: Reals, place: int, grid: Grid, size: int) -> Border:
     """What the patch at a place must continue: the edges of up to four neighbours."""
     pixels = np.arange(patches.shape[1]).reshape(-1, size, size)
-    row, column = divmod(int(place), grid)
+    row, column = divmod(int(place), grid.columns)
     sides = (
-        (row > 0, -grid, pixels[:, 0], pixels[:, -1]),
-        (row < grid - 1, grid, pixels[:, -1], pixels[:, 0]),
+        (row > 0, -grid.columns, pixels[:, 0], pixels[:, -1]),
+        (row < grid.rows - 1, grid.columns, pixels[:, -1], pixels[:, 0]),
         (column > 0, -1, pixels[:, :, 0], pixels[:, :, -1]),
-        (column < grid - 1, 1, pixels[:, :, -1], pixels[:, :, 0]),
+        (column < grid.columns - 1, 1, pixels[:, :, -1], pixels[:, :, 0]),
     )
     inner: list[Places] = [edge.ravel() for exists, _, edge, _ in sides if exists]
     beyond = [patches[place + step, far.ravel()] for exists, step, _, far in sides if exists]
@@ -168,13 +169,13 @@ class Unmixed:
         whole = (abs(nearest - np.rint(nearest)).max(1) < WHOLE) & (np.rint(nearest[:, -1]) == 1)
         return nearest[:, :-1], whole
 
-    def continued(self, patches: Tensor, members: Tensor) -> Tensor:
+    def continued(self, patches: Tensor, members: Tensor, grid: Grid) -> Tensor:
         """Patches (N, p) in [0, 1] in their places, improved by what lies beside them; members (N,)
         as in `continued`."""
         grey, masked = (255 * p.detach().cpu().double().numpy() for p in (patches, self.patches))
         loose = members.numpy() != FIXED
         grey[loose] = np.rint(grey[loose])
-        better = continued(self.frame, np.rint(masked), grey, members.numpy())
+        better = continued(self.frame, np.rint(masked), grey, members.numpy(), grid)
         return torch.from_numpy(better / 255).to(patches)
 
 

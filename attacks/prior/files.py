@@ -17,6 +17,7 @@ from torch import Tensor
 from attacks.prior.gaussian import GaussianPrior, stationary_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, is_there, typed
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.tensor_files import FLOATS, TensorFile, save_tensors
@@ -44,7 +45,7 @@ class PriorMetadata:
 
 
 @lru_cache(maxsize=8)
-def find_prior(name: str, *, patch: int, size: int, channels: int = 3) -> GaussianPrior:
+def find_prior(name: str, *, patch: int, size: Size, channels: int = 3) -> GaussianPrior:
     """The prior called `fitted` or `stationary`, or one in a file; of grey pictures for 1 channel.
 
     find_prior("fitted", patch=16, size=224); find_prior("mine.safetensors", patch=16, size=224)
@@ -55,10 +56,10 @@ def find_prior(name: str, *, patch: int, size: int, channels: int = 3) -> Gaussi
     if channels == 1:
         return find_prior(name, patch=patch, size=size).in_grey()
     if name == "stationary":
-        return stationary_prior(size)
+        return stationary_prior(_side(size))
     if name == "fitted":
         path = SHIPPED / f"patch{patch}.safetensors"
-        return load_prior(path) if path.is_file() else derived_prior(size)
+        return load_prior(path) if path.is_file() else derived_prior(_side(size))
     if not is_there(Path(name)):
         shipped = ", ".join(sorted(file.stem.removeprefix("patch") for file in _shipped()))
         raise UserError(
@@ -70,13 +71,18 @@ def find_prior(name: str, *, patch: int, size: int, channels: int = 3) -> Gaussi
     return load_prior(Path(name))
 
 
+def _side(size: Size) -> float:
+    """Of the square of a picture's area."""
+    return math.sqrt(math.prod(height_width(size)))
+
+
 def patch_moments(name: str, patch: int, pixels: Pixels) -> tuple[Tensor, Tensor]:
     """A prior's mean (p,) and covariance (p, p) of a normalised patch of a picture."""
     found = find_prior(name, patch=patch, size=pixels.size, channels=len(pixels.mean))
     return found.patch(patch, pixels)
 
 
-def derived_prior(size: int) -> GaussianPrior:
+def derived_prior(size: float) -> GaussianPrior:
     """The shipped field whose pictures were nearest to `size` pixels, without its patches.
 
     Mean colour and radial spectrum do not depend on the patch size, and the covariance of a patch

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_patches
 
@@ -82,10 +83,13 @@ class GaussianPrior:
             patch_covariance=patch_covariance,
         )
 
-    def field_spectrum(self, size: int, pixels: Pixels) -> Tensor:
-        """(size, size, C, C): covariance of every DCT coefficient of a normalised image."""
-        index = torch.arange(size, dtype=torch.float64) / (2 * size)
-        radius = (index.square().unsqueeze(0) + index.square().unsqueeze(1)).sqrt()
+    def field_spectrum(self, pixels: Pixels) -> Tensor:
+        """(H, W, C, C): covariance of every DCT coefficient of a normalised image."""
+        down, across = (
+            torch.arange(side, dtype=torch.float64) / (2 * side)
+            for side in height_width(pixels.size)
+        )
+        radius = (across.square().unsqueeze(0) + down.square().unsqueeze(1)).sqrt()
         return _scaled(self._at(radius), pixels)
 
     def mean_colour(self, pixels: Pixels) -> Tensor:
@@ -159,7 +163,7 @@ LENGTHS = 8  # correlation lengths that fit in a picture's side
 KNOTS = 64
 
 
-def stationary_prior(size: int, channels: int = 3) -> GaussianPrior:
+def stationary_prior(size: float, channels: int = 3) -> GaussianPrior:
     """The stationary prior for pictures of `size` pixels a side."""
     length = size / LENGTHS
     frequencies = torch.logspace(math.log10(0.25 / size), math.log10(0.75), KNOTS).double()

@@ -27,7 +27,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.core.registry import Registry
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
 MIXUP_ALPHA = 0.8  # the value that DeiT is trained with
@@ -36,10 +36,10 @@ MIXUP_ALPHA = 0.8  # the value that DeiT is trained with
 def augmented(
     images: Tensor, image_ids: Sequence[str], kind: str, *, round: int, seed: int
 ) -> Tensor:
-    """The images (m, C, S, S) in [0, 1] as they enter this round.
+    """The images (m, C, H, W) in [0, 1] as they enter this round.
 
     flip   each is mirrored left to right with probability 1/2
-    crop   a square of 70 to 100 % of the side, anywhere in the image, enlarged to the whole side;
+    crop   70 to 100 % of height and width, anywhere in the image, enlarged to the whole size;
            rounded to 8 bits, because training pipelines crop the decoded picture and not a float
            tensor
     mixup  a x + (1 - a) y, with y another image of the block and a >= 1/2 from Beta(.8, .8); the
@@ -75,11 +75,12 @@ def augmented(
 
 
 def _crop(image: Tensor, draw: random.Random) -> Tensor:
-    size = image.shape[-1]
-    side = draw.randint(math.ceil(SMALLEST_CROP * size), size)
-    top, left = draw.randint(0, size - side), draw.randint(0, size - side)
-    part = image[None, :, top : top + side, left : left + side]
-    return interpolate(part, size=(size, size), mode="bilinear", align_corners=False)
+    height, width = image.shape[-2:]
+    down = draw.randint(math.ceil(SMALLEST_CROP * height), height)
+    across = round(down * width / height)
+    top, left = draw.randint(0, height - down), draw.randint(0, width - across)
+    part = image[None, :, top : top + down, left : left + across]
+    return interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Feeding:
     seed: int
 
     def photographs(self, images: Tensor, image_ids: Sequence[str], round: int) -> Tensor:
-        """Images (m, C, S, S) in [0, 1] as they enter a round: augmented, not yet shuffled."""
+        """Images (m, C, H, W) in [0, 1] as they enter a round: augmented, not yet shuffled."""
         return augmented(images, image_ids, self.client.augment, round=round, seed=self.seed)
 
     def input(
@@ -128,7 +129,7 @@ class Feeding:
         plain, client, seed = self.photographs(images, image_ids, round), self.client, self.seed
         if not SETTINGS[self.setting].shuffles:
             return ClientInput(plain, labels, tuple(image_ids))
-        grid, gamma = plain.shape[-1] // self.patch_size, self.gamma
+        grid, gamma = Grid.in_pictures(plain, self.patch_size), self.gamma
         mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
         if client.mask == "batch":
             first = torch.arange(len(mask)) // client.batch * client.batch
@@ -138,7 +139,7 @@ class Feeding:
             drawn = [random.Random(derive_seed(*s)).random() < client.plain_share for s in steps]
             unshuffled = torch.tensor(drawn).repeat_interleave(client.batch).unsqueeze(-1)
             mask = mask & ~unshuffled
-            permutation = torch.where(unshuffled, torch.arange(grid**2), permutation)
+            permutation = torch.where(unshuffled, torch.arange(grid.patches), permutation)
         shuffled = shuffle_patches(plain, permutation, self.patch_size)
         return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
 

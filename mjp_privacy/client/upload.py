@@ -25,6 +25,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import Grid
 
 
 def make_upload(
@@ -155,7 +156,7 @@ def with_sinusoidal_positions(model: LoadedModel) -> LoadedModel:
     return altered
 
 
-def sinusoidal_table(grid: int, width: int) -> Tensor:
+def sinusoidal_table(grid: Grid, width: int) -> Tensor:
     """(N, D) float64: sin and cos of row and of column, D/4 frequencies each, from 1 to 1e-4."""
     if width % 4:
         raise UserError(
@@ -163,8 +164,9 @@ def sinusoidal_table(grid: int, width: int) -> Tensor:
             f"{width}: sine and cosine of row and column take a quarter each. Set positions: own."
         )
     frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    index = torch.arange(grid * grid)
-    angles = [place[:, None] * frequencies for place in (index // grid, index % grid)]
+    index = torch.arange(grid.patches)
+    places = index // grid.columns, index % grid.columns
+    angles = [place[:, None] * frequencies for place in places]
     return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=-1)
 
 

@@ -16,7 +16,15 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 from typing_extensions import dataclass_transform, is_typeddict
@@ -49,6 +57,47 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """Stored with the rows in 64 bits."""
 Side = Annotated[int, Field(strict=True, ge=1, le=16_384)]
 """Of an image or a patch, in pixels."""
+
+
+Size = int | tuple[int, int]
+"""Of pictures, in pixels: a square's side, or height and width."""
+
+
+def height_width(size: Size) -> tuple[int, int]:
+    """height_width(224) is (224, 224), height_width((96, 64)) is (96, 64)"""
+    return (size, size) if isinstance(size, int) else size
+
+
+def size_text(size: Size) -> str:
+    """size_text(224) is "224", size_text((96, 64)) is "96×64", size_text((96, 96)) is "96" """
+    return "×".join(map(str, dict.fromkeys(height_width(size))))
+
+
+def size_of(text: str | None) -> Size | None:
+    """size_of("224") is 224, size_of("96x64") is (96, 64): as a command line has it."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,5}(x\d{1,5})?", text):
+        raise UserError(
+            "--img-size: expected a side such as 192, or height and width such as 96x64, got "
+            f"{shown(repr(text), 60)}."
+        )
+    height, _, width = text.partition("x")
+    return (int(height), int(width)) if width else int(height)
+
+
+def _image_size(value: Any) -> Any:
+    sides = value if isinstance(value, list | tuple) else (value, value)
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not whole or not all(1 <= side <= 16_384 for side in sides):
+        raise PydanticCustomError(
+            "size",
+            "Input should be pixels from 1 to 16384: a side, or height and width as [96, 64]",
+        )
+    return sides[0] if sides[0] == sides[1] else tuple(sides)
+
+
+ImageSize = Annotated[Side | tuple[Side, Side], BeforeValidator(_image_size)]
 Width = Annotated[int, Field(strict=True, ge=1, le=16_384)]
 """Numbers in a token, and as many heads at most."""
 Depth = Annotated[int, Field(strict=True, ge=1, le=512)]

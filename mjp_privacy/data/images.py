@@ -15,6 +15,7 @@ from PIL import Image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.data.decoding import Altered, ImageError, decoded, header
 from mjp_privacy.data.files import Files
 from mjp_privacy.data.labels import LabelSource
@@ -158,45 +159,53 @@ class Preprocessing:
     size × size is not changed, so that images made for the model reach it bit for bit.
 
         Preprocessing(224)(picture)  # (3, 224, 224) float32 in [0, 1]
+        Preprocessing((96, 64))(picture)  # (3, 96, 64): of the picture's central part of that shape
+
+    resize  of a rectangle, what the shorter of its sides would become; the picture just covers a
+            rectangle of that size
     """
 
-    size: int
-    resize: int | None = None  # None: round(size · 248 / 224)
+    size: Size
+    resize: int | None = None  # None: round(size · 248 / 224), of the shorter side
     interpolation: Interpolation = "bicubic"
     squash: bool = False
 
     @classmethod
-    def robustness_sets(cls, size: int) -> Preprocessing:
+    def robustness_sets(cls, size: Size) -> Preprocessing:
         """As the official scripts of ImageNet-C, -A and -O cut a photograph: short side 256 for a
         side of 224, bilinear."""
-        return cls(size, round(size * 256 / 224), "bilinear")
+        return cls(size, round(min(height_width(size)) * 256 / 224), "bilinear")
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
             raise unknown_name("interpolation", self.interpolation, get_args(Interpolation))
-        if self.size < 1 or self.short_side < self.size:
+        if not 1 <= min(height_width(self.size)) <= self.short_side:
             raise UserError(
                 "Expected 1 ≤ size ≤ resize: the crop is taken from the resized picture; got "
-                f"size {self.size} and resize {self.short_side}."
+                f"size {size_text(self.size)} and resize {self.short_side}."
             )
 
     @property
     def short_side(self) -> int:
         """The short side before the crop, in pixels."""
-        return round(self.size * 248 / 224) if self.resize is None else self.resize
+        shorter = min(height_width(self.size))
+        return round(shorter * 248 / 224) if self.resize is None else self.resize
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
+        """An RGB picture to (3, H, W) float32 in [0, 1]: its 8-bit values over 255."""
         import torch
 
-        square, how = (self.size, self.size), Image.Resampling[self.interpolation.upper()]
-        if picture.size != square and self.squash:
-            picture = picture.resize(square, how)
-        elif picture.size != square:
-            short = min(picture.size)
-            width, height = (int(self.short_side * side / short) for side in picture.size)
-            left, top = (round((side - self.size) / 2) for side in (width, height))
-            box = (left, top, left + self.size, top + self.size)
-            picture = picture.resize((width, height), how).crop(box)
+        height, width = height_width(self.size)
+        wanted, how = (width, height), Image.Resampling[self.interpolation.upper()]
+        if picture.size != wanted and self.squash:
+            picture = picture.resize(wanted, how)
+        elif picture.size != wanted:
+            shares = zip(picture.size, wanted, strict=True)
+            side, of = min(shares, key=lambda share: share[0] / share[1])  # which the crop fills
+            factor = self.short_side * of, min(wanted) * side
+            across, down = (int(factor[0] * one / factor[1]) for one in picture.size)
+            left, top = round((across - width) / 2), round((down - height) / 2)
+            box = (left, top, left + width, top + height)
+            picture = picture.resize((across, down), how).crop(box)
         pixels = np.array(picture.convert("RGB"))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255

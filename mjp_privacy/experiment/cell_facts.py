@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjp_privacy.client.config import client_identity
 from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 from mjp_privacy.interfaces import Control
 
@@ -82,11 +83,17 @@ class ModelFacts:
     position_embedding: str | None = None
     first_block: str | None = None
     checkpoint: str | None = None
-    size: int | None = None
+    size: int | None = None  # of a square's side, else the height
+    width: int | None = None  # of pictures that are no squares
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: int | None = None
     interpolation: str | None = None
+
+    @property
+    def pixels(self) -> Size | None:
+        """Of the pictures: a side, or height and width."""
+        return (self.size, self.width) if self.size and self.width else self.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +237,7 @@ def describe(
     }
     if model is not None:
         card = model.card
+        height, width = height_width(card.img_size)
         crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
         notes = [*card.checkpoint.notes, *notes]
         columns |= {
@@ -239,7 +247,8 @@ def describe(
             "position_embedding": model.position_embedding,
             "first_block": model.first_block,
             "checkpoint": card.checkpoint.source,
-            "size": card.img_size,
+            "size": height,
+            "width": None if width == height else width,
             "mean": card.mean,
             "std": card.std,
             "resize": crop.short_side,

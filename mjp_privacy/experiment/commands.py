@@ -15,6 +15,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.configs import stock_config
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import size_of
 from mjp_privacy.core.text import counted, plain, shown
 from mjp_privacy.experiment.config import (
     SUFFIXES,
@@ -72,8 +73,9 @@ class AttackArguments:
     model: str | None = None
     """The architecture of all of the config's models, such as vit_small_patch16_224, where the
     weights do not tell it."""
-    img_size: int | None = None
-    """Their input size, in place of the config's or the weights' own."""
+    img_size: str | None = None
+    """Their input size, a side such as 192 or height and width such as 96x64, in place of the
+    config's or the weights' own."""
     mean: tuple[float, ...] = ()
     """Their normalisation: one number or three, in place of the config's or the weights' own."""
     std: tuple[float, ...] = ()
@@ -166,7 +168,10 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     changes: dict[str, Any] = {
         "weights": arguments.weights,
         "gamma": arguments.gamma,
-        "model": {name: getattr(arguments, name) for name in MODEL_OPTIONS},
+        "model": {
+            **{name: getattr(arguments, name) for name in MODEL_OPTIONS},
+            "img_size": size_of(arguments.img_size),
+        },
     }
     out = arguments.out or run_folder(experiment, **changes)
     experiment = with_changes(experiment, **changes, attack_seconds=arguments.attack_seconds)

@@ -24,6 +24,7 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import (
     Classes,
     Depth,
+    ImageSize,
     Label,
     Many,
     Mean,
@@ -71,7 +72,7 @@ class ModelConfig:
     """The paper's model whose figures in Table 5 stand beside this one's."""
     note: Text | None = None
     """A sentence for the notes below the table."""
-    img_size: Side | None = None
+    img_size: ImageSize | None = None
     patch_size: Side | None = None
     embed_dim: Width | None = None
     depth: Depth | None = None

@@ -38,7 +38,7 @@ from mjp_privacy.metrics.matching import (
 )
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
+from mjp_privacy.models.jigsaw import Grid, shuffle_patches, to_patches
 
 FAR = 10.0
 """How many times the rounding of weights every visible row must be. The rows of a trained ViT's
@@ -53,7 +53,7 @@ def diagnose(
 ) -> dict[str, Tensor]:
     """All diagnostics but those that the attack itself returned and those that need no truth.
 
-    images  (m, C, S, S), the reconstructed images as they are stored
+    images  (m, C, H, W), the reconstructed images as they are stored
     limits  what `bounds` returned
     """
     inputs, client = seen.inputs, seen.cell.client
@@ -165,7 +165,7 @@ def jigsaw(
     best = psnr(rearranged(images, placed, size), plain)
     return {
         "jigsaw_direct": direct_accuracy(placed, inputs.mask),
-        "jigsaw_neighbour": neighbour_accuracy(placed, inputs.mask),
+        "jigsaw_neighbour": neighbour_accuracy(placed, inputs.mask, Grid.in_pictures(images, size)),
         "oracle_permutation_psnr": best.where(inputs.mask.any(-1), torch.nan),
     }
 

@@ -20,6 +20,7 @@ import torch
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
@@ -203,7 +204,7 @@ class RecordedUploads(ModelUploads):
 
     def read(self, records: Sequence[ImageRecord]) -> None:
         """Read the private images; one that was not recorded is NaN everywhere."""
-        size = self.model.card.img_size
+        size = height_width(self.model.card.img_size)
         for series in self.group.of(records):
             truth, reason = None, ""
             try:
@@ -211,7 +212,7 @@ class RecordedUploads(ModelUploads):
             except UserError as error:  # its file changed since the folder was examined
                 reason = str(error)
             for place, record in enumerate(series.records):
-                blank = torch.full((3, size, size), torch.nan)
+                blank = torch.full((3, *size), torch.nan)
                 image = blank if truth is None else truth.images[place]
                 self.images[record] = image
                 pixels = hashlib.sha256(image.numpy().tobytes()).hexdigest()

@@ -115,8 +115,8 @@ class Observation:
     """Images of one block as their client, the attacker and the scorer of a cell have them."""
 
     cell: Cell
-    photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
-    plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
+    photographs: Tensor  # (m, C, H, W) in [0, 1], as they were read
+    plain: Tensor  # (m, C, H, W), as they entered round 0: augmented, not shuffled
     inputs: ClientInput  # of round 0
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
     updates: Sequence[ClientUpdate]  # what it uploaded; none for a control
@@ -127,7 +127,7 @@ class Observation:
 
     @cached_property
     def target(self) -> Tensor:
-        """(m, C, S, S), what a reconstruction is compared with."""
+        """(m, C, H, W), what a reconstruction is compared with."""
         against = SETTINGS[self.cell.setting].against
         return self.inputs.images if against == "input" else self.plain
 

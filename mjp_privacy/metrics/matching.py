@@ -28,7 +28,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 from mjp_privacy.metrics.lpips import SMALLEST, alexnet_layers, lpips_heads, of_length_one
 from mjp_privacy.metrics.pictures import decibels, mse, psnr
 from mjp_privacy.metrics.statistics import Floats, Share, independent_trials
-from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 EXACT = 200.0
 """dB that an identical picture counts: above any other float32 pictures, which end near 155."""
@@ -88,13 +88,13 @@ def direct_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
     return (in_place & mask).sum(-1).double() / mask.sum(-1)
 
 
-def neighbour_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
+def neighbour_accuracy(placed: Tensor, mask: Tensor, grid: Grid) -> Tensor:
     """(m,) share of restored neighbours: of all pairs of adjacent places of which at least one is
     masked, those whose patches are adjacent in the same direction in the plain image. NaN where
     nothing was masked."""
-    grid = math.isqrt(placed.shape[-1])
-    row, column = (part.reshape(-1, grid, grid) for part in (placed // grid, placed % grid))
-    hidden = mask.reshape(-1, grid, grid)
+    across = grid.columns
+    row, column = (part.reshape(-1, *grid) for part in (placed // across, placed % across))
+    hidden = mask.reshape(-1, *grid)
     right = (row[:, :, 1:] == row[:, :, :-1]) & (column[:, :, 1:] == column[:, :, :-1] + 1)
     down = (column[:, 1:] == column[:, :-1]) & (row[:, 1:] == row[:, :-1] + 1)
     touched = hidden[:, :, 1:] | hidden[:, :, :-1], hidden[:, 1:] | hidden[:, :-1]
@@ -111,7 +111,7 @@ def rearranged(images: Tensor, placed: Tensor, patch_size: int) -> Tensor:
     """
     patches = to_patches(images, patch_size)
     index = placed.argsort(-1).unsqueeze(-1).expand_as(patches)
-    return to_images(patches.gather(-2, index), patch_size, images.shape[-3])
+    return to_images(patches.gather(-2, index), Grid.in_pictures(images, patch_size), patch_size)
 
 
 # ------------------------------------------------------------------------------------------------

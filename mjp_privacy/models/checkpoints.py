@@ -16,6 +16,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.layouts import LAYOUTS, TIMM
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
@@ -65,7 +66,7 @@ def shape_of(
     state: Mapping[str, Tensor], source: str, *, classifies: bool = True
 ) -> dict[str, Any]:
     """The architecture that tensors under own names show, by field of `ModelSpec`, and its `grid`:
-    patches along a side, None without a position table. The number of heads does not show.
+    how many patches its position table is for, None without one. The number of heads does not show.
 
     classifies  whether a network without a head is refused: a file must hold a classifier
     """
@@ -85,7 +86,7 @@ def shape_of(
         "num_classes": state[HEAD].shape[0] if HEAD in state else 0,
         # timm computes int(embed_dim * ratio), which must not round down: take the next float up.
         "mlp_ratio": math.nextafter(state[FC1].shape[0] / width, math.inf),
-        "grid": None if table is None else grid_of(table, "pos_embed", source),
+        "grid": None if table is None else rows_of_patches(table, "pos_embed", source),
         "unknown_embedding": "unk_embed" in state,
         "index_embedding": "index_embed" in state,
         "dal": "nonlinear" if "dal_regressor.layers.0.weight" in state else linear,
@@ -132,29 +133,34 @@ def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) 
 # tables that a model reads otherwise --------------------------------------------------------------
 
 
-def grid_of(table: Tensor, name: str, source: str) -> int:
-    """Patches along a side of a table (1, N+1, D); UserError where it is of no square grid."""
-    patches = table.shape[1] - 1
-    side = math.isqrt(max(patches, 0))
-    if table.shape[0] != 1 or patches < 1 or side * side != patches:
+def rows_of_patches(table: Tensor, name: str, source: str) -> int:
+    """N of a table (1, N+1, D)."""
+    if table.shape[0] != 1 or table.shape[1] < 2:
         raise UserError(
-            f"{source}: {name} has {table.shape[1]} rows: expected one class row and a square grid "
-            f"of patches, in the shape (1, rows, width); got {tuple(table.shape)}."
+            f"{source}: {name} has {table.shape[1]} rows: expected one class row and those of "
+            f"patches, in the shape (1, rows, width); got {tuple(table.shape)}."
         )
-    return side
+    return table.shape[1] - 1
 
 
-def resampled(table: Tensor, grid: int, name: str, notes: list[str], source: str) -> Tensor:
-    """The table (1, N+1, D) for a grid of another side, with a note; as it is for its own."""
+def resampled(table: Tensor, grid: Grid, name: str, notes: list[str], source: str) -> Tensor:
+    """The table (1, N+1, D) for another grid, with a note; as it is for its own. A table of as many
+    patches is the grid's own, one of others is of a square."""
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    old = grid_of(table, name, source)
-    if old == grid:
+    if (count := rows_of_patches(table, name, source)) == grid.patches:
         return table
-    notes.append(f"{name} resampled from {old}×{old} to {grid}×{grid} (bicubic, antialiased)")
+    old = math.isqrt(count)
+    if old * old != count:
+        raise UserError(
+            f"{source}: {name} has rows of {count} patches, and no square of them: expected "
+            f"{grid.patches}, of {grid.rows}×{grid.columns}. Give the img_size of its pictures."
+        )
+    became = f"{grid.rows}×{grid.columns}"
+    notes.append(f"{name} resampled from {old}×{old} to {became} (bicubic, antialiased)")
     class_row, rows = table[:, :1], table[:, 1:]
     picture = rows.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
-    picture = interpolate(picture, size=(grid, grid), mode="bicubic", antialias=True)
-    rows = picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1).to(table.dtype)
+    picture = interpolate(picture, size=grid, mode="bicubic", antialias=True)
+    rows = picture.permute(0, 2, 3, 1).reshape(1, grid.patches, -1).to(table.dtype)
     return torch.cat((class_row, rows), dim=1)
 
 

@@ -2,7 +2,7 @@
 
     card, normalize, denormalize   where it came from, and how it takes images (`WithCard`)
     family                         vit, or one of NETWORKS
-    patch_size, grid, tokens       pixels along a patch, patches along a side, tokens of block 0
+    patch_size, grid, tokens       pixels along a patch, patches down and across, tokens of block 0
     like                           a parameter, which tells the device and the precision
     unk_embed, dal_regressor       what MJP adds, or None
     forward_features, forward_head, forward(x, mask)
@@ -30,9 +30,11 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value, typed
 from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.schema import Size
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.checkpoints import CheckpointReport, check_same
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.mjp_vit import (
     FirstBlock,
     LocalizationRegressor,
@@ -51,7 +53,7 @@ class ModelCard:
 
     name: str
     architecture: str
-    img_size: int
+    img_size: Size
     resize: int | None
     interpolation: str
     mean: tuple[float, ...]
@@ -92,7 +94,7 @@ def card_of(spec: ModelSpec, architecture: str, report: CheckpointReport) -> Mod
     return ModelCard(
         name=spec.name,
         architecture=architecture,
-        img_size=int(spec.img_size or 0),
+        img_size=spec.img_size or 0,
         resize=spec.resize,
         interpolation=spec.interpolation or "bicubic",
         mean=spec.mean,
@@ -119,8 +121,8 @@ class OtherNetwork(WithCard, Common):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes, self.family = sizes, sizes.family
-        self.patch_size, self.grid = sizes.patch_size, sizes.img_size // sizes.patch_size
-        self.tokens = self.grid**2
+        self.patch_size, self.grid = sizes.patch_size, Grid.of(sizes.img_size, sizes.patch_size)
+        self.tokens = self.grid.patches
         self.position_embedding = "learned" if sizes.positions else "strict"
         self.dal_kind = sizes.dal
         self.unk_embed = self.dal_regressor = None

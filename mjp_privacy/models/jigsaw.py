@@ -1,6 +1,6 @@
 """The input side of MJP: which patches are selected, and how they are shuffled.
 
-Conventions: N patches of a square grid in row-major order; a mask is True where a patch was
+Conventions: N patches of a grid in row-major order; a mask is True where a patch was
 shuffled; `shuffled[j] = plain[permutation[j]]`, and `permutation[j] == j` outside the mask.
 """
 
@@ -9,16 +9,54 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.schema import Size, height_width
 
 MIN_BLOCK = 8  # patches
 MIN_ASPECT = 0.3
 ATTEMPTS = 10  # tries to place one block
+
+
+class Grid(NamedTuple):
+    """How many patches a picture has down and across.
+
+    Grid.of(224, 16) is Grid(14, 14), Grid.of((96, 64), 16) is Grid(6, 4)
+    """
+
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, size: Size, patch_size: int) -> Grid:
+        """The whole patches of pictures of this size."""
+        height, width = height_width(size)
+        return cls(height // patch_size, width // patch_size)
+
+    @classmethod
+    def in_pictures(cls, images: Tensor, patch_size: int) -> Grid:
+        """The whole patches of pictures (..., H, W)."""
+        height, width = images.shape[-2:]
+        return cls.of((height, width), patch_size)
+
+    @property
+    def patches(self) -> int:
+        """N"""
+        return self.rows * self.columns
+
+    def pixels(self, patch_size: int) -> tuple[int, int]:
+        """Height and width of a picture of such patches."""
+        return self.rows * patch_size, self.columns * patch_size
+
+    @property
+    def seed(self) -> int | str:
+        """What seeds are derived from."""
+        return self.rows if self.rows == self.columns else f"{self.rows}×{self.columns}"
 
 
 def largest_block(patches: int) -> int:
@@ -26,8 +64,8 @@ def largest_block(patches: int) -> int:
     return int(75 * patches / 196)
 
 
-def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
-    """(grid*grid,) bool mask of rectangles (BEiT's procedure), at most int(N * gamma) patches.
+def blockwise_mask(grid: Grid, gamma: float, rng: random.Random) -> Tensor:
+    """(N,) bool mask of rectangles (BEiT's procedure), at most int(N * gamma) patches.
 
     Rectangles of random area and aspect are added until the target is met or ATTEMPTS in a row did
     not fit, so fewer patches may be masked; at small gamma the mask may be empty.
@@ -36,11 +74,11 @@ def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
     """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"gamma is a share of the patches: expected 0 to 1, got {gamma}.")
-    mask = torch.zeros(grid, grid, dtype=torch.bool)
-    target = int(grid * grid * gamma)
+    mask = torch.zeros(grid, dtype=torch.bool)
+    target = int(grid.patches * gamma)
     masked = 0
     while masked < target:
-        room = min(target - masked, largest_block(grid * grid))
+        room = min(target - masked, largest_block(grid.patches))
         added = _add_block(mask, room, rng)
         if added == 0:
             break
@@ -50,7 +88,7 @@ def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
 
 def _add_block(mask: Tensor, room: int, rng: random.Random) -> int:
     """Mask one rectangle that adds 1 to `room` new patches. Returns how many, 0 if none fits."""
-    grid = mask.shape[0]
+    rows, columns = mask.shape
     log_aspect = math.log(MIN_ASPECT)
     for _ in range(ATTEMPTS):
         # With room < MIN_BLOCK the interval is reversed, as in the authors' code: this is how
@@ -59,10 +97,10 @@ def _add_block(mask: Tensor, room: int, rng: random.Random) -> int:
         aspect = math.exp(rng.uniform(log_aspect, -log_aspect))
         height = round(math.sqrt(area * aspect))
         width = round(math.sqrt(area / aspect))
-        if height >= grid or width >= grid:
+        if height >= rows or width >= columns:
             continue
-        top = rng.randint(0, grid - height)
-        left = rng.randint(0, grid - width)
+        top = rng.randint(0, rows - height)
+        left = rng.randint(0, columns - width)
         block = mask[top : top + height, left : left + width]
         new = height * width - int(block.sum())
         if 0 < new <= room:
@@ -82,7 +120,7 @@ def shuffled_order(mask: Tensor, rng: random.Random) -> Tensor:
 
 
 def draw_masks(
-    image_ids: Sequence[str], *, grid: int, gamma: float, round: int, seed: int
+    image_ids: Sequence[str], *, grid: Grid, gamma: float, round: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Mask and permutation of each image, (m, N) each, from (seed, image_id, round, grid, gamma).
 
@@ -90,7 +128,7 @@ def draw_masks(
     """
     masks, permutations = [], []
     for image_id in image_ids:
-        rng = random.Random(derive_seed("jigsaw", seed, image_id, round, grid, float(gamma)))
+        rng = random.Random(derive_seed("jigsaw", seed, image_id, round, grid.seed, float(gamma)))
         mask = blockwise_mask(grid, gamma, rng)
         masks.append(mask)
         permutations.append(shuffled_order(mask, rng))
@@ -112,16 +150,17 @@ def to_patches(images: Tensor, patch_size: int) -> Tensor:
     return tiles.reshape(*lead, rows * columns, channels * patch_size * patch_size)
 
 
-def to_images(patches: Tensor, patch_size: int, channels: int = 3) -> Tensor:
-    """The inverse of `to_patches` for a square grid."""
-    *lead, number, _ = patches.shape
-    grid = math.isqrt(number)
-    if grid * grid != number:
-        raise UserError(f"Expected a square grid of patches, got {number}: use square images.")
-    k = len(lead)
-    tiles = patches.reshape(*lead, grid, grid, channels, patch_size, patch_size)
+def to_images(patches: Tensor, grid: Grid, patch_size: int) -> Tensor:
+    """The inverse of `to_patches`: (..., N, C*P*P) -> (..., C, H, W)."""
+    *lead, number, entries = patches.shape
+    if grid.patches != number:
+        raise UserError(
+            f"Expected {grid.rows} × {grid.columns} patches of a picture, got {number}."
+        )
+    k, channels = len(lead), entries // patch_size**2
+    tiles = patches.reshape(*lead, *grid, channels, patch_size, patch_size)
     tiles = tiles.permute(*range(k), k + 2, k, k + 3, k + 1, k + 4)
-    return tiles.reshape(*lead, channels, grid * patch_size, grid * patch_size)
+    return tiles.reshape(*lead, channels, grid.rows * patch_size, grid.columns * patch_size)
 
 
 def shuffle_patches(images: Tensor, permutation: Tensor, patch_size: int) -> Tensor:
@@ -130,7 +169,7 @@ def shuffle_patches(images: Tensor, permutation: Tensor, patch_size: int) -> Ten
     if permutation.shape[-1] != patches.shape[-2]:
         raise UserError(
             f"Expected a permutation of the image's {patches.shape[-2]} patches, got one of "
-            f"{permutation.shape[-1]}: use square images and the model's own patch size."
+            f"{permutation.shape[-1]}: use the model's own image and patch size."
         )
     index = permutation.to(images.device).unsqueeze(-1).expand_as(patches)
-    return to_images(patches.gather(-2, index), patch_size, images.shape[-3])
+    return to_images(patches.gather(-2, index), Grid.in_pictures(images, patch_size), patch_size)

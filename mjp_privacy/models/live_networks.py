@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.schema import Size, height_width, size_text
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.live_blocks import call_attention, marked_order
 from mjp_privacy.models.live_parts import (
+    STRETCHES,
     FlattenedPatches,
     Renamed,
     embed_by_convolution,
@@ -48,12 +52,12 @@ def of_live(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    img_size: int | None = None,
+    img_size: Size | None = None,
 ) -> TimmNetwork:
     """A copy of a live network, in eval mode on the CPU, with its card.
 
     logits    what is wanted of that which the network returns
-    img_size  side of the client's pictures, where the network takes several
+    img_size  of the client's pictures, where the network takes several or they are no squares
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(
@@ -71,15 +75,14 @@ def of_live(
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, logits, img_size)
     parts = parts_of(net.eval())
-    side = parts.grid * int(parts.projection.kernel_size[0])
-    spread = None
-    if img_size not in (None, side):
-        spread = _at_size(net, parts, img_size)
-        side = img_size
-    takes = f"that takes one picture of {side} px"
+    size, spread = parts.grid.pixels(int(parts.projection.kernel_size[0])), None
+    if img_size is not None and height_width(img_size) != size:
+        size = height_width(img_size)
+        spread = _at_size(net, parts, size)
+    takes = f"that takes one picture of {size_text(size)} px"
     blocks = net.blocks if isinstance(net, Renamed) else nn.Module()
     with torch.no_grad(), code_of(net, takes, IN_SIZE), marked_order(blocks):
-        net(parts.projection.weight.new_zeros(1, parts.channels, side, side))
+        net(parts.projection.weight.new_zeros(1, parts.channels, *size))
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
     if spread is not None:
@@ -122,18 +125,19 @@ def rebuilt_by_name(network: Common) -> bool:
 # a table that is stretched to the pictures --------------------------------------------------------
 
 
-def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
-    """Give the network, in place, the table that it uses for pictures of this side; returns M
+def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
+    """Give the network, in place, the table that it uses for pictures of this size; returns M
     (N, rows), float64: what each stored row has part in."""
     kind, patch, stored = kind_of(net), int(parts.projection.kernel_size[0]), parts.table
-    if stored is None or side % patch:
+    shown = size_text(size)
+    if stored is None or any(side % patch for side in size):
         raise UserError(
             f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
-            f"stretched to it, got {side}. Leave img_size out."
+            f"stretched to it, got {shown}. Leave img_size out."
         )
     generator = torch_generator("a picture of another size")
-    x = torch.randn(1, parts.channels, side, side, generator=generator)
-    takes = f"that takes pictures of {side} px, as one built with dynamic_img_size does"
+    x = torch.randn(1, parts.channels, *size, generator=generator)
+    takes = f"that takes pictures of {shown} px, as one built with dynamic_img_size does"
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))
         spread = _stretched(net, parts, x)
@@ -141,28 +145,36 @@ def _at_size(net: nn.Module, parts: Parts, side: int) -> Tensor:
     if len(spread) > spread.shape[1] or float(values[-1]) < SOLVABLE * float(values[0]):
         raise UserError(
             f"{kind}: its table of {spread.shape[1]} positions is stretched to {len(spread)} at "
-            f"{side} px, and its gradient does not tell those of the patches. Expected pictures of "
-            "at most the size that the table was made for."
+            f"{shown} px, and its gradient does not tell those of the patches. Expected pictures "
+            "of at most the size that the table was made for."
         )
     rows = stored.detach().reshape(-1, stored.shape[-1])
     patches = (spread @ rows[parts.before :].double()).to(rows)
     table = nn.Parameter(torch.cat((rows[: parts.before], patches)).unsqueeze(0))
     if (resize := getattr(net, "set_input_size", None)) is not None:
-        resize(img_size=(side, side))
+        resize(img_size=size)
     for part in net.modules():
         for name, parameter in list(part._parameters.items()):
             if parameter is stored or (name == "pos_embed" and part is net):
                 part._parameters[name] = table
-    tell_size(net.patch_embed, side // patch, patch)
+    for part in getattr(net, "rest", net).modules():
+        names = [name for name, parameter in part._parameters.items() if parameter is table]
+        if names and hasattr(part, STRETCHES):  # it takes any table for that of a square
+            setattr(part, STRETCHES, partial(_table_itself, part, names[0]))
+    tell_size(net.patch_embed, Grid.of(size, patch), patch)
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         off = float((net(x.to(stored)) - expected).norm() / expected.norm())
     if not off < SAME:
         raise UserError(
-            f"{kind}: with the table that it uses at {side} px it computes something else: outputs "
-            f"differ by {off:.1e}, expected at most {SAME:.0e}. Its gradients cannot be read at "
-            "this size."
+            f"{kind}: with the table that it uses at {shown} px it computes something else: "
+            f"outputs differ by {off:.1e}, expected at most {SAME:.0e}. Its gradients cannot be "
+            "read at this size."
         )
     return spread
+
+
+def _table_itself(part: nn.Module, name: str, *_: Any) -> Tensor:
+    return part._parameters[name]  # type: ignore[return-value]
 
 
 def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
@@ -174,7 +186,7 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
     precise = copy.deepcopy(net).double()
     table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
     assert table is not None
-    count = (x.shape[-1] // int(parts.projection.kernel_size[0])) ** 2
+    count = Grid.in_pictures(x, int(parts.projection.kernel_size[0])).patches
     width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.before :]
 
     def seen(positions: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.core.schema import Size
+from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live_blocks import Pair, Ran, named_block
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
 
@@ -31,6 +32,8 @@ CLASSIFIERS = (
     "cls_classifier",  # beside a teacher's
 )
 """What networks call the linear layer that gives the classes."""
+MOST_OTHERS = 5
+"""Rows of a table of positions that are not of patches: a class token's and four registers'."""
 STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
@@ -46,14 +49,14 @@ class Renamed(nn.Module):
     It stands around the network and shares its parameters; no module of it has two names, which
     torch's `functional_call` would mix up.
 
-    img_size  side of the client's pictures, for a network without a table of positions
+    img_size  of the client's pictures, for a network whose table of positions does not show it
     """
 
     rest: nn.Module
     logits: Callable[[Any], Tensor]
 
     def __init__(
-        self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: int | None = None
+        self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: Size | None = None
     ) -> None:
         super().__init__()
         projection = _convolution(module)
@@ -64,19 +67,22 @@ class Renamed(nn.Module):
                 "patches. Give another network."
             )
         patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
-        rows = _positions(module, patch, img_size) if table is None else table[..., 0].numel()
-        grid = math.isqrt(rows)
+        grid = _grid(module, table, patch, img_size)
+        if grid is None:
+            raise UserError(
+                f"{kind_of(module)}: expected the size of the client's pictures, since no table of "
+                f"positions shows it, got {img_size}. Give img_size=…, a side or (height, width)."
+            )
         if table is not None and not any(getattr(projection, "norms", ())):
             self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
         tell_size(self.patch_embed, grid, patch)
-        self.num_prefix_tokens = rows - grid**2
+        self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
         is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"], self.logits = module, logits
-        side = grid * patch
-        x = projection.weight.new_zeros(1, projection.in_channels, side, side)
+        x = projection.weight.new_zeros(1, projection.in_channels, *grid.pixels(patch))
         run = _run(module, x, **self.options)
         blocks = _blocks(module, run)
         self.head = _classifier(module, blocks, run, self._logits(run))
@@ -100,7 +106,7 @@ class Renamed(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised pictures (B, C, S, S) -> what the network says of them."""
+        """Normalised pictures (B, C, H, W) -> what the network says of them."""
         return self.logits(self.rest(x, **self.options))
 
     forward_features = forward
@@ -137,10 +143,10 @@ def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
     return run
 
 
-def tell_size(patch_embed: Any, grid: int, patch: int) -> None:
+def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
     """Write onto a patch embedding, as timm's have it, for which pictures it is."""
-    patch_embed.img_size = (grid * patch, grid * patch)
-    patch_embed.num_patches = grid**2
+    patch_embed.img_size = grid.pixels(patch)
+    patch_embed.num_patches = grid.patches
 
 
 def _convolution(module: nn.Module) -> nn.Conv2d | None:
@@ -170,18 +176,32 @@ def _table(module: nn.Module, width: int) -> nn.Parameter | None:
     return next(iter(found.values()), None)
 
 
-def _positions(module: nn.Module, patch: int, img_size: int | None) -> int:
-    """How many patches the pictures of a network without a table have."""
-    stated = [
-        getattr(getattr(part, "config", None), "image_size", None) for part in module.modules()
-    ]
-    side = img_size or next((size for size in stated if isinstance(size, int)), None)
-    if side is None or side < patch:
-        raise UserError(
-            f"{kind_of(module)}: expected the side of the client's pictures, since no table of "
-            f"positions shows it, got {side}. Give img_size=…."
-        )
-    return (side // patch) ** 2
+def _grid(
+    module: nn.Module, table: nn.Parameter | None, patch: int, img_size: Size | None
+) -> Grid | None:
+    """The patches of the pictures that a network is made for, as its table's shape, its config, the
+    size that is given or the number of the table's rows shows them; None where nothing does."""
+    if table is not None and table.ndim == 4 and min(table.shape[1:3]) > 1:
+        return Grid(*table.shape[1:3])
+    rows = None if table is None else table[..., 0].numel()
+    stated = [_stated_size(part) for part in module.modules()]
+    if rows is None:  # then pictures may be of any size
+        stated.insert(0, img_size)
+    else:
+        stated.append(img_size)
+    for size in stated:
+        grid = Grid(0, 0) if size is None else Grid.of(size, patch)
+        if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
+            return grid
+    return None if rows is None else Grid(math.isqrt(rows), math.isqrt(rows))
+
+
+def _stated_size(part: nn.Module) -> Size | None:
+    """The size of pictures that a part's config states, as transformers' do."""
+    size = getattr(getattr(part, "config", None), "image_size", None)
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    return size if isinstance(size, int) else None
 
 
 def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
@@ -269,11 +289,11 @@ def _of_patches(numbers: int) -> tuple[int, int] | None:
     return next(iter(whole), None)
 
 
-def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
+def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
     """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
     numbers are all different shows which of them the layer is given, in which order.
 
-    img_size  side of the pictures, where no table of positions shows it
+    img_size  of the pictures, where no table of positions shows it
     """
     if _convolution(whole) is not None:
         return
@@ -283,11 +303,12 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
             continue
         channels, patch = shape
         table = _table(whole, layer.out_features)
-        side = (img_size or 0) if table is None else patch * math.isqrt(table[..., 0].numel())
-        unknown |= not side
-        if side < patch or side % patch:
+        if (grid := _grid(whole, table, patch, img_size)) is None:
+            unknown = True
             continue
-        x = torch.arange(channels * side**2).view(1, channels, side, side).to(layer.weight)
+        height, width = grid.pixels(patch)
+        x = torch.arange(channels * height * width).view(1, channels, height, width)
+        x = x.to(layer.weight)
         run = _run(whole, x)
         at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
         if at is None or run[at].part is not layer:
@@ -319,7 +340,7 @@ def embed_by_convolution(whole: nn.Module, img_size: int | None) -> None:
         return
     if unknown and img_size is None:
         raise UserError(
-            f"{kind_of(whole)}: expected the side of the client's pictures, got None: no "
+            f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
             "convolution embeds patches, and where a linear layer does, no table of positions "
             "shows how many. Give img_size=…."
         )

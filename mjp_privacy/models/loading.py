@@ -18,6 +18,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
@@ -297,7 +298,7 @@ def _read_off(
         )
     spec = with_facts_beside(named, file.path, layout, shape)
     spec = overridden(replace(spec, **stated(file)), overrides)
-    return completed(spec, shape, layout), state
+    return completed(spec, shape, layout, file.shown), state
 
 
 # the network --------------------------------------------------------------------------------------
@@ -313,12 +314,12 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
         raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
     size, patch = numbers["img_size"], numbers["patch_size"]
     width, heads = numbers["embed_dim"], numbers["num_heads"]
-    if size % patch or width % heads:
+    if any(side % patch for side in height_width(size)) or width % heads:
         raise UserError(
             f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-            f"got {size}/{patch} and {width}/{heads} ({source}: width {width}, patch {patch}; "
-            f"config: img_size {size}, num_heads {heads}). Give sizes that fit the file, or leave "
-            "them out."
+            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}: width {width}, patch "
+            f"{patch}; config: img_size {size_text(size)}, num_heads {heads}). Give sizes that fit "
+            "the file, or leave them out."
         )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
@@ -340,7 +341,8 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
 def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:
     """The model in eval mode, with the card of this spec."""
     architecture = (
-        f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} p{spec.patch_size}@{spec.img_size}"
+        f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
+        f"p{spec.patch_size}@{size_text(spec.img_size or 0)}"
         + (" closed-form block 0" if model.first_block == "closed_form" else "")
         + str(model.variant)
     )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import Size
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.vit import (
     Block,
@@ -26,12 +28,12 @@ CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
 
 
 def grid_positions(
-    grid: int, *, normalize: bool = False, device: torch.device | None = None
+    grid: Grid, *, normalize: bool = False, device: torch.device | None = None
 ) -> Tensor:
     """(N, 2) row and column of every patch, made on `device` so that nothing has to be copied."""
-    index = torch.arange(grid * grid, device=device)
-    positions = torch.stack((index // grid, index % grid), dim=-1).double()
-    return positions / grid if normalize else positions
+    index = torch.arange(grid.patches, device=device)
+    positions = torch.stack((index // grid.columns, index % grid.columns), dim=-1).double()
+    return positions / grid.rows if normalize else positions
 
 
 class LocalizationRegressor(nn.Module):
@@ -130,7 +132,7 @@ class MJPVisionTransformer(Common):
     def __init__(
         self,
         *,
-        img_size: int,
+        img_size: Size,
         patch_size: int,
         embed_dim: int,
         depth: int,
@@ -156,8 +158,8 @@ class MJPVisionTransformer(Common):
         self.position_embedding, self.first_block = position_embedding, first_block
         self.dal_kind = dal
         self.embed_dim, self.num_classes = embed_dim, num_classes
-        self.patch_size, self.grid = patch_size, img_size // patch_size
-        rows = self.grid**2 + 1
+        self.patch_size, self.grid = patch_size, Grid.of(img_size, patch_size)
+        rows = self.grid.patches + 1
         self.tokens = rows + int(variant.distillation_token)  # that block 0 sees
         self.patch_embed = PatchEmbedding(img_size, patch_size, embed_dim, bias=variant.patch_bias)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
@@ -238,7 +240,7 @@ class MJPVisionTransformer(Common):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
         if mask is not None:
-            check_mask(mask, self.grid**2, len(x))
+            check_mask(mask, self.grid.patches, len(x))
         return self.forward_head(self.forward_features(x, mask))
 
     # localization -----------------------------------------------------------------------------
@@ -267,8 +269,8 @@ class MJPVisionTransformer(Common):
     def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Target and prediction of all positions, and which of them are not masked."""
         if mask is None:
-            mask = torch.zeros(self.grid**2, dtype=torch.bool, device=self.like.device)
-        check_mask(mask, self.grid**2)
+            mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
+        check_mask(mask, self.grid.patches)
         if self.dal_regressor is None:
             raise UserError(
                 "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
@@ -43,7 +44,7 @@ def load_module(
     mean: Channels = None,
     std: Channels = None,
     num_heads: int | None = None,
-    img_size: int | None = None,
+    img_size: Size | None = None,
 ) -> LoadedModel:
     """A copy of a live Vision Transformer, in eval mode on the CPU, with its `card`.
 
@@ -56,8 +57,9 @@ def load_module(
     mean, std   of the client's normalisation, one number or three; one of grey pictures. They are
                 never guessed.
     num_heads   where the network does not say
-    img_size    side of the client's pictures, where the network stretches its table of positions to
-                them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
+    img_size    side, or height and width, of the client's pictures, where the network stretches
+                its table of positions to them (transformers' Dinov2 and ViT, timm's
+                dynamic_img_size), or they are no squares
 
     The copy is compared with the module on one random input, so that it never stands for a network
     that computes something else.
@@ -112,7 +114,7 @@ def _plain_copy(
     dtype = torch.float64 if double else torch.float32
     state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}
     shape = shape_of(state, source, classifies=False)
-    spec = completed(replace(_facts(module, names, num_heads), **pixels), shape, layout)
+    spec = completed(replace(_facts(module, names, num_heads), **pixels), shape, layout, source)
     check_complete(spec, source)
     copy = build(spec, source, classifies=False).to(dtype)
     file = WeightFile(Path(source), tensors_sha256(state), tensors)
@@ -147,7 +149,7 @@ def _facts(module: nn.Module, names: Mapping[str, str], num_heads: int | None) -
     positions: PositionEmbedding = "learned" if "pos_embed" in names else "strict"
     return ModelSpec(
         source,
-        img_size=size[0] if isinstance(size, tuple) else None,
+        img_size=size if isinstance(size, tuple) else None,
         num_heads=heads,
         norm_eps=_attribute(_around(module, names, "blocks.0.norm1.weight"), ("eps",)),
         # Where no part tells, the comparison of outputs does.
@@ -222,8 +224,8 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
         module = copying.deepcopy(module, twins).float()
         head = twins.get(id(head))
     like = next(module.parameters())
-    side = copy.card.img_size
-    x = torch.randn(1, 3, side, side, generator=torch_generator("comparison of a copied module"))
+    size = height_width(copy.card.img_size)
+    x = torch.randn(1, 3, *size, generator=torch_generator("comparison of a copied module"))
     entered: list[Tensor] = []
     expected_to_enter: list[Tensor] = []
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -17,8 +18,10 @@ from mjp_privacy.core.schema import (
     NotNegative,
     Positive,
     Side,
+    Size,
     Switch,
     Width,
+    height_width,
     parse,
     schema,
 )
@@ -32,7 +35,7 @@ BYTES = 4  # of a parameter in float32
 def check_parameters(
     name: str,
     *,
-    img_size: int,
+    img_size: Size,
     patch_size: int,
     embed_dim: int,
     depth: int,
@@ -45,7 +48,8 @@ def check_parameters(
     free: bytes of memory that can still be taken; None: not known
     """
     block = (4 + 2 * mlp_ratio) * embed_dim**2
-    rows = (img_size // patch_size) ** 2 + 3 * patch_size**2 + num_classes
+    patches = math.prod(side // patch_size for side in height_width(img_size))
+    rows = patches + 3 * patch_size**2 + num_classes
     parameters = depth * block + rows * embed_dim
     needed = BYTES * parameters
     if parameters <= MOST_PARAMETERS and (free is None or needed <= free):

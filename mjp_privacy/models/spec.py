@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
@@ -12,7 +13,18 @@ from pydantic_core import PydanticCustomError
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value, typed
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.schema import Depth, Share, Side, Switch, Width, parse, schema
+from mjp_privacy.core.schema import (
+    Depth,
+    ImageSize,
+    Share,
+    Side,
+    Size,
+    Switch,
+    Width,
+    height_width,
+    parse,
+    schema,
+)
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.layouts import Layout
@@ -57,7 +69,7 @@ class ModelSpec:
     """Everything needed to build a model; None: read off the checkpoint, or else must be given."""
 
     name: str
-    img_size: Side | None = None
+    img_size: ImageSize | None = None
     patch_size: Side | None = None
     embed_dim: Width | None = None
     depth: Depth | None = None
@@ -115,12 +127,13 @@ def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     return replace(sized, **{key: getattr(given, key) for key in changes})
 
 
-def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
+def at_size(spec: ModelSpec, size: Size | None) -> ModelSpec:
     """The spec for another input size; `resize` changes in proportion, so the crop stays alike."""
     if size is None or spec.resize is None or spec.img_size in (None, size):
         return spec
     assert spec.img_size is not None
-    return replace(spec, img_size=size, resize=round(spec.resize * size / spec.img_size))
+    shorter, was = (min(height_width(one)) for one in (size, spec.img_size))
+    return replace(spec, img_size=size, resize=round(spec.resize * shorter / was))
 
 
 def stated(file: WeightFile) -> dict[str, Any]:
@@ -145,14 +158,20 @@ def stated(file: WeightFile) -> dict[str, Any]:
     return {key: getattr(facts, key) for key in content}
 
 
-def completed(spec: ModelSpec, shape: Mapping[str, Any], layout: Layout) -> ModelSpec:
+def completed(spec: ModelSpec, shape: Mapping[str, Any], layout: Layout, source: str) -> ModelSpec:
     """The spec with its open fields (None) read off the checkpoint's tensors and their names.
 
     Networks with a norm before block 0 are CLIP's, whatever the names: their activation is open.
     """
     facts = dict(shape)
     grid, patch = facts.pop("grid"), spec.patch_size or shape["patch_size"]
-    facts["img_size"] = grid * patch if grid else None
+    if grid and spec.img_size is None:
+        if (side := math.isqrt(grid)) ** 2 != grid:
+            raise UserError(
+                f"{source}: its table has {grid} positions of patches, of no square picture: "
+                "expected height and width in pixels. Give img_size: [height, width]."
+            )
+        facts["img_size"] = side * patch
     if spec.position_embedding != "learned":
         facts |= {"unknown_embedding": False, "dal": "none"}
     clip = shape["pre_norm"]

@@ -26,6 +26,7 @@ from torch.func import functional_call
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
 from mjp_privacy.core.read import json_value
+from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import (
@@ -35,7 +36,7 @@ from mjp_privacy.models.checkpoints import (
     filled_unknown,
 )
 from mjp_privacy.models.families import WithCard, card_of
-from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.mjp_vit import check_mask
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, Common, input_of, start_
@@ -48,7 +49,7 @@ FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "
 """Fields of a model that a user may set; the rest is the network's own."""
 HOLDS = 1e-3
 """Relative error of the patch equation up to which a network's parts are what they seem."""
-IN_SIZE = "Give the network itself, in its own size."
+IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures are no squares."
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
 
@@ -66,7 +67,7 @@ class Parts:
 
     projection: nn.Conv2d
     table: nn.Parameter | None
-    grid: int
+    grid: Grid
     before: int
 
     @property
@@ -90,33 +91,32 @@ def parts_of(net: nn.Module) -> Parts:
             "Give another network; inverting_gradients meets a Swin or a ResNet of this package."
         )
     (patch, tall), colours = projection.kernel_size, projection.in_channels
-    side, down = getattr(embed, "img_size", None) or (0, 0)
+    height, width = getattr(embed, "img_size", None) or (0, 0)
     if colours not in CHANNELS:
         raise UserError(
             f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, as "
             "of what layers before them make of a picture, which no equation here tells. Give a "
             "network that embeds patches of colour or grey pictures."
         )
-    if side != down or patch != tall or side < patch:
+    if patch != tall or min(height, width) < patch:
         raise UserError(
-            f"{name}: expected square pictures of whole square patches, got {side}×{down} in "
-            f"patches of {patch}×{tall}. Give img_size, a multiple of the patch."
+            f"{name}: expected pictures of whole square patches, got {height}×{width} in patches "
+            f"of {patch}×{tall}. Give img_size, multiples of the patch."
         )
-    grid, table = side // patch, getattr(net, "pos_embed", None)
-    if side % patch:  # the convolution never sees the last pixels
-        embed.img_size = (grid * patch, grid * patch)
+    grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
+    embed.img_size = grid.pixels(patch)  # the convolution never sees what is beyond
     behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
     behind_a_norm |= any(getattr(projection, "norms", ()))
     if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
         return Parts(projection, None, grid, 0)
-    rows, most = table[..., 0].numel(), grid**2 + 1 + getattr(net, "num_prefix_tokens", 0)
-    if not grid**2 <= rows <= most or table.shape[-1] != projection.out_channels:
+    rows, most = table[..., 0].numel(), grid.patches + 1 + getattr(net, "num_prefix_tokens", 0)
+    if not grid.patches <= rows <= most or table.shape[-1] != projection.out_channels:
         raise UserError(
-            f"{name}: expected a table of {grid**2} to {most} positions of width "
+            f"{name}: expected a table of {grid.patches} to {most} positions of width "
             f"{projection.out_channels}, got {rows} of width {table.shape[-1]}. Give a network "
             "that adds its table to the embedded patches."
         )
-    return Parts(projection, table, grid, rows - grid**2)
+    return Parts(projection, table, grid, rows - grid.patches)
 
 
 def kind_of(net: Any) -> str:
@@ -188,11 +188,11 @@ class TimmNetwork(WithCard, Common):
     @cached_property
     def _of_patches(self) -> Tensor:
         """(tokens,) bool: which of the tokens that block 0 sees change with the picture."""
-        count, side = self.grid**2, self.grid * self.patch_size
+        count, size = self.grid.patches, self.grid.pixels(self.patch_size)
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
             return torch.ones(count, dtype=torch.bool)
         generator = torch_generator("a picture for the places of patches")
-        pictures = torch.randn(2, 1, self.channels, side, side, generator=generator).to(self.like)
+        pictures = torch.randn(2, 1, self.channels, *size, generator=generator).to(self.like)
         with torch.no_grad():
             one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
@@ -236,14 +236,14 @@ class TimmNetwork(WithCard, Common):
     def _masked(self, mask: Tensor | None, batch: int) -> Iterator[None]:
         """E_unk in the table's rows at masked patches, for one forward pass."""
         if mask is not None:
-            check_mask(mask, self.grid**2, batch)
+            check_mask(mask, self.grid.patches, batch)
         if mask is None or self.unk_embed is None:
             yield
             return
         table = self.pos_embed
         assert table is not None
         rows = table.flatten(1, -2)
-        hidden = mask.to(rows.device).reshape(-1, self.grid**2, 1)
+        hidden = mask.to(rows.device).reshape(-1, self.grid.patches, 1)
         patches = torch.where(hidden, self.unk_embed, rows[:, self.before :])
         others = rows[:, : self.before].expand(len(patches), -1, -1)
         masked = torch.cat((others, patches), 1).unflatten(1, table.shape[1:-1])
@@ -258,10 +258,11 @@ def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
     without a table nothing sends the g_i. Matrices of zeros, as a fresh classifier's, would pass
     nothing back, and are drawn for this."""
-    kind, side, like = kind_of(network.net), network.grid * network.patch_size, network.like
+    kind, like = kind_of(network.net), network.like
+    size = network.grid.pixels(network.patch_size)
     generator = torch_generator("a picture for the patch equation")
-    x = torch.randn(1, network.channels, side, side, generator=generator).to(like)
-    takes = f"that takes one picture of {side} px"
+    x = torch.randn(1, network.channels, *size, generator=generator).to(like)
+    takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
     if given.shape == x.shape and not torch.equal(given, x):
@@ -423,7 +424,7 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
     declared = getattr(net, "pretrained_cfg", None) or {}
     name = str(declared.get("architecture", kind_of(net)))
     check_equation(network.eval())
-    size = network.grid * network.patch_size
+    size = network.grid.pixels(network.patch_size)
     classes = int(getattr(net, "num_classes", 0) or 0)
     spec = ModelSpec(name, img_size=size, num_classes=classes, mean=mean, std=std)
     sha256 = tensors_sha256(dict(net.state_dict()))
@@ -493,22 +494,23 @@ def _built(spec: ModelSpec) -> TimmNetwork:
             "Give another img_size, or none."
         ) from error
     network = TimmNetwork(net, unknown_embedding=bool(spec.unknown_embedding))
-    side, asked = network.grid * network.patch_size, spec.img_size or 0
-    if side != asked - asked % network.patch_size:
+    asked, patch = spec.img_size or 0, network.patch_size
+    if network.grid != Grid.of(asked, patch):
+        size = size_text(network.grid.pixels(patch))
         raise UserError(
-            f"{spec.name}: timm's network takes pictures of {side} px alone: expected "
-            f"img_size={side} or none, got {asked}."
+            f"{spec.name}: timm's network takes pictures of {size} px alone: expected "
+            f"img_size={size} or none, got {size_text(asked)}."
         )
     return network
 
 
 def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) -> TimmNetwork:
     """The network in eval mode, with the card of this spec."""
-    side = network.grid * network.patch_size  # less than asked for where that is no multiple
+    size = network.grid.pixels(network.patch_size)  # less than asked for where that is no multiple
     table = "" if network.pos_embed is not None else ", no position table"
     if table and "pos_embed" in network._parameters:
         table = ", position table behind a norm"
-    sizes = f"d{network.embed_dim} p{network.patch_size}@{side}"
+    sizes = f"d{network.embed_dim} p{network.patch_size}@{size_text(size)}"
     kind = kind_of(network.net)
-    network.card = card_of(replace(spec, img_size=side), f"{kind} {sizes}{table}", report)
+    network.card = card_of(replace(spec, img_size=size), f"{kind} {sizes}{table}", report)
     return network.eval()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import Activation, Variant
 
 CHANNELS = 3
@@ -54,12 +56,12 @@ ACTIVATION_LAYERS: Mapping[Activation, Callable[[], nn.Module]] = {
 
 
 class PatchEmbedding(nn.Module):
-    """Images (B, 3, S, S) to one embedding for each patch, (B, N, D), row by row."""
+    """Images (B, 3, H, W) to one embedding for each patch, (B, N, D), row by row."""
 
-    def __init__(self, img_size: int, patch_size: int, width: int, *, bias: bool) -> None:
+    def __init__(self, img_size: Size, patch_size: int, width: int, *, bias: bool) -> None:
         super().__init__()
-        self.img_size = (img_size, img_size)
-        self.num_patches = (img_size // patch_size) ** 2
+        self.img_size = height_width(img_size)
+        self.num_patches = Grid.of(img_size, patch_size).patches
         self.proj = nn.Conv2d(CHANNELS, width, patch_size, stride=patch_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -100,14 +100,14 @@ def timm_spec(name: str) -> ModelSpec:
     check_timm_name(name)
     declared = get_pretrained_cfg(name)
     assert declared is not None
-    size = declared.input_size[-1]
+    height, width = declared.input_size[-2:]
     return replace(
         architecture(name),
-        img_size=size,
+        img_size=height if height == width else (height, width),
         num_classes=declared.num_classes,
         mean=tuple(declared.mean),
         std=tuple(declared.std),
-        resize=int(size / declared.crop_pct),
+        resize=int(min(height, width) / declared.crop_pct),
         interpolation=declared.interpolation,  # type: ignore[arg-type]
         checkpoint=f"timm:{name}",
     )

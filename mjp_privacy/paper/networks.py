@@ -84,7 +84,7 @@ class JigsawSwin(OtherNetwork):
         """z (B, rows, columns, D), the input of the first stage."""
         z: Tensor = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
-            z = z + self.positions(mask).unflatten(1, (self.grid, self.grid))
+            z = z + self.positions(mask).unflatten(1, self.grid)
         return z
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -62,15 +62,21 @@ def position_table(model: MJPVisionTransformer, label: str) -> PositionTable | N
             f"{label} is a {model.family}: expected a plain ViT, which has one embedding for each "
             "patch and a class token that looks at all of them. Leave it out."
         )
-    if model.grid < LEAST_GRID:
+    side = model.grid.rows
+    if side != model.grid.columns:
+        raise UserError(
+            f"{label}: expected the positions of square pictures, got {side}×{model.grid.columns} "
+            "patches. Give --img-size, a side in pixels."
+        )
+    if side < LEAST_GRID:
         raise UserError(
             f"{label}: expected a grid of at least {LEAST_GRID}×{LEAST_GRID} patches, got "
-            f"{model.grid}×{model.grid}, too few to tell what positions hold. Give a larger "
+            f"{side}×{side}, too few to tell what positions hold. Give a larger "
             "--img-size."
         )
     if model.position_embedding != "learned" or model.pos_embed is None:
         return None
-    table = PositionTable(model.grid, model.table.detach()[0, 1:].double().cpu().numpy())
+    table = PositionTable(model.grid.rows, model.table.detach()[0, 1:].double().cpu().numpy())
     return table if (table.rows != table.rows[0]).any() else None
 
 
@@ -214,7 +220,7 @@ def start_in(
         return None
     shape = config.model
     said = (shape.img_size // shape.patch_size, shape.embed_dim, shape.depth, shape.num_classes)
-    if said != (model.grid, model.embed_dim, len(model.blocks), model.num_classes):
+    if said != (model.grid.rows, model.embed_dim, len(model.blocks), model.num_classes):
         return None
     start = position_table(build_network(config), "the start")
     return None if start is None else beside_start(table, start)
@@ -258,7 +264,7 @@ def last_attention(model: MJPVisionTransformer, x: Tensor) -> LastAttention:
     images, heads, patches = shares.shape
     spread = float(_entropy(shares).mean()) / math.log(patches)
     return LastAttention(
-        shares.reshape(images, heads, model.grid, model.grid),
+        shares.reshape(images, heads, *model.grid),
         divergence(shares.transpose(1, 0, 2)),
         divergence(shares),
         spread,
@@ -280,7 +286,7 @@ def class_attention(model: MJPVisionTransformer, x: Tensor) -> Matrix:
     split = attention.qkv(tokens).reshape(*tokens.shape[:2], 3, attention.num_heads, -1)
     query, key = split[:, 0, 0], split[:, :, 1]  # (B, heads, d) of [CLS]; (B, tokens, heads, d)
     scores = torch.einsum("bhd,bnhd->bhn", query * attention.scale, key)
-    weights: Matrix = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
+    weights: Matrix = scores.double().softmax(dim=-1)[..., 1 : model.grid.patches + 1].cpu().numpy()
     return weights
 
 

@@ -313,7 +313,7 @@ def _loaded(
             std=for_all_channels(std),
         )
         loaded.append((model, position_table(model, checkpoint.label)))
-    labels, grids = [one.label for one in named], [model.grid for model, _ in loaded]
+    labels, grids = [one.label for one in named], [model.grid.rows for model, _ in loaded]
     if len(set(grids)) > 1:
         sizes = zip(labels, grids, strict=True)
         listed = ", ".join(f"{label} {grid}×{grid}" for label, grid in sizes)

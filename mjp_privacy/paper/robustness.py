@@ -12,6 +12,7 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
 from mjp_privacy.data.labels import NUM_IMAGENET
@@ -218,7 +219,9 @@ def _under_corruptions(
     subset = spread_subset(folders.images.records, limit, seed)
     chosen = {record.image_id for record in subset}
     size = model.network.card.img_size
-    whole = Preprocessing(size, size, "bilinear")  # the pictures are cut out already
+    whole = Preprocessing(
+        size, min(height_width(size)), "bilinear"
+    )  # the pictures are cut out already
     with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
         for cell, folder in folders.by_cell.items():
             source = open_images(folder)

@@ -59,7 +59,7 @@ def features(network: Any, images: Tensor, mask: Tensor | None = None) -> list[T
     maps[-1] = network.norm(maps[-1])
     grid = network.grid
     return [  # without the class token in front, and a distillation token behind
-        z[:, 1 : grid * grid + 1].transpose(1, 2).unflatten(2, (grid, grid)) for z in maps
+        z[:, 1 : grid.patches + 1].transpose(1, 2).unflatten(2, grid) for z in maps
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attacks import ATTACKS, traits_of
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import expand, load_experiment
@@ -315,7 +316,8 @@ def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
         recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
     elif cell.gamma:
         recipe += "; it is attacked as a client with MJP"
-    size = f" at {cell.size}×{cell.size}" if cell.size else ""
+    size = "×".join(map(str, height_width(cell.pixels or 0)))
+    size = f" at {size}" if cell.pixels else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
     pictures += f", source: {cell.data or 'unknown files'}"
     if (groups := client.lines[0].groups) is not None:

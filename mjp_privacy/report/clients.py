@@ -240,7 +240,7 @@ def _same_images(one: Client, other: Client) -> bool:
     def compared(client: Client) -> object:
         cell = client.cell
         target = cell.gamma if cell.setting == "b" else None
-        return client.lines[0].run, target, cell.augment, cell.seed, cell.size
+        return client.lines[0].run, target, cell.augment, cell.seed, cell.pixels
 
     return compared(one) == compared(other) and images_of(one.lines) == images_of(other.lines)
 
@@ -291,7 +291,7 @@ def circumstances(client: Client) -> tuple[Any, ...]:
     """What two clients must share so that the defence is what they differ in."""
     cell = client.cell
     shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
-    return (*shared, ("size", cell.size), ("data", cell.data))
+    return (*shared, ("size", cell.pixels), ("data", cell.data))
 
 
 def same_client(client: Client) -> object:

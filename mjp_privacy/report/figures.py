@@ -260,7 +260,7 @@ def paper_row(line: Line) -> PublishedRow | None:
         return None
     row = published_row(wanted["model"], wanted["setting"])
     cell = line.cell
-    same = cell.data_is_papers and is_papers_model(cell.architecture, cell.size)
+    same = cell.data_is_papers and is_papers_model(cell.architecture, cell.pixels)
     return row if same else None
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
@@ -192,11 +193,11 @@ def _model(line: Line) -> Iterable[str]:
         )
         yield (
             f"{cell.model}: images are resized to {cell.resize} ({cell.interpolation}) and "
-            f"cropped to the central {cell.size} pixels, unless they have that size; mean {mean}, "
-            f"std {std}."
+            f"cropped to the central {size_text(cell.pixels or 0)} pixels, unless they have that "
+            f"size; mean {mean}, std {std}."
         )
-    if cell.size and cell.size != PAPERS_SIZE:
-        yield f"Input size {cell.size}; the paper's is {PAPERS_SIZE}."
+    if cell.pixels and cell.pixels != PAPERS_SIZE:
+        yield f"Input size {size_text(cell.pixels)}; the paper's is {PAPERS_SIZE}."
 
 
 def _victim(line: Line) -> Iterable[str]:

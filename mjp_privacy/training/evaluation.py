@@ -28,6 +28,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.schema import height_width, size_of
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -75,7 +76,7 @@ class Protocol:
             return Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
         if self.fit == "squash":
             return Preprocessing(card.img_size, squash=True)
-        return Preprocessing(card.img_size, card.img_size * 256 // 224)
+        return Preprocessing(card.img_size, min(height_width(card.img_size)) * 256 // 224)
 
 
 def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[Protocol, ...]:
@@ -444,7 +445,7 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
     mean = IMAGENET_DEFAULT_MEAN if authors and arguments.mean is None else mean
     std = IMAGENET_DEFAULT_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
-        "img_size": arguments.img_size,
+        "img_size": size_of(arguments.img_size),
         "mean": for_all_channels(mean),
         "std": for_all_channels(std),
         "position_embedding": arguments.position_embedding,

@@ -47,7 +47,7 @@ class EvaluationArguments:
     model: str | None = None
     """The architecture's name, for files that do not state it (vit_tiny_patch16_224). This, --mean
     and --std are about those files alone where some state it and some do not."""
-    img_size: int | None = None
+    img_size: str | None = None
     mean: tuple[float, ...] | None = None
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None

@@ -18,6 +18,7 @@ from mjp_privacy.models.jigsaw import (
     ATTEMPTS,
     MIN_ASPECT,
     MIN_BLOCK,
+    Grid,
     largest_block,
     shuffle_patches,
     to_images,
@@ -31,7 +32,7 @@ from mjp_privacy.training.config import TrainingConfig
 def blockwise_masks(count: int, *, grid: int, gamma: float, generator: torch.Generator) -> Tensor:
     """(count, grid²) bool masks, each of at most int(grid² · gamma) patches; generator's device."""
     device = generator.device
-    patches, target = grid * grid, int(grid * grid * gamma)
+    patches, target = grid**2, int(grid**2 * gamma)
     # after so many attempts all but about one mask in 10,000 are complete (measured in a test)
     limit = 40 + 2 * target if target else 0
     draws = torch.rand(limit, 4, count, generator=generator, device=device)
@@ -152,7 +153,8 @@ def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
     places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
     places = places.expand(len(puzzle.permutation), -1, -1, -1)
     if puzzle.pixels is not None:
-        places = to_images(to_patches(places, patch_size)[..., puzzle.pixels], patch_size, 1)
+        patches = to_patches(places, patch_size)[..., puzzle.pixels]
+        places = to_images(patches, Grid.of(size, patch_size), patch_size)
     order = shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
     flat = images.flatten(2)
     if len(order) == 1:

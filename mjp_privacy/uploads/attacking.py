@@ -28,6 +28,7 @@ from attacks.step import run_steps
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import out_of_memory, torch_generator
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.schema import Size
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit
 from mjp_privacy.experiment.refusals import refused_by_block
@@ -61,7 +62,7 @@ def attack_gradients(
     labels: Labels | None = None,
     mean: Channels = None,
     std: Channels = None,
-    img_size: int | None = None,
+    img_size: Size | None = None,
     attacks: Named = "all",
     exhaustive: bool = False,
     seconds: float = 300,
@@ -91,14 +92,15 @@ def attack_gradients(
                gradient
     mean, std  with which the client normalised its images: one number or three, one of grey
                pictures; never guessed
-    img_size   side of the client's images, where the network stretches its table of positions to
-               them (transformers' Dinov2 and ViT, timm's dynamic_img_size)
+    img_size   side, or (height, width), of the client's images, where the network stretches
+               its table of positions to them (transformers' Dinov2 and ViT, timm's
+               dynamic_img_size), or they are no squares
     attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
     exhaustive with attacks="all": those that could not improve what is certain and those that
                optimise for minutes are run, too
     seconds    of processor time an attack may take over one picture; then it ends with what it has,
                and `notes` say so
-    images     the private images (B, C, S, S) in [0, 1], to score against; those of all uploads
+    images     the private images (B, C, H, W) in [0, 1], to score against; those of all uploads
                where several hold batches
     step       what is public of the client's step, as `ClientStep` (uploads/memory.py) explains it:
                kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,

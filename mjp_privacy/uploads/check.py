@@ -22,6 +22,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value
 from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.schema import Size, size_text
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.config import AttackConfig, Cell
 from mjp_privacy.experiment.diagnostics import shows_no_mask
@@ -323,7 +324,7 @@ class ModelAnswer:
 
 def check_model(
     model: str,
-    img_size: int | None = None,
+    img_size: Size | None = None,
     batch: int = 1,
     withhold: Sequence[str] = (),
     mjp: bool = False,
@@ -375,9 +376,10 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     own = f"{len(model.blocks)} blocks, {told}"
     masks = "no E_unk (it cannot mask)" if model.unk_embed is None else "E_unk (it can mask)"
     return (
-        f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at {card.img_size} px, "
-        f"width D = {model.embed_dim}, p = {model.patch_embed.proj.weight[0].numel()} values a "
-        f"patch, {own if model.family == 'vit' else card.architecture.partition(' ')[0]}, {masks}"
+        f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
+        f"{size_text(card.img_size)} px, width D = {model.embed_dim}, "
+        f"p = {model.patch_embed.proj.weight[0].numel()} values a patch, "
+        f"{own if model.family == 'vit' else card.architecture.partition(' ')[0]}, {masks}"
     )
 
 

@@ -71,7 +71,7 @@ OF_GREY: Mapping[str, tuple[tuple[float], tuple[float]]] = {
 
 
 def outside_and_off(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Floats:
-    """How a picture (C, S, S), normalised, looks under one normalisation: the share of its pixels
+    """How a picture (C, H, W), normalised, looks under one normalisation: the share of its pixels
     that leave [0, 1], and their mean distance to a whole 8-bit level. NaN: a pixel is not known."""
     scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
     pixels = fed.double().cpu() * scale[1] + scale[0]
@@ -82,7 +82,7 @@ def outside_and_off(fed: Tensor, mean: Sequence[float], std: Sequence[float]) ->
 
 
 def fed_pixels(view: AttackerView) -> Tensor | None:
-    """The view's first picture (C, S, S) as the client fed it, normalised and not clipped, if its
+    """The view's first picture (C, H, W) as the client fed it, normalised and not clipped, if its
     uploads determine every patch and do not contradict themselves; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
@@ -99,7 +99,7 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
         return None
     if not bool((_checked(view.part(0), combined.known.cpu()[None]).errors < LITTLE).all()):
         return None  # an error that nobody declared moves the pixels, too
-    return to_images(combined.known, view.model.patch_size, len(view.pixels.mean))
+    return to_images(combined.known, view.model.grid, view.model.patch_size)
 
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
@@ -133,7 +133,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
 
 
 def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
-    """How far pixels (C, S, S) lie on a grid of 8-bit levels under this std, whatever their mean:
+    """How far pixels (C, H, W) lie on a grid of 8-bit levels under this std, whatever their mean:
     1 for all on it, near 0 for pixels that are no levels."""
     scale = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     turns = torch.exp(2j * math.pi * 255 * scale * fed.double().cpu())
@@ -173,7 +173,7 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
-    """The same for pictures (m, C, S, S) that an attack itself calls certain. The patch equations
+    """The same for pictures (m, C, H, W) that an attack itself calls certain. The patch equations
     determine none of a batch, nor of a client that keeps embeddings' gradients to itself. Attacks
     clip pictures to [0, 1]: pixels at the ends of it may have been anything."""
     doubts = {}
@@ -188,7 +188,7 @@ def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> di
 
 
 def _normalised(view: AttackerView, pixels: Tensor) -> Tensor:
-    """Pixels (..., C, S, S) in [0, 1] as the client feeds them, as far as it is as declared."""
+    """Pixels (..., C, H, W) in [0, 1] as the client feeds them, as far as it is as declared."""
     both = view.pixels.mean, view.pixels.std
     mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in both)
     return (pixels.double() - mean) / std
@@ -294,7 +294,7 @@ def of_unscored(
 
 
 def shuffled_patches(fed: Tensor, in_order: Tensor, patch_size: int) -> int:
-    """How many patches of pictures (m, C, S, S) stand elsewhere in the same pictures put in order,
+    """How many patches of pictures (m, C, H, W) stand elsewhere in the same pictures put in order,
     where the borders between patches say that they were shuffled; 0 where they do not."""
     if border_steps(in_order, patch_size) > SHUFFLED * border_steps(fed, patch_size):
         return 0
@@ -305,6 +305,8 @@ def shuffled_patches(fed: Tensor, in_order: Tensor, patch_size: int) -> int:
 def border_steps(images: Tensor, patch_size: int) -> float:
     """The mean squared step from pixel to pixel across the borders of patches."""
     across = [images.diff(dim=dim) for dim in (-2, -1)]
-    at = torch.arange(patch_size - 1, images.shape[-1] - 1, patch_size)
-    steps = across[0].index_select(-2, at), across[1].index_select(-1, at)
+    steps = (
+        across[0][..., patch_size - 1 :: patch_size, :],
+        across[1][..., patch_size - 1 :: patch_size],
+    )
     return float(torch.cat([step.double().flatten() for step in steps]).square().mean())

@@ -9,6 +9,7 @@ import tyro
 
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import size_of
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class CheckArguments:
     model: str | None = None
     """In place of a folder: a model's name, or a file of weights, of which only the header is
     read."""
-    img_size: int | None = None
-    """The model's input size, in place of its own."""
+    img_size: str | None = None
+    """The model's input size, a side such as 192 or height and width such as 96x64, in place of
+    its own."""
     batch: int = 1
     """Images in each of the client's steps."""
     withhold: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ def check(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.uploads.check import check_model, check_uploads
 
     checked = None if folder is None else check_uploads(folder)
+    asked["img_size"] = size_of(asked["img_size"])
     answer = checked or check_model(str(model), **asked)
     if arguments.json:
         print_json("check" if checked else "check-model", answer)

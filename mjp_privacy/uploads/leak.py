@@ -50,7 +50,7 @@ class Reconstructed:
     """What one attack gives, for the m images of the step."""
 
     attack: str
-    images: Tensor | None  # (m, C, S, S) in [0, 1]; None: the attack names masked positions only
+    images: Tensor | None  # (m, C, H, W) in [0, 1]; None: the attack names masked positions only
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
     its pictures together; None: the labels are not known."""
@@ -75,7 +75,7 @@ class Reconstructed:
 
     @property
     def image(self) -> Tensor:
-        """The first image (C, S, S) in [0, 1] that there is."""
+        """The first image (C, H, W) in [0, 1] that there is."""
         if self.images is None:
             raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
         return self.images[next(at for at in range(len(self.images)) if at not in self.reasons)]
@@ -124,7 +124,7 @@ class Reconstructed:
         return math.nan if scored is None else float(scored["psnr"].clip(upper=CAP).mean())
 
     def scored(self, private: Tensor | None, batch: int = 1) -> Reconstructed:
-        """The same with scores against the private images (m, C, S, S). The order of pictures of
+        """The same with scores against the private images (m, C, H, W). The order of pictures of
         a batch means nothing: each private image gets the one that fits it."""
         if private is None or self.images is None or len(self.images) < len(private):
             return self

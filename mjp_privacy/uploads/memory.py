@@ -22,7 +22,7 @@ from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
 from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, parse
+from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, Size, parse
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live_networks import rebuilt_by_name
@@ -322,7 +322,7 @@ def save_upload(
     label: str | None = None,
     mean: Channels = None,
     std: Channels = None,
-    img_size: int | None = None,
+    img_size: Size | None = None,
     labels: Labels | None = None,
     images: Pictures | None = None,
     round: int = 0,

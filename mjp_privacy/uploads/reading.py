@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attacks.equations import PATCH
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
@@ -213,9 +214,9 @@ def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     return given.long()
 
 
-def read_images(images: Any, count: int, size: int, channels: int) -> Tensor:
-    """(m, C, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
-    tensor, expected = as_tensor(images), (count, channels, size, size)
+def read_images(images: Any, count: int, size: Size, channels: int) -> Tensor:
+    """(m, C, H, W) float64 in [0, 1] from a tensor or array, one picture or several."""
+    tensor, expected = as_tensor(images), (count, channels, *height_width(size))
     got = said(images) if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
     pixels = torch.empty(0)
     if tensor is not None and tensor.dtype in (*FLOATS, torch.uint8):

@@ -30,9 +30,15 @@ from mjp_privacy.client.traces import HEAD, HEAD_BIAS, label_in_gradient, shown_
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.files import is_usable
-from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
+from mjp_privacy.interfaces import (
+    AttackerView,
+    ClientInput,
+    ClientUpdate,
+    Pixels,
+)
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.loading import outline_model
@@ -375,7 +381,7 @@ OUTSIDE = 1e-5
 class RecordedTruth:
     """The private images of an upload, and how they were shuffled."""
 
-    images: Tensor  # (B, C, S, S) in [0, 1], before any shuffle
+    images: Tensor  # (B, C, H, W) in [0, 1], before any shuffle
     image_ids: tuple[str, ...]
     mask: Tensor | None  # (B, N) bool, of the first local step
     permutation: Tensor | None  # (B, N)
@@ -399,10 +405,14 @@ class TruthFile:
             raise self._refusal(got, "image_ids")
         self.image_ids: tuple[str, ...] = tuple(ids)
 
-    def check_shapes(self, batch: int, size: int, patches: int) -> None:
+    def check_shapes(self, batch: int, size: Size, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""
         places = (batch, patches)
-        expected = {"images": (batch, 3, size, size), "mask": places, "permutation": places}
+        expected = {
+            "images": (batch, 3, *height_width(size)),
+            "mask": places,
+            "permutation": places,
+        }
         for name, shape in self.file.shapes.items():
             if shape != expected[name]:
                 raise self._refusal(f"{shape} where its upload needs {expected[name]}", name)

@@ -16,6 +16,7 @@ from mjp_privacy.data import Preprocessing, load_images, open_images
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import (
+    Grid,
     blockwise_mask,
     draw_masks,
     shuffle_patches,
@@ -38,7 +39,7 @@ def photographs() -> Tensor:
 def puzzle(image: Tensor, gamma: float = 0.27) -> tuple[Tensor, Tensor, Tensor]:
     """(shuffled patches, mask, permutation)."""
     rng = random.Random(1)
-    mask = blockwise_mask(GRID, gamma, rng)
+    mask = blockwise_mask(Grid(GRID, GRID), gamma, rng)
     permutation = shuffled_order(mask, rng)
     shuffled = shuffle_patches(image[None], permutation[None], PATCH)
     return to_patches(shuffled, PATCH)[0], mask, permutation
@@ -46,7 +47,7 @@ def puzzle(image: Tensor, gamma: float = 0.27) -> tuple[Tensor, Tensor, Tensor]:
 
 def solved(shuffled: Tensor, mask: Tensor, **options: object) -> Tensor:
     known = shuffled.masked_fill(mask[:, None], torch.nan)  # what must not be read
-    return solve(known, mask, shuffled[mask], grid=GRID, patch_size=PATCH, **options)
+    return solve(known, mask, shuffled[mask], grid=Grid(GRID, GRID), patch_size=PATCH, **options)
 
 
 def test_the_permutation_is_the_clients_own_and_the_same_every_time(photographs: Tensor) -> None:
@@ -74,7 +75,7 @@ def test_everything_masked_gives_a_permutation_with_neighbours_together() -> Non
     plain = to_patches((ramp * ramp[:, None]).expand(3, -1, -1), 8)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(16, dtype=torch.bool)
-    found = solve(plain, mask, plain[order], grid=4, patch_size=8)
+    found = solve(plain, mask, plain[order], grid=Grid(4, 4), patch_size=8)
     assert sorted(found.tolist()) == list(range(16))
     at = order[found.argsort()].reshape(4, 4)  # the plain patch at each position
     assert (at[:, 1:] - at[:, :-1] == 1).double().mean() > 0.5
@@ -106,8 +107,8 @@ def test_one_upload_gives_most_pictures_back_in_order(enlarged: Tensor) -> None:
 def test_uploads_agree_on_places_and_sort_the_rest(enlarged: Tensor) -> None:
     """Three that shuffle nearly all agree on few places, and on some by chance."""
     patches = to_patches(enlarged[:1], CIFAR_PATCH)[0]
-    given = {"grid": 8, "gamma": 0.8, "seed": 1}
+    given = {"grid": Grid(8, 8), "gamma": 0.8, "seed": 1}
     orders = [draw_masks(["i"], **given, round=round)[1][0] for round in range(3)]
     rounds = torch.stack([patches[order] for order in orders])
     assert int(agreed(rounds)[1].sum()) > 20
-    assert torch.equal(sorted_patches(rounds, CIFAR_PATCH), patches)
+    assert torch.equal(sorted_patches(rounds, Grid(8, 8), CIFAR_PATCH), patches)

@@ -18,7 +18,7 @@ from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.jigsaw import Grid, to_patches
 from tests.helpers.models import tiny_model
 from tests.helpers.planted import planted_view, solved
 
@@ -148,9 +148,13 @@ def test_neighbours_correct_a_patch_whose_own_cost_misleads(picture: Reals, fram
     spoilt, members = picture.copy(), np.full(len(picture), FREE)
     spoilt[place] = picture[place] + masked[0] - masked[3]
     members[MASKED] = np.arange(len(MASKED))
-    assert np.array_equal(continued(frame, masked, spoilt, members)[place], picture[place])
+    assert np.array_equal(
+        continued(frame, masked, spoilt, members, Grid(12, 12))[place], picture[place]
+    )
     members[place] = FIXED
-    assert np.array_equal(continued(frame, masked, spoilt, members)[place], spoilt[place])
+    assert np.array_equal(
+        continued(frame, masked, spoilt, members, Grid(12, 12))[place], spoilt[place]
+    )
 
 
 # pixel_lattice on one upload: photographs through a small model, and when it falls back -----------

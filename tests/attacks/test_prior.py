@@ -35,7 +35,7 @@ UNIT = Pixels(32, (0.0,) * 3, (1.0,) * 3)
 def fields(prior: GaussianPrior, size: int, count: int) -> Tensor:
     """Pictures drawn from a prior, (count, 3, size, size)."""
     pixels = Pixels(size, (0.0,) * 3, (1.0,) * 3)
-    factor = torch.linalg.cholesky(prior.field_spectrum(size, pixels))
+    factor = torch.linalg.cholesky(prior.field_spectrum(pixels))
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(count, size, size, 3, generator=generator, dtype=torch.float64)
     coefficients = torch.einsum("hwcd,nhwd->nchw", factor, noise)
@@ -63,7 +63,7 @@ def test_a_prior_moves_to_the_models_mean_and_std() -> None:
     assert torch.allclose(covariance, prior.patch(2, UNIT)[1] / std / std.unsqueeze(1))
     assert torch.allclose(mean[::4], (0.5 - torch.tensor(moved.mean).double()) / std[::4])
     assert torch.allclose(prior.mean_colour(moved), mean[::4])
-    ratio = prior.field_spectrum(32, UNIT) / prior.field_spectrum(32, moved)
+    ratio = prior.field_spectrum(UNIT) / prior.field_spectrum(moved)
     assert torch.allclose(ratio[3, 5], std[::4].outer(std[::4]))
 
 
@@ -71,7 +71,7 @@ def test_fitting_recovers_the_field_that_pictures_were_drawn_from() -> None:
     truth = stationary_prior(32)
     found = fit_prior(fields(truth, 32, 400), patch=4, size=32)
     assert torch.allclose(found.mean, truth.mean, atol=0.02)
-    ours, theirs = found.field_spectrum(32, UNIT), truth.field_spectrum(32, UNIT)
+    ours, theirs = found.field_spectrum(UNIT), truth.field_spectrum(UNIT)
     ring = ours[4:28, 4:28].diagonal(dim1=-2, dim2=-1)
     assert torch.allclose(ring, theirs[4:28, 4:28].diagonal(dim1=-2, dim2=-1), rtol=0.25)
 

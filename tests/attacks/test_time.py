@@ -13,6 +13,7 @@ from attacks import find_attack
 from attacks.budget import image, limited, spent
 from attacks.jigsaw import solve
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
 from tests.helpers.planted import planted_images, planted_view
@@ -50,7 +51,7 @@ def test_a_jigsaw_is_put_together_as_far_as_time_allows() -> None:
     mask = torch.ones(36, dtype=torch.bool)
     began = time.thread_time()
     with limited(0.05) as budget:
-        order = solve(pieces, mask, pieces, grid=6, patch_size=16, rounds=1_000_000)
+        order = solve(pieces, mask, pieces, grid=Grid(6, 6), patch_size=16, rounds=1_000_000)
     assert budget.cut == {0}
     assert time.thread_time() - began < 1.0
     assert sorted(order.tolist()) == list(range(36))

@@ -97,14 +97,14 @@ MLPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("more", MLPS.values(), ids=MLPS)
 def test_whatever_stands_between_the_two_layers(more: dict[str, Any]) -> None:
-    images = planted_images(1, side=SIDE)
+    images = planted_images(1, size=SIDE)
     found = run(seen(other_vit(**more), images))
     assert float(psnr(found.images, images)[0]) > 80
     assert found.diagnostics["certain"].tolist() == [1.0]
 
 
 def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
-    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, side=16)
+    model, images = planted_model(embed_dim=160, img_size=16), planted_images(4, size=16)
     found = run(seen(model, images, batch=4))
     assert float(best(found.images, images).min()) > 80
     assert found.diagnostics["certain"].tolist() == [1.0] * 4
@@ -112,7 +112,7 @@ def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
 
 def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
     """Their patches, in whatever order; what is masked in one picture stands in another."""
-    model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, side=16)
+    model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, size=16)
     attack, client = find_attack("token_peeling"), ClientConfig(batch=4)
     view, fed = planted_view(model, attack, "c", images=images, gamma=0.5, client=client)
     assert fed.mask is not None
@@ -130,7 +130,7 @@ FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
 
 
 def test_frozen_embeddings_hide_no_patch_smaller_than_their_width() -> None:
-    model, images = planted_model(img_size=16), planted_images(2, side=16)
+    model, images = planted_model(img_size=16), planted_images(2, size=16)
     found = run(seen(model, images, batch=2, withhold=FROZEN))
     assert float(best(found.images, images).min()) > 100
     assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
@@ -140,7 +140,7 @@ def test_frozen_embeddings_hide_no_patch_smaller_than_their_width() -> None:
 def test_no_patch_is_certain_that_the_embedding_does_not_tell(loses: bool) -> None:
     """With a narrower embedding, or with one that does not see three values of a patch."""
     width = 96 if loses else 48
-    model, images = planted_model(img_size=16, embed_dim=width), planted_images(1, side=16)
+    model, images = planted_model(img_size=16, embed_dim=width), planted_images(1, size=16)
     if loses:
         with torch.no_grad():
             model.patch_embed.proj.weight[..., 0, 0] = 0
@@ -166,7 +166,7 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
     place = model.blocks[0].mlp if scaled else model.patch_embed
     place.register_forward_hook(lambda module, inputs, output: 1.1 * output)
     assert not equations_hold(model)
-    found = run(seen(model, planted_images(1, side=SIDE)))
+    found = run(seen(model, planted_images(1, size=SIDE)))
     assert (
         found.images is None
     )  # no mean of photographs either, which would look like a weak attack
@@ -188,7 +188,7 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
 def test_what_does_not_show_its_tokens_is_refused(
     model: Callable[[], LoadedModel], facts: dict[str, Any], absent: str, kind: str
 ) -> None:
-    view = keeping(seen(model(), planted_images(1, side=SIDE)), lambda name: absent not in name)
+    view = keeping(seen(model(), planted_images(1, size=SIDE)), lambda name: absent not in name)
     refusal = find_attack("token_peeling").unsupported(changed(view, **facts))
     assert refusal is not None
     assert refusal.kind == kind
@@ -198,7 +198,7 @@ def test_what_does_not_show_its_tokens_is_refused(
 
 
 def order_and_patches(model: LoadedModel) -> tuple[PatchOrder, Tensor]:
-    images = planted_images(1, side=SIDE)
+    images = planted_images(1, size=SIDE)
     view = seen(model, images, "patch_lattice")
     attention = PatchOrder.of(view, view.updates[0], 0)
     assert attention is not None
@@ -237,7 +237,7 @@ def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
 @pytest.mark.parametrize("positions", ["strict", "exposed"])
 def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
     model = planted_model(position_embedding=positions, img_size=16)
-    found = run(seen(model, planted_images(1, side=16)))
+    found = run(seen(model, planted_images(1, size=16)))
     assert found.diagnostics["patches_found"].tolist() == [1.0]
     assert found.diagnostics["certain"].tolist() == [0.0]
 
@@ -273,7 +273,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer_span_tells_a_batch_apart(kind: str) -> None:
-    images = planted_images(2, side=SIDE)
+    images = planted_images(2, size=SIDE)
     made = run(seen(other_vit(**KINDS[kind]), images, "layer_span", batch=2), "layer_span")
     assert bool(made.diagnostics["certain"].all())
     assert float(best(made.images, images).min()) > 60
@@ -281,7 +281,7 @@ def test_layer_span_tells_a_batch_apart(kind: str) -> None:
 
 def test_token_span_tells_the_patches_of_a_vit_with_layer_scale() -> None:
     """Without any gradient of the position table."""
-    images = planted_images(side=SIDE)
+    images = planted_images(size=SIDE)
     view = seen(other_vit(class_token=True, global_pool="token"), images, "token_span")
     assert "pos_embed" not in view.updates[0].grads
     assert float(psnr(run(view, "token_span").images, images).min()) > 60
@@ -289,7 +289,7 @@ def test_token_span_tells_the_patches_of_a_vit_with_layer_scale() -> None:
 
 @pytest.mark.parametrize(("network", "batch"), [(planted_model, 1), (other_vit, 3)])
 def test_the_classifier_tells_every_feature(network: Callable[[], LoadedModel], batch: int) -> None:
-    model, images = network(), planted_images(batch, side=SIDE)
+    model, images = network(), planted_images(batch, size=SIDE)
     sent = seen(model, images, "head_features", batch=batch, train="head").updates[0].grads
     assert sorted(sent) == ["head.bias", "head.weight"]
     labels = torch.arange(batch)

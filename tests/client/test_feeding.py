@@ -10,7 +10,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS, Feeding, augmented
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 from tests.helpers.models import PATCH, some_images, some_labels
 
 IDS = [f"image {i}" for i in range(40)]
@@ -34,7 +34,7 @@ def fed(
 def test_a_feeds_the_plain_image_b_and_c_the_shuffled_one() -> None:
     """The same puzzle in both, so that comparisons are paired."""
     images, facts = some_images(3), {"gamma": 0.9, "round": 2, "seed": 5}
-    mask, permutation = draw_masks(IDS[:3], grid=4, **facts)
+    mask, permutation = draw_masks(IDS[:3], grid=Grid(4, 4), **facts)
     shuffled = shuffle_patches(images, permutation, PATCH)
     assert [SETTINGS[name].against for name in ("a", "b", "c")] == ["plain", "input", "plain"]
     for setting, expected in (("a", images), ("b", shuffled), ("c", shuffled)):

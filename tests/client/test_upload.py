@@ -30,6 +30,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models.adapters import with_adapters
+from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds
@@ -91,14 +92,14 @@ def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
     assert not altered.table[0, 1:].equal(model.table[0, 1:])
     assert not altered.table[0, 0].any()
     assert altered.get_parameter(QKV).equal(model.get_parameter(QKV))
-    table = sinusoidal_table(4, 192)
+    table = sinusoidal_table(Grid(4, 4), 192)
     assert table.shape == (16, 192)
     assert torch.cdist(table, table).fill_diagonal_(9).min() > 0.5
     assert (table[1] - table[0])[:96].eq(0).all()  # one column on: the row's half is the same
     with pytest.raises(UserError, match="positions"):
         with_sinusoidal_positions(load_model(**{**TINY, "position_embedding": "exposed"}))
     with pytest.raises(UserError, match="18"):
-        sinusoidal_table(4, 18)
+        sinusoidal_table(Grid(4, 4), 18)
 
 
 def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(

@@ -50,11 +50,13 @@ class AttackTarget:
 STATIONARY = {"prior": "stationary"}
 PATCH = "patch_embed.proj.weight"
 QKV = "blocks.0.attn.qkv.weight"
+RECTANGLES = {"img_size": (40, 24)}
+"""Of all targets whose `model` says nothing else."""
 FOUR_PATCHES = {"img_size": 8, "depth": 1}
 """Of which MJP masks one of the first image's at gamma .5, and none at .27. The mean colour alone
 scores 11.9 dB."""
-LARGE_PATCHES = {"img_size": 40, "patch_size": 8, "embed_dim": 208, "depth": 1}
-"""25 patches of 192 pixels, of which MJP masks six: enough pixels for the lattice."""
+LARGE_PATCHES = {"img_size": (48, 32), "patch_size": 8, "embed_dim": 208, "depth": 1}
+"""24 patches of 192 pixels, of which MJP masks six: enough pixels for the lattice."""
 MATCHING = {"steps": 100, "tv": 0.02, "decay": "cosine-decay", "step_size": 0.2}
 ONLY_UNMASKED: dict[str, Any] = {"plain": True, "nothing_under_mjp": True, "any_batch": True}
 EIGHT_BIT: dict[str, Any] = {
@@ -73,10 +75,12 @@ GRADVIT = {"steps": 50, "seeds": 2, "step_size": 0.2, "tv": 0.02, "borders": 0.0
 
 LINES = (
     AttackTarget("april", APRIL, {"engine": "batched"}, mjp=10.3, **ALONE),
-    AttackTarget("april", APRIL, {"engine": "breaching"}, mjp=10.3, **ALONE),
+    AttackTarget(
+        *("april", APRIL, {"engine": "breaching"}), mjp=10.3, model={"img_size": 32}, **ALONE
+    ),
     AttackTarget("april_unk_aware", (*APRIL, "unk_embed"), mjp=12.6, mjp_only=True, **ALONE),
     AttackTarget("april_prior", (*APRIL, "unk_embed"), STATIONARY, mjp=13.1, **ALONE),
-    AttackTarget("patch_gradient", TABLE, mjp=11.6, any_batch=True),
+    AttackTarget("patch_gradient", TABLE, mjp=10.5, any_batch=True),
     AttackTarget("patch_prior", TABLE, STATIONARY, mjp=12.7, any_batch=True),
     AttackTarget("plain_step", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
     AttackTarget("patch_jigsaw", TABLE, {"uploads": 2}, **ONLY_UNMASKED),
@@ -94,7 +98,7 @@ LINES = (
     ),
     AttackTarget("batch_span", MASKS, STATIONARY, mjp=15.0),
     AttackTarget(
-        *("shared_picture", (*TABLE, "unk_embed"), {"uploads": 4, **STATIONARY}),
+        *("shared_picture", (*TABLE, "unk_embed"), {"uploads": 6, **STATIONARY}),
         **{"mjp": EXACT, "plain": True, "any_batch": False},
     ),
     AttackTarget("layer_span", None, STATIONARY, mjp=15.0),

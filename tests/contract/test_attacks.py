@@ -20,7 +20,14 @@ from attacks.controls import oracle_inverse
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput
 from mjp_privacy.metrics.pictures import psnr, quantise
-from tests.contract.attack_targets import EXACT, LISTED, TARGETS, TOLERANCE, AttackTarget
+from tests.contract.attack_targets import (
+    EXACT,
+    LISTED,
+    RECTANGLES,
+    TARGETS,
+    TOLERANCE,
+    AttackTarget,
+)
 from tests.contract.registered import unregistered
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
@@ -33,7 +40,7 @@ def seen_by(
     """The attack, what it sees of its target's own model, and what the client fed; masks: the model
     has E_unk."""
     attack = find_attack(target.attack, target.options)
-    model = planted_model(unknown_embedding=masks, **target.model)
+    model = planted_model(unknown_embedding=masks, **RECTANGLES | target.model)
     images = planted_images(target.images, model.card.img_size)
     images = quantise(images) if target.eight_bit else images
     view, inputs = planted_view(model, attack, setting, images=images, gamma=target.gamma, **client)

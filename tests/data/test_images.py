@@ -98,6 +98,25 @@ def test_preprocessing_is_torchvisions(
     assert Preprocessing(size, squash=True)(noise(*sides)).shape == (3, size, size)
 
 
+@pytest.mark.parametrize("sides", [(100, 75), (64, 48), (31, 90), (333, 248)])
+@pytest.mark.parametrize("size", [(48, 32), (32, 48), (40, 100)])
+def test_a_rectangle_is_cut_from_a_picture_that_just_covers_it(
+    sides: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """As a square is: the picture is made 1 + 1/9 times as large as it must be, then cropped."""
+    shorter = round(min(size) * 10 / 9)
+    preprocessing, scale = Preprocessing(size, shorter), shorter / min(size)
+    scale *= max(size[0] / sides[1], size[1] / sides[0])
+    resized = v2.Resize(
+        (int(sides[1] * scale + 1e-9), int(sides[0] * scale + 1e-9)), v2.InterpolationMode.BICUBIC
+    )
+    theirs = v2.Compose([resized, v2.CenterCrop(size), v2.PILToTensor()])(noise(*sides))
+    assert torch.equal(preprocessing(noise(*sides)), theirs.float() / 255)
+    same, levels = preprocessing(noise(size[1], size[0])), np.array(noise(size[1], size[0]))
+    assert torch.equal(same, torch.from_numpy(levels).permute(2, 0, 1) / 255)
+    assert Preprocessing(size, squash=True)(noise(*sides)).shape == (3, *size)
+
+
 def test_sizes_before_the_crop_and_options_that_are_none() -> None:
     assert [Preprocessing(size).short_side for size in (32, 192, 224, 384)] == [35, 213, 248, 425]
     with pytest.raises(UserError, match="224 and resize 200"):

@@ -17,13 +17,13 @@ from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_fit
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.matching import matched_patches, rearranged
 from mjp_privacy.metrics.pictures import psnr
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
 
 
 def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
     plain, ids = some_images(count), [f"image {i}" for i in range(count)]
-    mask, permutation = draw_masks(ids, grid=4, gamma=gamma, round=0, seed=1)
+    mask, permutation = draw_masks(ids, grid=Grid(4, 4), gamma=gamma, round=0, seed=1)
     fed = shuffle_patches(plain, permutation, PATCH)
     return plain, ClientInput(fed, some_labels(count), ids, mask, permutation)
 
@@ -56,7 +56,7 @@ def test_regions_are_scored_apart() -> None:
     view, wrong = view_of(inputs), to_patches(plain, PATCH).clone()
     wrong[inputs.mask] += 0.1
     wrong[~inputs.mask] -= 0.01
-    found = diagnostics.regions(view, to_images(wrong, PATCH), inputs, plain)
+    found = diagnostics.regions(view, to_images(wrong, Grid(4, 4), PATCH), inputs, plain)
     assert found["masked_psnr"].tolist() == pytest.approx([20] * 3)
     assert found["visible_psnr"].tolist() == pytest.approx([40] * 3)
     mean = mean_image(view).to(plain).expand_as(plain)

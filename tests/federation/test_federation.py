@@ -33,6 +33,7 @@ from mjp_privacy.federation.task import (
     mean_gradient,
 )
 from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.federations import MJP, assert_close, config, plain_forward, run, task
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
@@ -134,7 +135,7 @@ def test_fixed_tables_defences_and_local_steps_are_the_clients_own(tmp_path: Pat
     local steps is not one step's."""
     fixed = task(tmp_path, model=MJP, gamma=0.5, client={"batch": 3, "positions": "sinusoidal"})
     assert "pos_embed" not in fixed.client_update(fixed.initial_weights(), 0, 0).grads
-    table = sinusoidal_table(4, 40).to(torch.float32)
+    table = sinusoidal_table(Grid(4, 4), 40).to(torch.float32)
     assert rounds_of(fixed, 2)["pos_embed"][0, 1:].equal(table)
     noisy = task(tmp_path, client={"batch": 3, "defenses": [{"gaussian_noise": 1.0}]})
     plain, weights = task(tmp_path), noisy.initial_weights()

@@ -171,7 +171,7 @@ ANSWERS: dict[str, Callable[[AttackerView], Any]] = {
     "nan": lambda view: Reconstruction(grey(view) * torch.nan),
     "mask": lambda view: Reconstruction(grey(view), mask=grey(view)[:, 0, 0]),
     "permutation": lambda view: Reconstruction(
-        grey(view), permutation=torch.full((len(grey(view)), view.model.grid**2), 99)
+        grey(view), permutation=torch.full((len(grey(view)), view.model.grid.patches), 99)
     ),
     "diagnostics": lambda view: Reconstruction(grey(view), diagnostics={"rank": torch.ones(1, 7)}),
     "names": lambda view: Reconstruction(

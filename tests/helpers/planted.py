@@ -12,6 +12,7 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS, Feeding
 from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
@@ -22,11 +23,11 @@ SIDE, PATCH = PLANTED["img_size"], PLANTED["patch_size"]
 IMAGES = 4
 
 
-def planted_images(count: int = IMAGES, side: int = SIDE) -> Tensor:
-    """Smooth random colours with some noise, (count, 3, side, side) in [0, 1]."""
+def planted_images(count: int = IMAGES, size: Size = SIDE) -> Tensor:
+    """Smooth random colours with some noise, (count, 3, H, W) in [0, 1]."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.rand(count, 3, 5, 5, generator=generator, dtype=torch.float64)
-    smooth = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic")
+    smooth = torch.nn.functional.interpolate(coarse, size=height_width(size), mode="bicubic")
     noise = 0.1 * torch.randn(smooth.shape, generator=generator, dtype=torch.float64)
     return (smooth + noise).clamp(0.02, 0.98)
 
@@ -41,7 +42,7 @@ def planted_view(
     client: ClientConfig | None = None,
 ) -> tuple[AttackerView, ClientInput]:
     """What the attacker sees of planted images in a setting, and what the client fed."""
-    images = planted_images(side=model.card.img_size) if images is None else images
+    images = planted_images(size=model.card.img_size) if images is None else images
     ids = [f"image {index}" for index in range(len(images))]
     labels = torch.arange(len(images)) % 10
     feeding = Feeding(ClientConfig(), setting, gamma, model.patch_size, 0)

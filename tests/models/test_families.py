@@ -64,7 +64,7 @@ def test_the_papers_networks_have_their_published_number_of_parameters() -> None
         with torch.device("meta"):
             model = build_other(published)
         assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-        assert model.grid == grid
+        assert model.grid == (grid, grid)
 
 
 # masks --------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_network_comes_back_as_it_was(tmp_path: Path, family: str, line: str) 
     assert (card.architecture, model.training) == (line, False)
     assert (card.mean, card.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (card.img_size, card.resize, card.num_classes) == (SIDE, SIDE, 3)
-    assert (card.trained_gamma, model.family, model.grid) == (0.5, family, 8)
+    assert (card.trained_gamma, model.family, model.grid) == (0.5, family, (8, 8))
     outline = outline_model(checkpoint=path)
     assert {p.device.type for p in outline.parameters()} == {"meta"}
     assert [n for n, _ in outline.named_parameters()] == [n for n, _ in model.named_parameters()]

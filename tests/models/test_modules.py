@@ -585,7 +585,7 @@ def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=named):
             loaded(module, img_size=img_size)
-    assert loaded(plain, img_size=32).grid == 8
+    assert loaded(plain, img_size=32).grid == (8, 8)
     module = dinov2(CLASSIFIER, num_labels=5)
     leaked(module, 56, attacks=["patch_gradient"])
     with pytest.raises(UserError, match=CLASSIFIER):  # no file says all that it takes
@@ -597,6 +597,6 @@ def test_pixels_that_no_patch_covers_are_left_out() -> None:
     net = timm_vit(img_size=30, class_token=False, global_pool="avg").eval()
     copy = loaded(net)
     assert isinstance(copy, TimmNetwork)
-    assert (copy.grid, copy.card.img_size) == (7, 28)
+    assert (copy.grid, copy.card.img_size) == ((7, 7), 28)
     x = torch.randn(1, 3, 30, 30)
     torch.testing.assert_close(copy(x[..., :28, :28]), net(x))

@@ -82,7 +82,7 @@ def test_the_client_sends_timms_own_gradients_and_they_hold_every_patch(name: st
         for ours, theirs in zip(sent, expected, strict=True):
             assert (ours - theirs).norm() <= 1e-12 * theirs.norm()
         if before is not None:
-            assert (model.before, model.grid) == (before, 4)
+            assert (model.before, model.grid) == (before, (4, 4))
             rows = sent[0].flatten(0, -2)[before:]
             solved = torch.linalg.lstsq(rows.mT, sent[1].flatten(1)).solution
             torch.testing.assert_close(solved, to_patches(x[0], patch), rtol=0, atol=1e-6)
@@ -206,7 +206,7 @@ def test_a_folder_or_repository_with_timms_config_says_what_it_holds(
     assert len(model.card.checkpoint.notes) == 1  # a fresh classifier, seeded
     again = load_model(checkpoint=source, num_classes=CLASSES)
     assert torch.equal(model.head.weight, again.head.weight)
-    assert outline_model(checkpoint=source, num_classes=CLASSES).grid == 2
+    assert outline_model(checkpoint=source, num_classes=CLASSES).grid == (2, 2)
     with pytest.raises(UserError, match="num_classes"):
         load_model(checkpoint=source)
     if place == "hub":
@@ -248,7 +248,7 @@ def test_a_live_module_is_attacked_and_its_upload_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = timm.create_model("vit_small_patch16_dinov3", img_size=64, num_classes=CLASSES).eval()
-    image = planted_images(1, side=64).float().mul(255).round() / 255
+    image = planted_images(1, size=64).float().mul(255).round() / 255
     torch.nn.functional.cross_entropy(net((image - 0.5) / 0.5), torch.tensor([3])).backward()
     gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     leak = attack_gradients(net, gradients, attacks=["patch_lattice"], **HALF)

@@ -67,7 +67,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("head_dist.weight", 5, 24), {}, "head, head_dist"),
     (two_heads, {}, "cls_classifier, distillation_classifier"),
     (beside("pos_embed", 17, 24), {}, "(17, 24)"),
-    (beside("pos_embed", 1, 16, 24), {}, "pos_embed has 16 rows"),
+    (beside("pos_embed", 1, 16, 24), {}, "15 positions"),
     (beside(f"blocks.{10**9}.norm1.weight", 24), {}, "blocks.1000000000.norm1"),
     (beside("blocks.3.norm1.weight", 24), {}, "0, 1, 3"),
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from mjp_privacy.cli import main
 from mjp_privacy.data import ImageSource, Preprocessing, open_images
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import NamedCheckpoint
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.evaluation import (
@@ -76,7 +76,7 @@ def test_every_figure_by_hand(tmp_path: Path) -> None:
     for record in images.records:
         pixels = torch.from_numpy(np.array(images.decode(record)))
         image = (pixels.permute(2, 0, 1) / 255)[None]
-        mask, order = draw_masks([record.image_id], grid=4, gamma=0.5, round=0, seed=0)
+        mask, order = draw_masks([record.image_id], grid=Grid(4, 4), gamma=0.5, round=0, seed=0)
         shuffled = shuffle_patches(image, order, 8)
         fed = [(model.normalize(image), None), (model.normalize(shuffled), mask)]
         features = [model.forward_features(x, m)[:, 0] for x, m in fed]
@@ -148,7 +148,7 @@ def test_one_mask_serves_a_batch_of_the_authors_and_each_image_its_own_here(
     ours = measured(model, images, 0.9)
     shared = measured(model, images, 0.9, mask_per="batch")
     ids = [record.image_id for record in images.records]
-    mask, _ = draw_masks(ids, grid=4, gamma=0.9, round=0, seed=0)
+    mask, _ = draw_masks(ids, grid=Grid(4, 4), gamma=0.9, round=0, seed=0)
     assert ours["masked_patches"].tolist() == mask.sum(-1).tolist()
     assert set(shared["masked_patches"]) == {int(mask[0].sum())}
     assert shared["diff_norm"].iloc[0] == pytest.approx(ours["diff_norm"].iloc[0])

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mjp_privacy.data import Preprocessing, open_images
-from mjp_privacy.models.jigsaw import blockwise_mask, shuffle_patches, to_images, to_patches
+from mjp_privacy.models.jigsaw import Grid, blockwise_mask, shuffle_patches, to_images, to_patches
 from mjp_privacy.training import learner
 from mjp_privacy.training.batches import (
     Batches,
@@ -215,7 +215,7 @@ def test_the_masks_are_distributed_as_the_authors(grid: int, gamma: float) -> No
     many, few = 1200, 600
     fast = blockwise_masks(many, grid=grid, gamma=gamma, generator=generator()).double()
     rng = random.Random(1)
-    slow = torch.stack([blockwise_mask(grid, gamma, rng) for _ in range(few)]).double()
+    slow = torch.stack([blockwise_mask(Grid(grid, grid), gamma, rng) for _ in range(few)]).double()
     empty = ((fast.sum(1) == 0).double(), (slow.sum(1) == 0).double())
     for one, other in ((fast.sum(1), slow.sum(1)), empty):
         error = math.sqrt(one.var() / len(one) + other.var() / len(other))
@@ -290,7 +290,7 @@ def test_images_are_fed_as_the_attacked_client_shuffles_them(shuffle: str) -> No
         assert sorted(one.pixels.tolist()) == list(range(49)) != one.pixels.tolist()
         assert sorted(one.permutation[0].tolist()) == list(range(16))
         values = to_patches(expected, 7).unflatten(-1, (3, 49))[..., one.pixels]
-        expected = to_images(values.flatten(-2), 7, 3)
+        expected = to_images(values.flatten(-2), Grid(4, 4), 7)
     assert torch.equal(apply(one, images, 7), expected)
     assert torch.equal(apply(same, images, 7), expected)
     assert not torch.equal(apply(other, images, 7), expected)

@@ -143,7 +143,7 @@ def _identified(line: Line) -> dict[str, str]:
     psnr, chance = None, DASH
     if len(full) > 1 and patches <= MOST_PATCHES:
         both = _stacked(full)
-        patch_size = both[0].shape[-1] // math.isqrt(patches)
+        patch_size = math.isqrt(both[0][0, 0].numel() // patches)
         apart = matched_distances(*both, patch_size)
         found["patches matched"] = pointing(apart, _photographs(line, full))
         psnr, chance = float(np.median(matched_psnr(*both, patch_size))), _chance(len(full))

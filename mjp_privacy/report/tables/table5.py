@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.metrics.statistics import Summary
 from mjp_privacy.report.answer import LADDER
 from mjp_privacy.report.card import NOT_RUN, card_figure
@@ -164,9 +165,9 @@ def differences(rows: Sequence[Row]) -> str:
         papers = all(cell.data_is_papers for cell in cells)
         others = "of" if papers else "that are not"
         said.append(f"Ours: {images} pictures {others} the paper's 1,000 of ImageNet")
-        if not all(is_papers_model(c.architecture, c.size) for c in cells):
-            sizes = sorted({c.size or 0 for c in cells})
-            pixels = " and ".join(f"{size}" for size in sizes)
+        if not all(is_papers_model(c.architecture, c.pixels) for c in cells):
+            sizes = sorted({c.pixels or 0 for c in cells}, key=height_width)
+            pixels = " and ".join(map(size_text, sizes))
             said.append(f"models that are not the paper's, at {pixels} px (paper: {PAPERS_SIZE})")
         said.append(f"{', '.join(sorted({cell.dtype for cell in cells}))} (paper: not said)")
         gammas = ", ".join(sorted({gamma(c.gamma).removeprefix("0") for c in cells if c.gamma}))

@@ -1,0 +1,211 @@
+"""Pictures that are no squares: in networks of any library, in runs, in recorded uploads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.equations.completion import FieldEnergy
+from attacks.equations.layers import rectangles
+from attacks.jigsaw import solve, sorted_into_pictures
+from attacks.prior.files import find_prior
+from mjp_privacy import attack_gradients, load_model, save_upload
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import size_of
+from mjp_privacy.data import load_images
+from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
+from tests.helpers.runs import attack, photographs, tiny, values
+from tests.uploads.test_own_networks import Own, leak_of
+
+SIZE = (48, 32)
+
+
+def pictures(count: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
+    """Parts of scikit-image's photographs, (count, 3, H, W)."""
+    height, width = size
+    whole = [item.image for item in load_images("embedded", size=224, limit=count)]
+    return torch.stack(whole)[..., 60 : 60 + height, 90 : 90 + width].double()
+
+
+class Rectangle(Own):
+    """An encoder around pictures of 6 × 4 patches, whose table shows no more than their number."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_first=True, norm_first=True)
+        table = 0.1 * torch.randn(1, 25, self.pos_embed.shape[-1])
+        self.pos_embed = nn.Parameter(table)
+
+
+def timms(name: str, **changes: Any) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, num_classes=10, depth=2, **{"img_size": SIZE, **changes})
+
+
+def of_transformers(name: str, *, image_size: int | tuple[int, int]) -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
+    config = getattr(transformers, f"{name}Config")(image_size=image_size, **sizes, num_labels=10)
+    network: nn.Module = getattr(transformers, f"{name}ForImageClassification")(config)
+    return Logits(network, stretches=image_size != SIZE and name == "ViT")
+
+
+class Logits(nn.Module):
+    """A network of transformers, which returns its logits alone."""
+
+    def __init__(self, network: nn.Module, *, stretches: bool) -> None:
+        super().__init__()
+        self.network, self.options = (
+            network,
+            {"interpolate_pos_encoding": True} if stretches else {},
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(x, **self.options).logits
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("network", "img_size"),
+    [
+        (lambda: timms("vit_tiny_patch16_224"), None),
+        (lambda: timms("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True), SIZE),
+        (lambda: timms("vit_tiny_patch16_224", class_token=False, global_pool="avg"), None),
+        (lambda: of_transformers("ViT", image_size=SIZE), None),
+        (lambda: of_transformers("ViT", image_size=64), SIZE),
+        (lambda: of_transformers("Dinov2", image_size=64), SIZE),
+        (Rectangle, SIZE),
+    ],
+    ids=["timm", "stretched", "no class token", "stated", "told to", "stretches", "own"],
+)
+def test_one_upload_gives_the_picture_whatever_its_shape(network: Any, img_size: Any) -> None:
+    """A table of as many rows, one that is stretched, or one whose number says nothing alone."""
+    torch.manual_seed(0)
+    found = leak_of(network(), pictures(), attacks=["patch_gradient"], img_size=img_size)
+    assert (found.best.exact, found.best.verified) == (1, 1)
+    assert tuple(found.best.images.shape[-2:]) == SIZE
+
+
+def test_batches_and_networks_without_a_table_are_read_as_squares_are() -> None:
+    torch.manual_seed(0)
+    given = {"attacks": "token_peeling", "batch": 2, "img_size": SIZE}
+    assert leak_of(Rectangle(), pictures(2), **given).best.exact == 2
+    rope = timms("vit_small_patch16_dinov3")
+    found = leak_of(rope, pictures(), attacks="token_peeling")
+    assert (found.best.exact, found.best.verified) == (1, 1)
+
+
+def test_a_size_that_nothing_shows_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"img_size=.height, width"):
+        leak_of(Rectangle(), pictures())
+
+
+# runs, recorded uploads, commands -----------------------------------------------------------------
+
+
+def test_a_run_scores_and_reports_pictures_of_one_shape(tmp_path: Path) -> None:
+    """Under MJP, by lattice and by matching: per image, as for squares."""
+    model = {
+        **{"checkpoint": "random", "img_size": [48, 32], "patch_size": 8, "embed_dim": 208},
+        **{"depth": 1, "num_heads": 4, "num_classes": 10, "mean": 0.5, "std": 0.5},
+        "unknown_embedding": True,
+    }
+    attacks = [
+        {"name": "pixel_lattice"},
+        {"name": "mean_image"},
+        {"name": "inverting_gradients", "options": {"steps": 2}},
+        {"name": "gradvit", "options": {"steps": 2, "seeds": 1}},
+    ]
+    grid = [{"models": ["wide"], "settings": ["a", "c"], "gammas": [0.27]}]
+    config = tiny(models={"wide": model}, grid=grid, attacks=attacks, dtypes=["float32"])
+    images = photographs(tmp_path / "images", 2)
+    summary = attack(images, tmp_path / "run", config)
+    assert summary.exit_code == 0
+    for setting in "ac":
+        found = values(tmp_path / "run", attack_name="pixel_lattice", setting=setting)
+        assert (found.xs("psnr", level="metric") > 60).all()
+    report = tmp_path / "report"
+    assert main(["report", str(tmp_path / "run"), "--out", str(report)]) == 0
+    assert "48×32" in (report / "table.md").read_text()
+
+
+def test_an_upload_is_recorded_checked_and_attacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 208, "depth": 1, "num_heads": 4}
+    model = load_model(checkpoint="random", **sizes, num_classes=10, mean=0.5, std=0.5)
+    images, labels = pictures().float(), torch.tensor([3])
+    loss = nn.functional.cross_entropy(model(model.normalize(images)), labels)
+    named = dict(model.named_parameters())
+    sent = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    gradients = {name: g for name, g in zip(named, sent, strict=True) if g is not None}
+    assert attack_gradients(model, gradients, labels=labels, images=images).best.exact == 1
+    folder = tmp_path / "uploads"
+    save_upload(folder, model, gradients, labels=labels, images=images)
+    assert main(["check", str(folder)]) == 0
+    run = ["attack", "uploads", "--uploads", str(folder), "--out", str(tmp_path / "run")]
+    assert main(run) == 0
+    assert "1 of 1 exactly" in capsys.readouterr().out
+
+
+def test_a_size_is_one_number_or_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (size_of("224"), size_of("96x64"), size_of(None)) == (224, (96, 64), None)
+    given = {"checkpoint": "random", "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    given |= {"num_classes": 5, "mean": 0.5, "std": 0.5}
+    assert load_model(**given, img_size=[32, 32]).card.img_size == 32
+    for wrong in ([48], [48, 32, 8], [48, True], [48, 0], "48", 1.5):
+        with pytest.raises(UserError, match="img_size"):
+            load_model(**given, img_size=wrong)
+    with pytest.raises(UserError, match=r"48×30/8"):
+        load_model(**given, img_size=(48, 30))
+    assert main(["check", "--model", "vit_tiny_patch16_224", "--img-size", "96y"]) == 2
+    assert "'96y'" in capsys.readouterr().err
+    assert main(["check", "--model", "vit_tiny_patch16_224", "--img-size", "96x64"]) == 0
+    assert "N = 24 patches of 16×16 at 96×64 px" in capsys.readouterr().out
+
+
+# what they are made of ----------------------------------------------------------------------------
+
+
+def test_pieces_and_pictures_are_sorted_on_a_grid_that_is_no_square() -> None:
+    whole, grid, size = pictures(2, (128, 80)), Grid(8, 5), 16
+    plain = to_patches(whole, size)
+    mask = torch.zeros(40, dtype=torch.bool)
+    mask[[7, 8, 12, 13, 22, 23, 28]] = True
+    order = torch.arange(40)
+    order[mask] = order[mask].roll(3)
+    found = solve(plain[0], mask, plain[0][order][mask], grid=grid, patch_size=size)
+    assert torch.equal(found, order)
+    jumbled = plain.transpose(0, 1).clone()
+    for place in range(1, 40, 3):
+        jumbled[place] = jumbled[place].flip(0)
+    sheets = sorted_into_pictures(jumbled.numpy(), grid, size)
+    assert any(np.array_equal(sheets, plain[list(pair)].numpy()) for pair in ((0, 1), (1, 0)))
+
+
+def test_a_prior_and_its_energy_are_of_the_pictures_shape() -> None:
+    pixels = Pixels((24, 16), (0.5,) * 3, (0.25,) * 3)
+    prior = find_prior("stationary", patch=8, size=pixels.size)
+    energy, picture = FieldEnergy.of(prior, 8, pixels), pictures(size=(24, 16))[0]
+    force = to_images(energy.force(to_patches(picture, 8)), Grid(3, 2), 8)
+    waves = (energy.down @ picture @ energy.across.mT).unsqueeze(0)
+    expected = energy.down.mT @ (energy.precision * waves).sum(1) @ energy.across
+    torch.testing.assert_close(force, expected)
+    assert energy.precision.shape == (3, 3, 24, 16)
+    same_area = find_prior("stationary", patch=8, size=(12, 32))
+    assert torch.equal(prior.spectrum, same_area.spectrum)
+
+
+def test_rectangles_of_patches_are_all_of_a_small_grid() -> None:
+    regions = rectangles(Grid(3, 2))
+    assert len(regions) == 6 * 3
+    assert len({tuple(region.tolist()) for region in regions}) == 18
+    assert regions.any(1).all()
