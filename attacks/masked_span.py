@@ -71,6 +71,7 @@ from attacks.equations.patch_system import (
     pictures,
     too_few_equations,
 )
+from attacks.equations.second_branch import PROJ
 from attacks.equations.sent_gradients import shows_its_rows
 from attacks.equations.span import (
     ABOVE_NOISE,
@@ -87,7 +88,6 @@ from attacks.equations.span import (
     token_equations,
     upload_span,
 )
-from attacks.equations.token_peeling import PROJ
 from attacks.jigsaw import solve
 from attacks.lattice.cost import Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix

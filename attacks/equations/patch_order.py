@@ -24,7 +24,8 @@ from torch import Tensor
 from attacks.budget import spent
 from attacks.equations.layers import client_model
 from attacks.equations.patch_system import gradient
-from attacks.equations.token_peeling import PROJ, SentGradient
+from attacks.equations.second_branch import PROJ
+from attacks.equations.token_peeling import SentGradient
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
@@ -59,7 +60,7 @@ class PatchOrder:
         if view.model.pos_embed is not None or names[0] not in update.grads:
             return None
         grads = {name: gradient(view, update, name)[step] for name in names if name in update.grads}
-        sent = SentGradient.of(grads, PROJ, tokens)
+        sent = SentGradient.of(grads, [PROJ], tokens)
         if tokens >= min(sent.total.shape) or not len(sent.values):
             return None
         rows = sent.values[:, None] * sent.rows

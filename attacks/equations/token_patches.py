@@ -38,6 +38,14 @@ from attacks.equations.embedding import Embedding
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
 from attacks.equations.patch_order import PatchOrder
 from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
+from attacks.equations.second_branch import (
+    FC2,
+    PROJ,
+    equations_hold,
+    lacks_block,
+    layer_scales,
+    layers_read,
+)
 from attacks.equations.span import (
     Knowledge,
     hull_rows,
@@ -45,16 +53,7 @@ from attacks.equations.span import (
     sees_a_norm,
     split_hull,
 )
-from attacks.equations.token_peeling import (
-    FC2,
-    LAYERS,
-    PROJ,
-    PeeledTokens,
-    equations_hold,
-    lacks_block,
-    layer_scales,
-    tokens_of,
-)
+from attacks.equations.token_peeling import PeeledTokens, tokens_of
 from attacks.jigsaw import solve
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
@@ -81,8 +80,13 @@ BLOCKS = 2  # of the first blocks, whose layers verify a picture
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
     """Gradients of block 0 behind its attention; those of the patch embedding, of biases and, to
     verify, of the first blocks' linear layers help where they are sent."""
-    weights = [f"{name}.weight" for name in (*LAYERS, *layers_of(model, BLOCKS))]
-    return (PATCH, *dict.fromkeys(weights), PATCH_BIAS, *(f"{one}.bias" for one in LAYERS))
+    weights = [f"{name}.weight" for name in (*layers_read(model), *layers_of(model, BLOCKS))]
+    return (
+        PATCH,
+        *dict.fromkeys(weights),
+        PATCH_BIAS,
+        *(f"{one}.bias" for one in layers_read(model)),
+    )
 
 
 def lacks_tokens(view: AttackerView) -> Refusal | None:
@@ -90,7 +94,7 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     model = view.model
     if (reason := lacks_block(model)) is not None:
         return Refusal("block", reason)
-    refusal = lacks_gradients(view, *(f"{layer}.weight" for layer in LAYERS))
+    refusal = lacks_gradients(view, *(f"{layer}.weight" for layer in layers_read(model)))
     batch = view.updates[0].batch
     refusal = refusal or lacks_layer_spans(model, batch)
     if refusal is None and batch > 1 and not places_differ(model):

@@ -23,39 +23,32 @@ s_t = 1 / sqrt(var(r_t) + eps). It lies in the column space of attn.proj's gradi
 
 of T < D dimensions, which gives s_t; then this is a linear system for the sums o_t. So block 0's
 input z_t = r_t - W_o o_t - b_o is known, but for its mean: r_t is (u_t - beta) / (gamma s_t) and a
-multiple of ones.
+multiple of ones. An RMSNorm does not take out the mean, which is not used.
 
 A block that normalises sums, u = norm2(z + attention) and norm3(u + branch), as torch's do where
 nothing else is said, has dL/dr_t = s_t h_t with the g_t of the sum in h_t: s_t is open, s_t o_t is
 what the linear system gives, and block 0's input is known up to s_t.
 
 Layer scale multiplies g_t in both branches. Between the two layers any function may stand, a gate
-among them.
+among them; two first layers that gate each other are one layer of both outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import jvp, vjp, vmap
+from torch import Tensor
+from torch.func import vjp
 
 from attacks.budget import spent
-from attacks.equations.embedding import Embedding
-from attacks.equations.layers import inputs_of
-from mjp_privacy.core.machine import torch_generator
+from attacks.equations.second_branch import FC2, PROJ, TwoLayers, first_layers, layer_scales
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.vit import input_of, pictures_first
 
-BLOCK = "blocks.0"
-PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
-LAYERS = (PROJ, FC1, FC2)
 SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
 NEAR, FAR = 8, 32
 """Searches of a round, and of one after fewer than half of a round's have ended at tokens."""
@@ -83,7 +76,6 @@ that found no new token: searches in some untrained networks go slowly to their 
 DAMPING, DAMPING_FINE = 1e-2, 1e-6
 LESS, MORE = 0.2, 4.0  # times the damping after a better and a worse step
 ENTRIES = 2**25  # of the derivatives of the searches that go together
-AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,142 +94,6 @@ class PeeledTokens:
         return len(self.directions)
 
 
-def lacks_block(model: MJPVisionTransformer) -> str | None:
-    """Why block 0 has not the parts that the equations are of, or None."""
-    block: Any = next(iter(getattr(model, "blocks", ())), None)
-    parts = ("attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-    lacking = [name for name in parts if not _has(block, name)]
-    if lacking:
-        return f"block 0 has no {', '.join(lacking)}"
-    if not isinstance(block.norm2, nn.LayerNorm):
-        kind = type(block.norm2).__name__
-        return f"the norm before its two-layer network is a {kind}, no LayerNorm"
-    if block.norm2.weight is None or block.norm2.bias is None:
-        return "the LayerNorm before its two-layer network has no weights or no bias"
-    return None
-
-
-def equations_hold(model: MJPVisionTransformer) -> bool:
-    """Whether a float64 model's block 0 computes what the equations say, as a random picture shows:
-    another scale, norm or position in it gives another output."""
-    block, size = model.blocks[0], model.grid.pixels(model.patch_size)
-    generator = torch_generator("a picture for block 0's equations")
-    x = torch.randn(1, model.channels, *size, generator=generator).to(model.like)
-    outputs = list[Tensor]()
-    handle = block.register_forward_hook(
-        lambda *ran: outputs.append(pictures_first(block, first_tensor(ran[2]))[0])
-    )
-    with torch.no_grad(), inputs_of(model, [PROJ]) as seen:
-        z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
-        model(x)
-        handle.remove()
-        summed = seen[PROJ][0]
-        if z.ndim != 2 or summed.ndim != 2 or len(summed) != len(z):  # a map, or windows of it
-            return False
-        expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
-        patches, embedding = to_patches(x[0], model.patch_size), Embedding.of(model)
-        there = slice(model.prefix, model.prefix + len(patches))
-        expected[there] += embedding(patches) - embedding(0 * patches)
-        r = z + layer_scales(block)[0](out(summed))
-        u = branch.norm(r)
-        after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))
-        after = after if branch.last is None else branch.last(after)
-    return not (_differs(expected, z) or _differs(after, outputs[0]))
-
-
-def first_tensor(output: Any) -> Tensor:
-    """What a block hands on, which may stand beside its attention's weights."""
-    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
-
-
-def _has(module: nn.Module | None, name: str) -> bool:
-    try:
-        return module is not None and module.get_submodule(name) is not None
-    except AttributeError:
-        return False
-
-
-def _differs(one: Tensor, other: Tensor) -> bool:
-    return one.shape != other.shape or float((one - other).norm() / other.norm()) > AGREES
-
-
-def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
-    """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
-    plain ViT, a vector each where there is layer scale."""
-    parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
-    found = [part if isinstance(part, Tensor) else next(part.parameters(), None) for part in parts]
-    for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):
-        if found == [None, None]:
-            found = [getattr(block, name, None) for name in names]
-    return [(lambda x: x) if gamma is None else gamma.__mul__ for gamma in found]
-
-
-@dataclass(frozen=True)
-class TwoLayers:
-    """Block 0's second branch, r + scaled(second(hidden(norm(r)))), in one precision; with a `last`
-    norm last(u + scaled(second(hidden(u)))), u = norm(r)."""
-
-    norm: nn.LayerNorm
-    first: nn.Linear
-    between: nn.Module  # from the first layer's outputs to the second's inputs
-    second: nn.Linear
-    scaled: Callable[[Tensor], Tensor]
-    parts: int
-    """1 where each input of the second layer depends on the output of the first in its place, 2
-    where a gate's takes its part as well, and so on; 0 where it is otherwise."""
-    last: nn.LayerNorm | None = None
-
-    @classmethod
-    def of(cls, model: MJPVisionTransformer) -> TwoLayers:
-        """The branch of a model's block 0, which is not differentiated."""
-        block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
-        first, second = block.mlp.fc1, block.mlp.fc2
-        between = getattr(block.mlp, "part", block.mlp)  # what runs in a live network
-        for holder in between.modules():
-            held = holder._modules.items()
-            others = {name: nn.Identity() for name, part in held if part in (first, second)}
-            holder._modules.update(others)
-        parts = first.out_features // second.in_features
-        last = getattr(block, "norm3", None)
-        branch = cls(block.norm2, first, between, second, layer_scales(block)[1], parts, last)
-        random = torch_generator("whether each input depends on its own")
-        before, along = torch.randn(2, 1, first.out_features, generator=random).to(first.weight)
-        whole = replace(branch, parts=0).moved(before, along)
-        agrees = len(along.mT) == parts * second.in_features and not _differs(
-            whole, branch.moved(before, along)
-        )
-        return branch if agrees else replace(branch, parts=0)
-
-    def hidden(self, u: Tensor) -> Tensor:
-        """f for inputs u (..., D)."""
-        inputs: Tensor = self.between(self.first(u))
-        return inputs
-
-    def moved(self, before: Tensor, along: Tensor) -> Tensor:
-        """How f (m, k, width) moves as each of the first layer's outputs (m, hidden) moves along
-        each of some directions (k, hidden)."""
-        if not self.parts:
-
-            def pushed(direction: Tensor) -> Tensor:
-                moved: Tensor = jvp(self.between, (before,), (direction.expand_as(before),))[1]
-                return moved
-
-            return vmap(pushed)(along).transpose(0, 1)
-        with torch.enable_grad():  # of the sum: each of f depends on its own parts alone
-            inputs = before.detach().requires_grad_()
-            (slopes,) = torch.autograd.grad(self.between(inputs).sum(), inputs)
-        products = slopes.unsqueeze(1) * along
-        return products.unflatten(2, (self.parts, -1)).sum(2) if self.parts > 1 else products
-
-    def back(self, u: Tensor, upstream: Tensor) -> Tensor:
-        """d (m, hidden) at the first layer's output for inputs u (m, D) and gradients g (m, D) of
-        the branch's output."""
-        pulled: Tensor = vjp(self.between, self.first(u))[1](
-            self.scaled(upstream) @ self.second.weight
-        )[0]
-        return pulled
-
-
 @dataclass(frozen=True)
 class SentGradient:
     """A layer's gradient with its bias' as one more column, and its singular directions that exceed
@@ -250,11 +106,13 @@ class SentGradient:
     noise: float  # the variance of an entry
 
     @classmethod
-    def of(cls, grads: Grads, layer: str, most: int) -> SentGradient:
-        """One step's gradient of a layer, of at most so many tokens."""
-        total, bias = grads[f"{layer}.weight"].double(), grads.get(f"{layer}.bias")
-        if bias is not None:
-            total = torch.cat((total, bias.double().unsqueeze(1)), 1)
+    def of(cls, grads: Grads, layers: Sequence[str], most: int) -> SentGradient:
+        """One step's gradient of a layer, or of several of the same input, of at most so many
+        tokens."""
+        total = torch.cat([grads[f"{layer}.weight"] for layer in layers]).double()
+        biases = [grads.get(f"{layer}.bias") for layer in layers]
+        if all(bias is not None for bias in biases):
+            total = torch.cat((total, torch.cat(biases).double().unsqueeze(1)), 1)  # type: ignore[arg-type]
         u, s, vh = torch.linalg.svd(total, full_matrices=False)
         most = min(most, len(s))
         floor = float(s[most]) if most < len(s) else float(s[0]) * torch.finfo(torch.float32).eps
@@ -283,13 +141,16 @@ def tokens_of(
 ) -> PeeledTokens | None:
     """The tokens in one step's gradients (*shape) of at most `most`; None where none is found."""
     branch = TwoLayers.of(model)
-    first, second, sums = (SentGradient.of(grads, name, most) for name in (FC1, FC2, PROJ))
+    first, second, sums = (
+        SentGradient.of(grads, names, most) for names in (first_layers(model), (FC2,), (PROJ,))
+    )
     peeling = Peeling(branch, first, second, generator)
     found = peeling.all_tokens()
     if not len(found):
         return None
     complete = len(found) >= len(second.values)
-    directions = (found - branch.norm.bias) / branch.norm.weight
+    weight, bias, centres = branch.scaling
+    directions = (found - bias) / weight
     attended = lengths = taken_out = None
     if complete and len(sums.values):
         inputs = _augmented(branch.hidden(found), second)
@@ -297,10 +158,10 @@ def tokens_of(
         upstream = _unscaled(branch.scaled, upstream)
         back = branch.back(found, upstream) @ branch.first.weight
         if branch.last is None:
-            back = _through_norm(back * branch.norm.weight, directions)
+            back = _through_norm(back * weight, directions, centres)
             attended, lengths = _attended(model, sums, upstream, back)
         else:
-            back = _through_norm((upstream + back) * branch.norm.weight, directions)
+            back = _through_norm((upstream + back) * weight, directions, centres)
             out: Any = model.get_submodule(PROJ)
             scaled = layer_scales(model.blocks[0])[0]
             taken_out = torch.linalg.lstsq(scaled(back).mT, sums.total).solution[
@@ -309,12 +170,14 @@ def tokens_of(
             added = scaled(taken_out @ out.weight.mT)
             directions = directions - (added - added.mean(1, keepdim=True))
             attended = torch.zeros_like(taken_out)
+    if not centres:
+        directions = directions - directions.mean(1, keepdim=True)
     return PeeledTokens(directions, attended, lengths, complete, taken_out)
 
 
-def _through_norm(back: Tensor, directions: Tensor) -> Tensor:
+def _through_norm(back: Tensor, directions: Tensor, centres: bool) -> Tensor:
     """Gradients (T, D) of normalised tokens as gradients of the tokens, up to their lengths."""
-    back = back - back.mean(1, keepdim=True)
+    back = back - back.mean(1, keepdim=True) if centres else back
     return back - directions * (back * directions).mean(1, keepdim=True)
 
 
@@ -430,6 +293,10 @@ def _distinct(vectors: Tensor, known: Tensor) -> Tensor:
 class _Equations:
     """What one token's u must satisfy: u = start + y moves, and f in its span."""
 
+    sphere: tuple[Tensor, Tensor] | None = None
+    """A point (D,) and directions (k, D) of which y makes vectors of length 1."""
+    weight = 1.0  # of that equation beside those of f
+
     def __init__(
         self, branch: TwoLayers, second: SentGradient, inputs: Tensor, inner: Tensor
     ) -> None:
@@ -442,6 +309,10 @@ class _Equations:
             turn = torch.linalg.qr(last, mode="complete").Q
             self.start = (last * rows).sum(0) / last.square().sum()
             self.moves = turn[:, 1:].mT @ rows
+        else:  # u = 0 solves the equations of layers without biases: a norm's output is long
+            weight, bias, _ = branch.scaling
+            scale = weight * width**0.5
+            self.sphere = (self.start - bias) / scale, self.moves / scale
         self.before = first.weight @ self.start + (0 if first.bias is None else first.bias)
         self.along = self.moves @ first.weight.mT
 
@@ -450,6 +321,7 @@ class _Equations:
         one = copy(self)
         one.branch = replace(self.branch, between=deepcopy(self.branch.between).float())
         one.rows, one.before, one.along = self.rows.float(), self.before.float(), self.along.float()
+        one.sphere = self.sphere and (self.sphere[0].float(), self.sphere[1].float())
         return one
 
     def nearest(self, u: Tensor) -> Tensor:
@@ -460,9 +332,10 @@ class _Equations:
         """u (m, D) that searches (`QUICK`) from points (n, k) end at, where that share outside is
         enough."""
         each = max(starts.shape[1] * self.branch.second.in_features, 1)
-        ends, shares = list[Tensor](), list[Tensor]()
+        ends, shares, coarse = list[Tensor](), list[Tensor](), self.coarse()
+        coarse.weight = float(self._residual(starts[:NEAR])[0].square().sum(1).mean())
         for some in starts.split(max(1, ENTRIES // each)):
-            end, share = self.coarse()._solved(some.float(), *searches)
+            end, share = coarse._solved(some.float(), *searches)
             ends.append(end)
             shares.append(share)
             if spent():
@@ -530,8 +403,15 @@ class _Equations:
     def _linearised(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """J^T J, J^T r, |r|^2 and |r|^2 / |f|^2 at points (m, k)."""
         (f, r), (gram, slopes) = self._residual(y), self._derivatives(y)
-        value = r.square().sum(1)
-        return gram, _along(slopes, r), value, value / f.square().sum(1)
+        value, slope = r.square().sum(1), _along(slopes, r)
+        share = value / f.square().sum(1)
+        if self.sphere is not None:
+            vectors = self.sphere[0] + y @ self.sphere[1]
+            off, steep = vectors.square().sum(1) - 1, 2 * vectors @ self.sphere[1].mT
+            gram = gram + self.weight * steep[:, :, None] * steep[:, None]
+            slope = slope + self.weight * off[:, None] * steep
+            value = value + self.weight * off.square()
+        return gram, slope, value, share
 
     def _residual(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """f with the bias' input (m, width + 1), and what of it lies outside its span."""

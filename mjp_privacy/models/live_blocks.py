@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.models.vit import ACTIVATION_LAYERS
+from mjp_privacy.models.vit import ACTIVATION_LAYERS, token_norm
 
+FIRST, GATED = "fc1", ("fc1_g", "fc1_x")
+"""timm's names of a two-layer network's first layer, and of two whose outputs gate each other."""
 QUERIES = 4  # of the tokens by whose sums an attention is told
 SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
 
@@ -80,47 +82,85 @@ class Pair(nn.Module):
 
 def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
-    a linear layer, a LayerNorm, and two linear layers, each branch perhaps scaled. A LayerNorm
-    behind them is `norm3`: that of a block that normalises sums, as torch's do where nothing else
-    is said; its attention is given block 0's input itself."""
+    a linear layer, a norm, and two linear layers, of which the first may be two that gate each
+    other (`fc1_g` and `fc1_x`), each branch perhaps scaled. A norm behind them is `norm3`: that of
+    a block that normalises sums, as torch's do where nothing else is said; its attention is given
+    block 0's input itself."""
     names = {id(part): name for name, part in block.named_modules()}
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
     layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]
-    norms = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.LayerNorm)]
-    between = [at for at in norms if len(layers) > 2 and layers[-3] < at < layers[-2]]
+    norms = [at for at, name in enumerate(inside) if token_norm(parts[name])]
+    seen = {id(ran.part): ran for ran in run}
+    ran_last = [seen[id(parts[inside[at]])] for at in layers[-3:-1]]
+    gated = len(layers) > 3 and ran_last[0].given is ran_last[1].given
+    firsts_at = layers[-3 if gated else -2 : -1]
+    earlier = [at for at in layers if firsts_at and at < firsts_at[0]]
+    between = [at for at in norms if earlier and earlier[-1] < at < firsts_at[0]]
     if len(between) != 1:
         return None
     before, after = inside[: between[0]], inside[between[0] :]
-    out, first, second = (inside[at] for at in layers[-3:])
-    if parts[out].out_features != parts[inside[between[0]]].normalized_shape[-1]:
+    out, second = inside[earlier[-1]], inside[layers[-1]]
+    firsts = [inside[at] for at in firsts_at]
+    if parts[out].out_features != seen[id(parts[inside[between[0]]])].given.shape[-1]:
         return None  # of a part of the tokens, as an attention's head
     norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
     first_norm = [parts[inside[at]] for at in norms if at < layers[0]]
     attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
-    inner, ends = first.rpartition(".")[0], after.index(second)
-    mlp = parts[inner]
-    seen = {id(ran.part): ran for ran in run}
-    beside = parts[second] in mlp.children() and parts[norm] not in mlp.modules()
-    if not beside or id(mlp) not in seen:
-        ran = [parts[name] for name in after[after.index(first) + 1 : ends]]
-        middle = _middle(ran, seen[id(parts[first])].output, seen[id(parts[second])].given)
-        mlp = nn.Sequential(parts[first], *middle, parts[second])
+    mlp, ends = parts[firsts[0].rpartition(".")[0]], after.index(second)
+    called = [parts[name] for name in (*firsts, second)]
+    beside = all(layer in [*mlp.children()] for layer in called[1:])
+    if not beside or parts[norm] in mlp.modules() or id(mlp) not in seen:
+        ran = [parts[name] for name in after[after.index(firsts[0]) + 1 : ends]]
+        middle = _middle(
+            [part for part in ran if part not in called], [seen[id(x)] for x in called]
+        )
+        mlp = Inline(called[:-1], middle, called[-1])
     scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
     scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
     attn = Named(attention, proj=parts[out])
     if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
-        before_out = [seen[id(parts[inside[at]])] for at in layers[:-3]]
+        before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
         attn.__dict__.update(_queries_keys_values(before_out, seen[id(parts[out])].given) or {})
+    timms = (*(GATED if len(firsts) > 1 else (FIRST,)), "fc2")
     return Named(
         block,
         attn=attn,
         norm2=parts[norm],
-        mlp=Named(mlp, fc1=parts[first], fc2=parts[second]),
+        mlp=Named(mlp, **dict(zip(timms, called, strict=True))),
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
         **scales,
     )
+
+
+class Inline(nn.Module):
+    """A two-layer network whose parts their block itself calls."""
+
+    def __init__(self, firsts: list[nn.Module], middle: list[nn.Module], second: nn.Module) -> None:
+        super().__init__()
+        self.firsts, self.middle = nn.ModuleList(firsts), nn.Sequential(*middle)
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.cat([layer(x) for layer in self.firsts], -1)
+        out: Tensor = self.second(self.middle(hidden))
+        return out
+
+
+class Gate(nn.Module):
+    """One half of what it is given times an activation of the other half."""
+
+    def __init__(self, activation: nn.Module, *, of_first: bool) -> None:
+        super().__init__()
+        self.activation, self.of_first = activation, of_first
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        one, other = hidden.chunk(2, -1)
+        if self.of_first:
+            one, other = other, one
+        gated: Tensor = one * self.activation(other)
+        return gated
 
 
 @dataclass(frozen=True)
@@ -194,12 +234,17 @@ def _order_of(
     return found
 
 
-def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.Module]:
-    """What stands between two layers that were called by their block itself: the parts that ran
-    there or, where an activation among them is no module, the one that computes the same."""
+def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
+    """What stands between the first layers of a network and its last that their block itself calls:
+    the parts that ran there or, where an activation among them is no module, the one that computes
+    the same, or gates one half by the other."""
+    *firsts, second = called
+    given, output = torch.cat([ran.output for ran in firsts], -1), second.given
     ran = [part for part in between if not [*part.children()]]
     activations: list[nn.Module] = [*(make() for make in ACTIVATION_LAYERS.values()), nn.SiLU()]
-    for middle in [ran, *([one] for one in activations)]:
+    halves = itertools.product([*ran, *activations, nn.Sigmoid(), nn.Identity()], (True, False))
+    gates = [Gate(one, of_first=of_first) for one, of_first in halves]
+    for middle in [ran, *([one] for one in (*activations, *gates))]:
         try:
             with torch.no_grad():
                 got = nn.Sequential(*middle)(given)
@@ -213,7 +258,7 @@ def _middle(between: list[nn.Module], given: Tensor, output: Tensor) -> list[nn.
 def _scales(part: nn.Module) -> bool:
     """Whether a part of a block holds one vector and no more, as layer scale does."""
     held = [*part.parameters()]
-    return len(held) == 1 and held[0].ndim == 1 and not isinstance(part, nn.LayerNorm)
+    return len(held) == 1 and held[0].ndim == 1 and token_norm(part) is None
 
 
 # torch's own attention ----------------------------------------------------------------------------

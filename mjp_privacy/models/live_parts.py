@@ -5,7 +5,7 @@
 
 A linear layer of flattened patches becomes the convolution that computes the same. Whether a part
 is what it seems, the equations say that are tried on every network
-(`timm_networks.check_equation`, `attacks.equations.token_peeling.equations_hold`).
+(`timm_networks.check_equation`, `attacks.equations.second_branch.equations_hold`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live_blocks import Pair, Ran, named_block
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
+from mjp_privacy.models.vit import token_norm
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
@@ -124,9 +125,10 @@ def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
     last; of those that are neither it nor linear layers nor norms without tensors. Those that had
     ended where it does not take the picture, which the caller will meet."""
     run: list[Ran] = []
+    norms = {part for part in module.modules() if token_norm(part)}
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if part is module or isinstance(part, nn.Linear | nn.LayerNorm):
+        if part is module or isinstance(part, nn.Linear) or part in norms:
             run.append(Ran(part, next(iter((*given, *named.values())), None), output))
         else:
             run.append(Ran(part, None, None))
@@ -229,7 +231,7 @@ def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
 
 
 def _holds_norm(part: nn.Module) -> bool:
-    return any(isinstance(inner, nn.LayerNorm) for inner in part.modules() if inner is not part)
+    return any(token_norm(inner) for inner in part.modules() if inner is not part)
 
 
 def _classifier(

@@ -6,15 +6,17 @@ compiler, SymPy), of which no attack needs any.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import Activation, Variant
@@ -192,6 +194,56 @@ class ClosedFormBlock(nn.Module):
 
 
 # what a layer is given ----------------------------------------------------------------------------
+
+
+class TokenNorm(NamedTuple):
+    """weight * x / (the root of its mean square) + bias of tokens x, less their mean where it
+    `centres`: a LayerNorm, or an RMSNorm."""
+
+    weight: Tensor  # (D,)
+    bias: Tensor  # (D,)
+    centres: bool
+
+
+FAR = 1e6
+"""Length of what a norm is told by: its eps does not show."""
+NORM_AGREES = 1e-5  # relative error up to which a part computes a norm
+
+
+def token_norm(part: nn.Module) -> TokenNorm | None:
+    """What a part of a network computes if that is a norm of tokens, whatever it is called; else
+    None. Of an outline, whose weights hold no numbers, the name has to do."""
+    held = [*part.parameters()]
+    shapes = {tuple(one.shape) for one in held}
+    shape = tuple(getattr(part, "normalized_shape", None) or next(iter(shapes), ()))
+    if [*part.children()] or len(shape) != 1 or shapes - {shape} or isinstance(part, nn.Linear):
+        return None
+    named = "norm" in type(part).__name__.lower()
+    if isinstance(part, nn.LayerNorm) or (named and held and held[0].is_meta):
+        weight, bias = getattr(part, "weight", None), getattr(part, "bias", None)
+        like = torch.ones(shape, dtype=torch.float64) if weight is None else weight.detach()
+        without = torch.zeros_like(like) if bias is None else bias.detach()
+        return TokenNorm(like, without, isinstance(part, nn.LayerNorm))
+    own = copy.deepcopy(part).double()
+    generator = torch_generator("tokens by which a norm is told")
+    x = FAR * (0.5 + torch.randn(4, *shape, generator=generator, dtype=torch.float64))
+    try:
+        with torch.no_grad():
+            bias = own.forward(torch.zeros_like(x))[0]  # without hooks, which are copied
+            scaled = own.forward(x) - bias
+    except Exception:  # a part of another kind, whatever it takes
+        return None
+    for centres in (True, False):
+        y = x - x.mean(1, keepdim=True) if centres else x
+        y = y / y.square().mean(1, keepdim=True).sqrt()
+        weight = (scaled * y).sum(0) / y.square().sum(0)
+        if scaled.shape == y.shape and _near(weight * y, scaled):
+            return TokenNorm(weight, bias, centres)
+    return None
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool(other.any()) and float((one - other).norm() / other.norm()) < NORM_AGREES
 
 
 class _Reached(Exception):

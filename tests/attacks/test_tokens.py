@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attacks import find_attack
 from attacks.equations.patch_order import PatchOrder
-from attacks.equations.token_peeling import LAYERS, PROJ, equations_hold
+from attacks.equations.second_branch import FC1, PROJ, equations_hold
 from attacks.head_features import features_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -91,6 +91,8 @@ def test_masked_patches_are_exact_and_the_mask_is_found() -> None:
 MLPS: dict[str, Any] = {
     "mlp": {},
     "gated": {"mlp_layer": timm.layers.GluMlp},
+    "gated by a layer of its own": {"mlp_layer": timm.layers.SwiGLU},
+    "behind an RMSNorm": {"norm_layer": timm.layers.RmsNorm},
     "normed": {"scale_mlp_norm": True},
 }
 
@@ -173,15 +175,29 @@ def test_a_block_that_computes_something_else_is_noticed(scaled: bool) -> None:
     assert [*found.inapplicable] == [0]
 
 
+class Doubled(nn.Identity):
+    """In place of a norm, what is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class OneLayer(nn.Linear):
+    """In place of two layers."""
+
+    def __init__(self, in_features: int, **_: Any) -> None:
+        super().__init__(in_features, in_features)
+
+
 @pytest.mark.parametrize(
     ("model", "facts", "absent", "kind"),
     [
-        (lambda: other_vit(mlp_layer=timm.layers.SwiGLU), {}, "none", "block"),
-        (lambda: other_vit(norm_layer=timm.layers.RmsNorm), {}, "none", "block"),
+        (lambda: other_vit(norm_layer=Doubled), {}, "none", "block"),
+        (lambda: other_vit(mlp_layer=OneLayer), {}, "none", "block"),
         (lambda: other_vit(pre_norm=True), {}, "none", "block"),
         (rotary, {"batch": 2}, "none", "batch"),
         (other_vit, {"batch": 100}, "none", "underdetermined"),
-        (other_vit, {}, LAYERS[1], "missing_gradient"),
+        (other_vit, {}, FC1, "missing_gradient"),
         (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),
     ],
 )

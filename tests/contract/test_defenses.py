@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.defenses.disturbance import Draws
+from mjp_privacy.client.defenses.noise import DpSgd
 from mjp_privacy.client.defenses.registry import (
     DEFENSES,
     StepDefense,
@@ -139,6 +140,14 @@ def test_a_step_is_a_mean_of_examples_and_the_declared_noise(line: str, batch: i
     for upload in PLANTED:
         if sentences := list(step_complaints(defense, upload, batch)):
             pytest.fail("\n".join(sentences), pytrace=False)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_dp_sgds_noise_is_sigma_times_the_clip_over_the_batch(batch: int) -> None:
+    """By Abadi et al.'s formula, not by what it declares."""
+    still = {"w": torch.zeros(1, batch, 300, 300)}
+    noisy = DpSgd(noise=0.5, clip=2.0).step_gradient(still, Draws(0, ["a"], 0))["w"]
+    assert float(noisy.std()) == pytest.approx(0.5 * 2.0 / batch, rel=0.02)
 
 
 def every_complaint(line: str, share: float) -> Iterator[str]:

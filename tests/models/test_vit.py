@@ -28,6 +28,7 @@ from mjp_privacy.models.mjp_vit import (
 )
 from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.spec import METADATA
+from mjp_privacy.models.vit import token_norm
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
     ARCHITECTURE,
@@ -409,3 +410,51 @@ def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
         with_adapters(loaded, LowRank(2), seed=0)
     with pytest.raises(UserError, match=r"24.*blocks.0.attn.qkv.weight.*25"):
         with_adapters(tiny(), LowRank(25), seed=0)
+
+
+# norms of tokens ----------------------------------------------------------------------------------
+
+
+class OwnNorm(nn.Module):
+    """An RMSNorm under names of its own, in float32 inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return ((y * y.square().mean(-1, keepdim=True).add(1e-6).rsqrt()) * self.scale).type_as(x)
+
+
+@pytest.mark.parametrize(
+    ("part", "centres"),
+    [
+        (nn.LayerNorm(12), True),
+        (nn.LayerNorm(12, bias=False), True),
+        (nn.LayerNorm(12, elementwise_affine=False), True),
+        (nn.RMSNorm(12), False),
+        (nn.RMSNorm(12, elementwise_affine=False), False),
+        (OwnNorm(12), False),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_norm_is_told_by_what_it_computes(part: nn.Module, centres: bool) -> None:
+    for parameter in part.parameters():
+        parameter.data.uniform_(0.5, 2)
+    found, x = token_norm(part), 3 + torch.randn(5, 12)
+    assert found is not None
+    assert found.centres == centres
+    y = (x - x.mean(1, keepdim=True) if centres else x).double()
+    y = y / y.square().mean(1, keepdim=True).sqrt()
+    torch.testing.assert_close(
+        found.weight * y + found.bias, part(x).double(), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_what_is_no_norm_of_tokens_is_none() -> None:
+    others = [
+        *(nn.Linear(12, 12), nn.BatchNorm1d(12).eval(), nn.GroupNorm(3, 12), nn.LayerNorm([3, 4])),
+        *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), nn.Identity()),
+    ]
+    assert [token_norm(part) for part in others] == [None] * len(others)

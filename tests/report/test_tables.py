@@ -328,6 +328,19 @@ def notes_of(folder: Path) -> str:
     return "\n".join(item for part in all_notes(lines_of(folder)) for item in part.items)
 
 
+def test_unshuffled_pictures_are_counted_and_the_exact_ones_among_them(tmp_path: Path) -> None:
+    entry, store = intact("masked_span", setting="c", gamma=0.27), RunStore(tmp_path)
+    store.write_cells([entry])
+    masks = ((math.inf, 1.0), (math.inf, 0.0), (20.0, 1.0), (18.0, 0.0), (16.0, 1.0))
+    rows = [
+        image_row(image_id(i), psnr, diagnostics={"empty_mask": empty})
+        for i, (psnr, empty) in enumerate(masks)
+    ]
+    write_rows(store, entry, rows)
+    (sentence,) = [line for line in notes_of(tmp_path).splitlines() if "Unshuffled" in line]
+    assert [part for part in sentence.split() if part.isdigit()] == ["3", "5", "1", "2"]
+
+
 @pytest.mark.parametrize(
     ("facts", "zero_rows", "psnr", "said"),
     [

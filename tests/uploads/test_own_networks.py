@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,15 +42,33 @@ class Own(nn.Module):
 
 
 class Block(nn.Module):
-    """A block in which everything is called by hand; `order` is that of qkv's outputs."""
+    """A block in which everything is called by hand; `order` is that of qkv's outputs, `gate` says
+    of what the second branch is made."""
 
-    def __init__(self, order: str = "three") -> None:
+    def __init__(
+        self, order: str = "three", norm: Any = nn.LayerNorm, gate: str = "", bias: bool = True
+    ) -> None:
         super().__init__()
-        self.order, self.heads = order, 4
+        self.order, self.heads, self.gate = order, 4, gate
         outputs = [3 * DIM] if order != "three" else [DIM] * 3
         self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in outputs)
-        self.out, self.ln1, self.ln2 = nn.Linear(DIM, DIM), nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.up, self.down = nn.Linear(DIM, 3 * DIM), nn.Linear(3 * DIM, DIM)
+        self.out, self.ln1, self.ln2 = nn.Linear(DIM, DIM), norm(DIM), norm(DIM)
+        self.up = nn.Linear(DIM, (6 if gate == "halves" else 3) * DIM, bias)
+        self.down = nn.Linear(3 * DIM, DIM, bias)
+        if gate == "module":
+            self.mlp = Gated(bias)
+        elif gate == "two":
+            self.beside = nn.Linear(DIM, 3 * DIM, bias)
+
+    def branch(self, u: Tensor) -> Tensor:
+        if self.gate == "module":
+            return self.mlp(u)  # type: ignore[no-any-return]
+        if self.gate == "two":
+            return self.down(nn.functional.silu(self.up(u)) * self.beside(u))
+        if self.gate == "halves":
+            one, other = self.up(u).chunk(2, -1)
+            return self.down(one * nn.functional.gelu(other))
+        return self.down(nn.functional.silu(self.up(u)))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         y = self.ln1(z)
@@ -64,18 +83,42 @@ class Block(nn.Module):
         late = self.order == "head, value, kind"  # as a well-known tutorial scales them
         weights = (q @ k.mT).softmax(-1) / DIM**0.5 if late else (q @ k.mT / each**0.5).softmax(-1)
         z = z + self.out((weights @ v).transpose(1, 2).flatten(2))
-        return z + self.down(nn.functional.silu(self.up(self.ln2(z)))), weights
+        return z + self.branch(self.ln2(z)), weights
+
+
+class Gated(nn.Module):
+    """Two layers that gate each other, as language models have them."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(DIM, 3 * DIM, bias) for _ in range(2))
+        self.down_proj = nn.Linear(3 * DIM, DIM, bias)
+
+    def forward(self, u: Tensor) -> Tensor:
+        gated = nn.functional.silu(self.gate_proj(u)) * self.up_proj(u)
+        return self.down_proj(gated)  # type: ignore[no-any-return]
+
+
+class RootMeanSquare(nn.Module):
+    """An RMSNorm as somebody writes it, whose weight is less by 1."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.g = nn.Parameter(0.1 * torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 + self.g) * nn.functional.normalize(x, dim=-1) * x.shape[-1] ** 0.5
 
 
 class ByHand(Own):
     """The same around blocks of one's own, with a fixed table of positions that is no parameter."""
 
-    def __init__(self, order: str, holder: str) -> None:
+    def __init__(self, order: str, holder: str, **block: Any) -> None:
         super().__init__()
         table = self.pos_embed.detach()
         del self.pos_embed, self.encoder
         self.register_buffer("pos_embed", table)
-        blocks, self.holder = [Block(order) for _ in range(2)], holder
+        blocks, self.holder = [Block(order, **block) for _ in range(2)], holder
         if holder == "attributes":
             self.one, self.two = blocks
         elif holder == "dictionary":
@@ -150,6 +193,24 @@ def test_blocks_written_by_hand_are_read_whatever_their_layers_are_called(
     found = leak_of(
         ByHand(order, holder), photographs(2), attacks="token_peeling", batch=2, img_size=32
     )
+    assert (found.best.exact, found.best.verified) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "gate", "bias"),
+    [
+        (nn.RMSNorm, "two", False),
+        (RootMeanSquare, "halves", False),
+        (partial(nn.LayerNorm, bias=False), "module", True),
+        (partial(nn.LayerNorm, elementwise_affine=False), "", False),
+    ],
+    ids=["RMSNorm", "one's own", "without bias", "without weights"],
+)
+def test_other_norms_and_gates_are_read(norm: Any, gate: str, bias: bool) -> None:
+    """A branch without biases is solved by nothing, too, which is no token."""
+    torch.manual_seed(4)
+    network = ByHand("three", "list", norm=norm, gate=gate, bias=bias)
+    found = leak_of(network, photographs(2), attacks="token_peeling", batch=2, img_size=32)
     assert (found.best.exact, found.best.verified) == (2, 2)
 
 

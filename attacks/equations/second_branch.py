@@ -1,0 +1,209 @@
+"""Block 0 behind its attention: its layers, and whether it computes what is assumed of them.
+
+    r = z + scaled(out(attended)),    block 0's output = r + scaled(second(between(first(norm(r)))))
+
+or with norms of the sums, as torch's encoder layers have them. The two first layers of a gate are
+one layer of both outputs. The layers' names are timm's, in a live network too (`live_blocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from attacks.equations.embedding import Embedding
+from attacks.equations.layers import inputs_of
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.live_blocks import GATED
+from mjp_privacy.models.vit import TokenNorm, input_of, pictures_first, token_norm
+
+BLOCK = "blocks.0"
+PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
+GATES = tuple(f"{BLOCK}.mlp.{name}" for name in GATED)
+AGREES = 1e-5  # relative error up to which block 0 computes what the equations say
+
+
+def lacks_block(model: MJPVisionTransformer) -> str | None:
+    """Why block 0 has not the parts that the equations are of, or None."""
+    block: Any = next(iter(getattr(model, "blocks", ())), None)
+    layers = [name.removeprefix(f"{BLOCK}.") for name in layers_read(model)]
+    lacking = [name for name in (*layers, "norm2") if not _has(block, name)]
+    if lacking:
+        return f"block 0 has no {', '.join(lacking)}"
+    if token_norm(block.norm2) is None:
+        kind = type(block.norm2).__name__
+        return f"before its two-layer network stands a {kind}, no norm of tokens"
+    return None
+
+
+def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
+    """The layers of block 0 whose gradients show its tokens."""
+    return PROJ, *first_layers(model), FC2
+
+
+def first_layers(model: MJPVisionTransformer) -> tuple[str, ...]:
+    """The first layer of block 0's two-layer network, or two whose outputs gate each other."""
+    return GATES if all(_has(model, name) for name in GATES) else (FC1,)
+
+
+def equations_hold(model: MJPVisionTransformer) -> bool:
+    """Whether a float64 model's block 0 computes what the equations say, as a random picture shows:
+    another scale, norm or position in it gives another output."""
+    block, size = model.blocks[0], model.grid.pixels(model.patch_size)
+    generator = torch_generator("a picture for block 0's equations")
+    x = torch.randn(1, model.channels, *size, generator=generator).to(model.like)
+    outputs = list[Tensor]()
+    handle = block.register_forward_hook(
+        lambda *ran: outputs.append(pictures_first(block, first_tensor(ran[2]))[0])
+    )
+    with torch.no_grad(), inputs_of(model, [PROJ]) as seen:
+        z, empty = (input_of(model, block, shown)[0] for shown in (x, 0 * x))
+        model(x)
+        handle.remove()
+        summed = seen[PROJ][0]
+        if z.ndim != 2 or summed.ndim != 2 or len(summed) != len(z):  # a map, or windows of it
+            return False
+        expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
+        patches, embedding = to_patches(x[0], model.patch_size), Embedding.of(model)
+        there = slice(model.prefix, model.prefix + len(patches))
+        expected[there] += embedding(patches) - embedding(0 * patches)
+        r = z + layer_scales(block)[0](out(summed))
+        u = branch.norm(r)
+        after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))
+        after = after if branch.last is None else branch.last(after)
+    return not (_differs(expected, z) or _differs(after, outputs[0]))
+
+
+def first_tensor(output: Any) -> Tensor:
+    """What a block hands on, which may stand beside its attention's weights."""
+    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
+
+
+def _has(module: nn.Module | None, name: str) -> bool:
+    try:
+        return module is not None and module.get_submodule(name) is not None
+    except AttributeError:
+        return False
+
+
+def _differs(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or float((one - other).norm() / other.norm()) > AGREES
+
+
+def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
+    """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
+    plain ViT, a vector each where there is layer scale."""
+    parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
+    found = [part if isinstance(part, Tensor) else next(part.parameters(), None) for part in parts]
+    for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):
+        if found == [None, None]:
+            found = [getattr(block, name, None) for name in names]
+    return [(lambda x: x) if gamma is None else gamma.__mul__ for gamma in found]
+
+
+@dataclass(frozen=True)
+class TwoLayers:
+    """Block 0's second branch, r + scaled(second(hidden(norm(r)))), in one precision; with a `last`
+    norm last(u + scaled(second(hidden(u)))), u = norm(r)."""
+
+    norm: nn.Module
+    scaling: TokenNorm  # what the norm computes
+    first: nn.Linear
+    between: nn.Module  # from the first layer's outputs to the second's inputs
+    second: nn.Linear
+    scaled: Callable[[Tensor], Tensor]
+    parts: int
+    """1 where each input of the second layer depends on the output of the first in its place, 2
+    where a gate's takes its part as well, and so on; 0 where it is otherwise."""
+    last: nn.Module | None = None
+
+    @classmethod
+    def of(cls, model: MJPVisionTransformer) -> TwoLayers:
+        """The branch of a model's block 0, which is not differentiated."""
+        block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
+        firsts = [
+            block.get_submodule(name.removeprefix(f"{BLOCK}.")) for name in first_layers(model)
+        ]
+        first, second = _joined(firsts), block.mlp.fc2
+        inner = {one: _Share(at, len(firsts)) for at, one in enumerate(firsts)}
+        inner |= {second: nn.Identity()}
+        between = getattr(block.mlp, "part", block.mlp)  # what runs in a live network
+        for holder in between.modules():
+            held = holder._modules.items()
+            holder._modules.update({name: inner[part] for name, part in held if part in inner})
+        parts = first.out_features // second.in_features
+        last = getattr(block, "norm3", None)
+        scaling = token_norm(block.norm2)
+        assert scaling is not None
+        scaled = layer_scales(block)[1]
+        branch = cls(block.norm2, scaling, first, between, second, scaled, parts, last)
+        random = torch_generator("whether each input depends on its own")
+        before, along = torch.randn(2, 1, first.out_features, generator=random).to(first.weight)
+        whole = replace(branch, parts=0).moved(before, along)
+        agrees = len(along.mT) == parts * second.in_features and not _differs(
+            whole, branch.moved(before, along)
+        )
+        return branch if agrees else replace(branch, parts=0)
+
+    def hidden(self, u: Tensor) -> Tensor:
+        """f for inputs u (..., D)."""
+        inputs: Tensor = self.between(self.first(u))
+        return inputs
+
+    def moved(self, before: Tensor, along: Tensor) -> Tensor:
+        """How f (m, k, width) moves as each of the first layer's outputs (m, hidden) moves along
+        each of some directions (k, hidden)."""
+        if not self.parts:
+
+            def pushed(direction: Tensor) -> Tensor:
+                moved: Tensor = jvp(self.between, (before,), (direction.expand_as(before),))[1]
+                return moved
+
+            return vmap(pushed)(along).transpose(0, 1)
+        with torch.enable_grad():  # of the sum: each of f depends on its own parts alone
+            inputs = before.detach().requires_grad_()
+            (slopes,) = torch.autograd.grad(self.between(inputs).sum(), inputs)
+        products = slopes.unsqueeze(1) * along
+        return products.unflatten(2, (self.parts, -1)).sum(2) if self.parts > 1 else products
+
+    def back(self, u: Tensor, upstream: Tensor) -> Tensor:
+        """d (m, hidden) at the first layer's output for inputs u (m, D) and gradients g (m, D) of
+        the branch's output."""
+        pulled: Tensor = vjp(self.between, self.first(u))[1](
+            self.scaled(upstream) @ self.second.weight
+        )[0]
+        return pulled
+
+
+class _Share(nn.Module):
+    """One of so many equal parts of what it is given."""
+
+    def __init__(self, at: int, count: int) -> None:
+        super().__init__()
+        self.at, self.count = at, count
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.chunk(self.count, -1)[self.at]
+
+
+def _joined(layers: Sequence[Any]) -> nn.Linear:
+    """Layers of the same input as one, of all their outputs."""
+    if len(layers) == 1:
+        whole: nn.Linear = layers[0]
+        return whole
+    weight = torch.cat([layer.weight for layer in layers])
+    whole = nn.Linear(weight.shape[1], len(weight), device="meta")
+    zeros = [torch.zeros_like(layer.weight[:, 0]) for layer in layers]
+    biases = [
+        z if layer.bias is None else layer.bias for z, layer in zip(zeros, layers, strict=True)
+    ]
+    whole.weight, whole.bias = nn.Parameter(weight, False), nn.Parameter(torch.cat(biases), False)
+    return whole
