@@ -401,8 +401,9 @@ class PatchLattice(PixelLattice):
         if any(view.model.patch_norms):
             return Refusal("block", "patches are normalised where they are embedded")
         if (patches := view.model.grid.patches) > self.most:
-            side = math.isqrt(self.most) * view.model.patch_size
-            text = f"N = {patches} patches, and a lattice of {self.most} at most: up to {side} px"
+            text = f"N = {patches} patches, and a lattice of {self.most} at most"
+            if view.model.grid.rows == view.model.grid.columns:
+                text += f": up to {math.isqrt(self.most) * view.model.patch_size} px"
             return Refusal("underdetermined", text)
         return too_few_equations(view.model)
 

@@ -262,7 +262,9 @@ def too_few_equations(
     more = f" + {extra}" if extra else ""
     most = math.isqrt(max(width - extra, 0))
     way_out = f"up to {most * model.patch_size} px they apply"
-    if most < 2:
+    if model.grid.rows != model.grid.columns:
+        way_out = f"up to {max(width - extra, 0)} patches they apply"
+    elif most < 2:
         way_out = "no picture of more than one patch is small enough"
     return Refusal(
         "underdetermined",

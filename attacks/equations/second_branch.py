@@ -40,7 +40,7 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
         return f"block 0 has no {', '.join(lacking)}"
     if token_norm(block.norm2) is None:
         kind = type(block.norm2).__name__
-        return f"before its two-layer network stands a {kind}, no norm of tokens"
+        return f"before its two-layer network stands a {kind}, no norm that can be told"
     return None
 
 
@@ -143,6 +143,8 @@ class TwoLayers:
         last = getattr(block, "norm3", None)
         scaling = token_norm(block.norm2)
         assert scaling is not None
+        like = second.weight
+        scaling = TokenNorm(scaling.weight.to(like), scaling.bias.to(like), scaling.centres)
         scaled = layer_scales(block)[1]
         branch = cls(block.norm2, scaling, first, between, second, scaled, parts, last)
         random = torch_generator("whether each input depends on its own")

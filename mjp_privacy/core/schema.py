@@ -83,7 +83,7 @@ def size_of(text: str | None) -> Size | None:
             f"{shown(repr(text), 60)}."
         )
     height, _, width = text.partition("x")
-    return (int(height), int(width)) if width else int(height)
+    return (int(height), int(width)) if width and width != height else int(height)
 
 
 def _image_size(value: Any) -> Any:

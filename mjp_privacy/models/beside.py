@@ -54,7 +54,10 @@ def _at(*places: str) -> Any:
 
 def _side(size: Any) -> Any:
     """The short side of {"shortest_edge": 224}, {"height": 224, "width": 224} or 224."""
-    return size.get("shortest_edge", size.get("height")) if isinstance(size, Mapping) else size
+    if not isinstance(size, Mapping):
+        return size
+    sides = [size[name] for name in ("height", "width") if isinstance(size.get(name), int)]
+    return size.get("shortest_edge", min(sides, default=None))
 
 
 def _own_activation(name: Any) -> Any:
@@ -81,6 +84,7 @@ class Stated:
     quick_gelu: Switch | None = _at("model_cfg.quick_gelu")
     mean: Mean = _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
     std: Std = _at("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")
+    tall: Side | None = _at("pretrained_cfg.input_size.1", "input_size.1")
     side: Side | None = _at("pretrained_cfg.input_size.2", "input_size.2")
     crop: Positive | None = _at("pretrained_cfg.crop_pct", "crop_pct")
     size: Annotated[Side | None, BeforeValidator(_side)] = None
@@ -143,6 +147,7 @@ def _facts(file: Path, layout: str) -> dict[str, Any]:
     for path in paths:
         said = read_json(path, BESIDE, Stated)
         named = architecture(said.architecture or "")
+        sides = [side for side in (said.tall, said.side) if side]
         heads = said.width // (said.head_width or HEAD_WIDTH) if said.width else None
         own = {
             "num_heads": heads if layout == "open_clip" else said.heads or named.num_heads,
@@ -151,8 +156,8 @@ def _facts(file: Path, layout: str) -> dict[str, Any]:
             "activation": said.activation,
             "mean": said.mean,
             "std": said.std,
-            "img_size": said.side,
-            "resize": int(said.side / said.crop) if said.side and said.crop else said.size,
+            "img_size": (said.tall, said.side) if said.tall and said.side else said.side,
+            "resize": int(min(sides) / said.crop) if sides and said.crop else said.size,
             "interpolation": said.interpolation or RESAMPLING.get(said.resample or 0),
         }
         if layout == "open_clip":

@@ -147,16 +147,20 @@ def resampled(table: Tensor, grid: Grid, name: str, notes: list[str], source: st
     """The table (1, N+1, D) for another grid, with a note; as it is for its own. A table of as many
     patches is the grid's own, one of others is of a square."""
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    if (count := rows_of_patches(table, name, source)) == grid.patches:
+    old, shown = (
+        math.isqrt(count := rows_of_patches(table, name, source)),
+        f"{grid.rows}×{grid.columns}",
+    )
+    if count == grid.patches:
+        if grid.rows != grid.columns and old**2 == count:
+            notes.append(f"{name} of {count} positions taken as one of {shown}, not resampled")
         return table
-    old = math.isqrt(count)
     if old * old != count:
         raise UserError(
             f"{source}: {name} has rows of {count} patches, and no square of them: expected "
-            f"{grid.patches}, of {grid.rows}×{grid.columns}. Give the img_size of its pictures."
+            f"{grid.patches}, of {shown}. Give the img_size of its pictures."
         )
-    became = f"{grid.rows}×{grid.columns}"
-    notes.append(f"{name} resampled from {old}×{old} to {became} (bicubic, antialiased)")
+    notes.append(f"{name} resampled from {old}×{old} to {shown} (bicubic, antialiased)")
     class_row, rows = table[:, :1], table[:, 1:]
     picture = rows.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
     picture = interpolate(picture, size=grid, mode="bicubic", antialias=True)

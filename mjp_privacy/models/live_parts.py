@@ -332,8 +332,8 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
                 )
             raise UserError(
                 f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
-                "by patch, got others: a layer other than a norm of each patch stands before it. "
-                "Give the part of the network behind a layer that normalises pictures."
+                "by patch, got others: a layer other than a LayerNorm of each patch stands before "
+                "it. Give the part of the network behind a layer that normalises pictures."
             )
         inner, _, own = name.rpartition(".")
         convolution = FlattenedPatches.of(layer, order)

@@ -33,7 +33,7 @@ def grid_positions(
     """(N, 2) row and column of every patch, made on `device` so that nothing has to be copied."""
     index = torch.arange(grid.patches, device=device)
     positions = torch.stack((index // grid.columns, index % grid.columns), dim=-1).double()
-    return positions / grid.rows if normalize else positions
+    return positions / positions.new_tensor(grid) if normalize else positions
 
 
 class LocalizationRegressor(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.core.schema import ImageSize, Size, height_width, parse, schema
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.layouts import recognised
@@ -36,6 +36,13 @@ TINY = 1e-12
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
 
 Channels = float | Sequence[float] | None
+
+
+@schema
+class Pictures:
+    """What is said of a client's pictures."""
+
+    img_size: ImageSize
 
 
 def load_module(
@@ -64,6 +71,8 @@ def load_module(
     The copy is compared with the module on one random input, so that it never stands for a network
     that computes something else.
     """
+    if img_size is not None:
+        img_size = parse(Pictures, {"img_size": img_size}, type(module).__name__).img_size
     while inner := [child for name, child in module.named_children() if name in INNER]:
         module = inner[0]
     if type(module).__module__.startswith("open_clip."):

@@ -215,7 +215,9 @@ def token_norm(part: nn.Module) -> TokenNorm | None:
     None. Of an outline, whose weights hold no numbers, the name has to do."""
     held = [*part.parameters()]
     shapes = {tuple(one.shape) for one in held}
-    shape = tuple(getattr(part, "normalized_shape", None) or next(iter(shapes), ()))
+    stated = getattr(part, "normalized_shape", None)
+    stated = (stated,) if isinstance(stated, int) else tuple(stated or ())
+    shape = stated or next(iter(shapes), ())
     if [*part.children()] or len(shape) != 1 or shapes - {shape} or isinstance(part, nn.Linear):
         return None
     named = "norm" in type(part).__name__.lower()
@@ -224,21 +226,22 @@ def token_norm(part: nn.Module) -> TokenNorm | None:
         like = torch.ones(shape, dtype=torch.float64) if weight is None else weight.detach()
         without = torch.zeros_like(like) if bias is None else bias.detach()
         return TokenNorm(like, without, isinstance(part, nn.LayerNorm))
-    own = copy.deepcopy(part).double()
     generator = torch_generator("tokens by which a norm is told")
     x = FAR * (0.5 + torch.randn(4, *shape, generator=generator, dtype=torch.float64))
     try:
-        with torch.no_grad():
-            bias = own.forward(torch.zeros_like(x))[0]  # without hooks, which are copied
-            scaled = own.forward(x) - bias
+        own = copy.deepcopy(part).cpu().double()
+        with torch.no_grad():  # without hooks, which are copied
+            out, back = own.forward(x), own.forward(-x)
+            bias, scaled = (out + back)[0] / 2, (out - back) / 2
     except Exception:  # a part of another kind, whatever it takes
         return None
     for centres in (True, False):
         y = x - x.mean(1, keepdim=True) if centres else x
         y = y / y.square().mean(1, keepdim=True).sqrt()
-        weight = (scaled * y).sum(0) / y.square().sum(0)
-        if scaled.shape == y.shape and _near(weight * y, scaled):
-            return TokenNorm(weight, bias, centres)
+        if scaled.shape == y.shape:
+            weight = (scaled * y).sum(0) / y.square().sum(0)
+            if _near(weight * y, scaled) and _near(weight * y + bias, out):
+                return TokenNorm(weight, bias, centres)
     return None
 
 

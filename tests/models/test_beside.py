@@ -15,6 +15,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from tests.helpers.libraries import (
     DIM,
+    PATCH,
     SIDE,
     SOURCES,
     library,
@@ -127,6 +128,18 @@ def test_timm(tmp_path: Path) -> None:
     assert (card.mean, card.std, card.resize) == ((0.5,) * 3, (1.0,) * 3, 40)
     (place / "config.json").write_text('{"seed": 1, "mean": 7}')  # another program's: left alone
     assert load_model(checkpoint=place, num_heads=3, std=0.5).card.mean == (0.5,) * 3
+
+
+def test_timms_json_states_both_sides_of_a_picture(tmp_path: Path) -> None:
+    """A table of 4 × 9 patches, which is no 6 × 6."""
+    height, width = 4 * PATCH, 9 * PATCH
+    module = randomised(timm_vit(embed_dim=192, depth=1, num_heads=3, img_size=(height, width)))
+    stated = TIMM["pretrained_cfg"] | {"input_size": [3, height, width]}
+    place = folder(tmp_path, module, "model.safetensors", config=TIMM | {"pretrained_cfg": stated})
+    model = load_model(checkpoint=place)
+    assert (model.grid, model.card.img_size) == ((4, 9), (height, width))
+    x = torch.randn(2, 3, height, width)
+    torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 WRONG: list[tuple[str, Any, str]] = [

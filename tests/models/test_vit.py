@@ -457,4 +457,12 @@ def test_what_is_no_norm_of_tokens_is_none() -> None:
         *(nn.Linear(12, 12), nn.BatchNorm1d(12).eval(), nn.GroupNorm(3, 12), nn.LayerNorm([3, 4])),
         *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), nn.Identity()),
     ]
+    rotary, pooled = nn.Module(), nn.Module()
+    rotary.freqs, pooled.query = nn.Parameter(torch.rand(12)), nn.Parameter(torch.rand(12))
+    rotary.forward = lambda x: x[..., None] * rotary.freqs  # type: ignore[method-assign]
+    pooled.forward = lambda x: (x @ pooled.query)[:, None]  # type: ignore[method-assign]
+    others += [rotary, pooled]
     assert [token_norm(part) for part in others] == [None] * len(others)
+    stated = OwnNorm(12)
+    stated.normalized_shape = 12  # type: ignore[assignment]
+    assert token_norm(stated) is not None

@@ -106,6 +106,9 @@ def test_batches_and_networks_without_a_table_are_read_as_squares_are() -> None:
 def test_a_size_that_nothing_shows_is_asked_for() -> None:
     with pytest.raises(UserError, match=r"img_size=.height, width"):
         leak_of(Rectangle(), pictures())
+    for wrong in ("48x32", (48, 32, 3), (48.0, 32), {}, -8, True, 0):
+        with pytest.raises(UserError, match="img_size"):
+            leak_of(Rectangle(), pictures(), img_size=wrong)
 
 
 # runs, recorded uploads, commands -----------------------------------------------------------------
