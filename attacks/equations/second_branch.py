@@ -2,7 +2,8 @@
 
     r = z + scaled(out(attended)),    block 0's output = r + scaled(second(between(first(norm(r)))))
 
-or with norms of the sums, as torch's encoder layers have them. The two first layers of a gate are
+or with norms of the sums, as torch's encoder layers have them, or with both branches beside each
+other, given block 0's input z. The two first layers of a gate are
 one layer of both outputs. The layers' names are timm's, in a live network too (`live_blocks`).
 """
 
@@ -76,7 +77,7 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         there = slice(model.prefix, model.prefix + len(patches))
         expected[there] += embedding(patches) - embedding(0 * patches)
         r = z + layer_scales(block)[0](out(summed))
-        u = branch.norm(r)
+        u = branch.norm(z if branch.beside else r)
         after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))
         after = after if branch.last is None else branch.last(after)
     return not (_differs(expected, z) or _differs(after, outputs[0]))
@@ -124,6 +125,8 @@ class TwoLayers:
     """1 where each input of the second layer depends on the output of the first in its place, 2
     where a gate's takes its part as well, and so on; 0 where it is otherwise."""
     last: nn.Module | None = None
+    beside: bool = False
+    """Whether the norm is given block 0's input, and attention stands beside it."""
 
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
@@ -146,7 +149,8 @@ class TwoLayers:
         like = second.weight
         scaling = TokenNorm(scaling.weight.to(like), scaling.bias.to(like), scaling.centres)
         scaled = layer_scales(block)[1]
-        branch = cls(block.norm2, scaling, first, between, second, scaled, parts, last)
+        beside = bool(getattr(block, "beside", False))
+        branch = cls(block.norm2, scaling, first, between, second, scaled, parts, last, beside)
         random = torch_generator("whether each input depends on its own")
         before, along = torch.randn(2, 1, first.out_features, generator=random).to(first.weight)
         whole = replace(branch, parts=0).moved(before, along)

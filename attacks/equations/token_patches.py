@@ -100,6 +100,10 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if refusal is None and batch > 1 and not places_differ(model):
         text = f"no position tells the tokens of {batch} pictures apart; batch 1 is needed"
         return Refusal("batch", text)
+    shared = model.tokens > model.grid.patches  # equal in all pictures until attention tells them
+    if refusal is None and batch > 1 and shared and getattr(model.blocks[0], "beside", False):
+        text = "its class token is read before attention, one for all pictures; batch 1 is needed"
+        return Refusal("batch", text)
     names = dict(model.named_parameters())
     if refusal is None and model.unk_embed is not None and "index_embed" in names:
         text = "index embeddings tell masked patches' places, which is not read"
@@ -286,6 +290,8 @@ class StepTokens:
         """(T, D) what attention adds to block 0's inputs; where gradients do not show it, what it
         adds to the most probable picture's, the same for all tokens."""
         attended = tokens.attended
+        if tokens.beside:
+            return torch.zeros_like(tokens.directions)
         if attended is None:
             likely = self._filled(self._nothing()).patches
             attended = self._given(self._out, likely).mean(0).expand(len(tokens), -1)
@@ -335,7 +341,7 @@ class StepTokens:
         """The same with what block 0's attention adds to this very picture, where that fits better:
         more exact than what gradients say of it."""
         known, best, idle = found.token >= 0, found, 0
-        if not bool(known.any()):
+        if tokens.beside or not bool(known.any()):
             return found
         offsets = self.own if self.masked is None else self._offsets(found.hidden)
         directions = tokens.directions
@@ -378,7 +384,8 @@ class StepTokens:
         tokens are assigned again with what attention adds to it."""
         for _ in range(ASSIGNMENTS):
             found = self._refined(tokens, self._assigned(tokens, added, places))
-            if not found.misfit > self.fits or tokens.taken_out is not None:
+            told = tokens.beside or tokens.taken_out is not None  # attention changes nothing
+            if told or not found.misfit > self.fits:
                 break
             known = found.token >= 0
             added = added.clone()

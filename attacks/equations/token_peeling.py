@@ -29,6 +29,9 @@ A block that normalises sums, u = norm2(z + attention) and norm3(u + branch), as
 nothing else is said, has dL/dr_t = s_t h_t with the g_t of the sum in h_t: s_t is open, s_t o_t is
 what the linear system gives, and block 0's input is known up to s_t.
 
+A block whose branches stand beside each other, both given z, has u = norm2(z): there is nothing to
+take off, and dL/dW_o = sum_t g_t o_t^T gives o_t at once.
+
 Layer scale multiplies g_t in both branches. Between the two layers any function may stand, a gate
 among them; two first layers that gate each other are one layer of both outputs.
 """
@@ -89,6 +92,8 @@ class PeeledTokens:
     taken_out: Tensor | None = None
     """(T, D): o_t up to its length, where that is open: then the directions are those of block 0's
     inputs, and `attended` is 0."""
+    beside: bool = False
+    """Whether attention stands beside what is read: directions are those of block 0's inputs."""
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -157,12 +162,16 @@ def tokens_of(
         upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
         upstream = _unscaled(branch.scaled, upstream)
         back = branch.back(found, upstream) @ branch.first.weight
-        if branch.last is None:
+        if branch.beside:
+            received = layer_scales(model.blocks[0])[0](upstream)
+            out: Any = model.get_submodule(PROJ)
+            attended = torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
+        elif branch.last is None:
             back = _through_norm(back * weight, directions, centres)
             attended, lengths = _attended(model, sums, upstream, back)
         else:
             back = _through_norm((upstream + back) * weight, directions, centres)
-            out: Any = model.get_submodule(PROJ)
+            out = model.get_submodule(PROJ)
             scaled = layer_scales(model.blocks[0])[0]
             taken_out = torch.linalg.lstsq(scaled(back).mT, sums.total).solution[
                 :, : out.in_features
@@ -172,7 +181,7 @@ def tokens_of(
             attended = torch.zeros_like(taken_out)
     if not centres:
         directions = directions - directions.mean(1, keepdim=True)
-    return PeeledTokens(directions, attended, lengths, complete, taken_out)
+    return PeeledTokens(directions, attended, lengths, complete, taken_out, branch.beside)
 
 
 def _through_norm(back: Tensor, directions: Tensor, centres: bool) -> Tensor:

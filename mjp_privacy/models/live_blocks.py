@@ -85,7 +85,8 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     a linear layer, a norm, and two linear layers, of which the first may be two that gate each
     other (`fc1_g` and `fc1_x`), each branch perhaps scaled. A norm behind them is `norm3`: that of
     a block that normalises sums, as torch's do where nothing else is said; its attention is given
-    block 0's input itself."""
+    block 0's input itself. `beside` says that the two layers are given it, too, and not the sum
+    with attention's."""
     names = {id(part): name for name, part in block.named_modules()}
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
@@ -97,14 +98,23 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     firsts_at = layers[-3 if gated else -2 : -1]
     earlier = [at for at in layers if firsts_at and at < firsts_at[0]]
     between = [at for at in norms if earlier and earlier[-1] < at < firsts_at[0]]
-    if len(between) != 1:
+    if len(between) == 1:
+        norm, behind = inside[between[0]], between[0]
+    elif not between and earlier:  # attention's own norm may be that of the two layers beside it
+        given = seen[id(parts[inside[firsts_at[0]]])].given
+        shared = [inside[at] for at in norms if seen[id(parts[inside[at]])].output is given]
+        if len(shared) != 1:
+            return None
+        norm, behind = shared[0], firsts_at[0]
+    else:
         return None
-    before, after = inside[: between[0]], inside[between[0] :]
+    before, after = inside[:behind], inside[behind:]
     out, second = inside[earlier[-1]], inside[layers[-1]]
     firsts = [inside[at] for at in firsts_at]
-    if parts[out].out_features != seen[id(parts[inside[between[0]]])].given.shape[-1]:
+    tokens = seen[id(parts[norm])].given
+    if parts[out].out_features != tokens.shape[-1]:
         return None  # of a part of the tokens, as an attention's head
-    norm, last = after[0], [parts[inside[at]] for at in norms if at > layers[-1]]
+    last = [parts[inside[at]] for at in norms if at > layers[-1]]
     first_norm = [parts[inside[at]] for at in norms if at < layers[0]]
     attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
     mlp, ends = parts[firsts[0].rpartition(".")[0]], after.index(second)
@@ -123,15 +133,18 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
         before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
         attn.__dict__.update(_queries_keys_values(before_out, seen[id(parts[out])].given) or {})
     timms = (*(GATED if len(firsts) > 1 else (FIRST,)), "fc2")
-    return Named(
+    named = Named(
         block,
         attn=attn,
-        norm2=parts[norm],
         mlp=Named(mlp, **dict(zip(timms, called, strict=True))),
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
+        **({"norm2": parts[norm]} if parts[norm] not in first_norm else {}),
         **scales,
     )
+    named.__dict__.setdefault("norm2", parts[norm])
+    named.__dict__["beside"] = bool(first_norm) and tokens is seen[id(first_norm[0])].given
+    return named
 
 
 class Inline(nn.Module):

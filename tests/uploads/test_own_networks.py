@@ -214,6 +214,44 @@ def test_other_norms_and_gates_are_read(norm: Any, gate: str, bias: bool) -> Non
     assert (found.best.exact, found.best.verified) == (2, 2)
 
 
+class Beside(Block):
+    """Attention and the two layers beside each other, behind one norm or one each."""
+
+    def __init__(self, norms: int) -> None:
+        super().__init__()
+        self.norms = norms
+        if norms == 1:
+            del self.ln2
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.ln1(z)
+        q, k, v = (layer(y).unflatten(-1, (4, -1)).transpose(1, 2) for layer in self.layers)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return z + self.out(mixed) + self.branch(y if self.norms == 1 else self.ln2(z)), y
+
+
+class Pooled(ByHand):
+    """Without a class token, whose gradients in such blocks are those of all pictures together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).flatten(2).mT + self.pos_embed[:, 1:]
+        return self.head(self.encoder(z.transpose(0, 1)).mean(0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("norms", [1, 2])
+def test_branches_beside_each_other_are_read(norms: int) -> None:
+    torch.manual_seed(4)
+    given: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
+    single, pooled = ByHand("three", "list"), Pooled("three", "list")
+    for network in (single, pooled):
+        network.blocks = nn.ModuleList(Beside(norms) for _ in range(2))
+    found = leak_of(single, photographs(1), **given)
+    assert (found.best.exact, found.best.verified) == (1, 1)
+    assert "token_peeling" in leak_of(single, photographs(2), batch=2, **given).refused
+    found = leak_of(pooled, photographs(2), batch=2, **given)
+    assert (found.best.exact, found.best.verified) == (2, 2)
+
+
 class Turned(nn.Module):
     """A block that turns its tokens for an attention that takes them first; its sums are
     normalised, and its attention has a layer scale."""
