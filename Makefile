@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-# Python compiles what is imported, when it is: all of it at once takes a minute more.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 ENGINES := $(VENV)/.engines
 DOCS := $(VENV)/.docs
@@ -85,6 +84,7 @@ bench: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# Python compiles what is imported, when it is: all of it at once takes a minute more.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "Python 3.10 or newer is needed; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
@@ -93,7 +93,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "$(PYTHON) cannot make virtual environments; install its venv package" \
 	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[dev]'
+	$(PIP) --no-compile -e '.[dev]'
 	@touch $@
 
 $(ENGINES): $(INSTALLED)
