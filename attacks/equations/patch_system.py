@@ -212,7 +212,7 @@ def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
     if model.pos_embed is not None:
         return None
     return Refusal(
-        "positions", "the model has no position embeddings, so their gradient is not uploaded"
+        "positions", "the model has no table of positions that is learned and added to its patches"
     )
 
 

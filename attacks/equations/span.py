@@ -255,7 +255,7 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
         return refusal
     if model.pos_embed is None:
         return Refusal(
-            "positions", "the model has no position embeddings, so nothing tells its patches apart"
+            "positions", "the model has no table of positions, so nothing tells its patches apart"
         )
     if update.batch != 1:
         return Refusal(

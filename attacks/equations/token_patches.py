@@ -114,6 +114,11 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     return refusal or sees_a_norm(model)
 
 
+def _joined(attention: Any) -> Any:
+    """The layer of an attention's queries, keys and values, or its own layers as that."""
+    return getattr(attention, "joined", getattr(attention, "qkv", None))
+
+
 def places_differ(model: MJPVisionTransformer) -> bool:
     """Whether block 0 is given different tokens for equal patches: those of a table of positions,
     whether the network learns it or not."""
@@ -131,7 +136,7 @@ def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
     block: Any = model.blocks[0]
     if not equations_hold(model):
         return "block 0 computes something else than the equations of its tokens"
-    told = isinstance(getattr(block.attn, "qkv", None), nn.Linear | JoinedLayers)
+    told = isinstance(_joined(block.attn), nn.Linear | JoinedLayers)
     if batch > 1 and not (told and hasattr(block, "norm1") and hasattr(block.attn, "num_heads")):
         return f"block 0's attention does not tell whose tokens {batch} pictures' are"
     return ""
@@ -534,7 +539,7 @@ class StepTokens:
         patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
         with torch.no_grad():
             z = torch.cat((fixed, offsets + patches @ self.weight.mT))
-            split = attention.qkv(block.norm1(z)).view(len(z), 3, heads, -1)
+            split = _joined(attention)(block.norm1(z)).view(len(z), 3, heads, -1)
             attended = tokens.attended[fits]
             if tokens.taken_out is not None:
                 along, sums = tokens.directions[fits], _centred(z[len(fixed) :] + added[fits])

@@ -191,8 +191,9 @@ class JoinedLayers:
 
 
 def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
-    """`qkv` and `num_heads` of the attention that computes what its last layer was given from one
-    or three of the linear layers that ran before that one; None where none of their orders does."""
+    """`joined` layers and `num_heads` of the attention that computes what its last layer was given,
+    of one or three of the linear layers that ran before that one; None where none of their orders
+    does."""
     width = attended.shape[-1]
     scalings = [(None, 1.0), (width**-0.5, 1.0), (1.0, 1.0), (1.0, width**-0.5)]
     for count, outputs in ((1, 3 * width), (3, width)):
@@ -210,7 +211,7 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
                     [queries, 1.0, share], dtype=torch.float64
                 ).repeat_interleave(width)
                 layers = tuple(ran.part for ran in group)
-                return {"qkv": JoinedLayers(layers, order, factors), "num_heads": heads}
+                return {"joined": JoinedLayers(layers, order, factors), "num_heads": heads}
     return None
 
 

@@ -252,6 +252,41 @@ def test_branches_beside_each_other_are_read(norms: int) -> None:
     assert (found.best.exact, found.best.verified) == (2, 2)
 
 
+class Attention(nn.Module):
+    """Under timm's names, but for the number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = 4, nn.Linear(DIM, 3 * DIM, False), nn.Linear(DIM, DIM)
+
+    def forward(self, y: Tensor) -> Tensor:
+        q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Inside(Block):
+    """With its attention as a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.layers, self.out
+        self.attention = Attention()
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z + self.attention(self.ln1(z))
+        return z + self.branch(self.ln2(z)), z
+
+
+def test_an_attention_need_not_say_how_many_heads_it_has() -> None:
+    torch.manual_seed(4)
+    network = ByHand("three", "list")
+    network.blocks = nn.ModuleList(Inside() for _ in range(2))
+    found = leak_of(network, photographs(2), attacks="token_peeling", batch=2, img_size=32)
+    assert (found.best.exact, found.best.verified) == (2, 2)
+    assert float(found.best.residual) < 1e-6
+
+
 class Turned(nn.Module):
     """A block that turns its tokens for an attention that takes them first; its sums are
     normalised, and its attention has a layer scale."""
