@@ -84,7 +84,6 @@ bench: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Python compiles what is imported, when it is: all of it at once takes a minute more.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "Python 3.10 or newer is needed; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
@@ -93,7 +92,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "$(PYTHON) cannot make virtual environments; install its venv package" \
 	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-compile -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 $(ENGINES): $(INSTALLED)
