@@ -297,9 +297,8 @@ class _Fit:
 
     def _seen(self, pictures: Tensor) -> Tensor:
         """Pictures (B, N, p) as (B, C, H, W) in the model's precision."""
-        return to_images(pictures, self.energy.grid, self.energy.patch_size).to(
-            self.distance.model.like
-        )
+        seen = to_images(pictures, self.energy.grid, self.energy.patch_size)
+        return seen.to(self.distance.model.like)
 
 
 LEAST = 1e-30  # the norm of a gradient that is zero, as of a layer that sees no picture

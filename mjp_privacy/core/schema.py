@@ -57,8 +57,6 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """Stored with the rows in 64 bits."""
 Side = Annotated[int, Field(strict=True, ge=1, le=16_384)]
 """Of an image or a patch, in pixels."""
-
-
 Size = int | tuple[int, int]
 """Of pictures, in pixels: a square's side, or height and width."""
 
@@ -98,6 +96,7 @@ def _image_size(value: Any) -> Any:
 
 
 ImageSize = Annotated[Side | tuple[Side, Side], BeforeValidator(_image_size)]
+"""A `Size` that a user gives; [96, 96] becomes 96."""
 Width = Annotated[int, Field(strict=True, ge=1, le=16_384)]
 """Numbers in a token, and as many heads at most."""
 Depth = Annotated[int, Field(strict=True, ge=1, le=512)]

@@ -187,11 +187,8 @@ def _grid(
         return Grid(*table.shape[1:3])
     rows = None if table is None else table[..., 0].numel()
     stated = [_stated_size(part) for part in module.modules()]
-    if rows is None:  # then pictures may be of any size
-        stated.insert(0, img_size)
-    else:
-        stated.append(img_size)
-    for size in stated:
+    # Without a table pictures may be of any size.
+    for size in [img_size, *stated] if rows is None else [*stated, img_size]:
         grid = Grid(0, 0) if size is None else Grid.of(size, patch)
         if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
             return grid

@@ -193,7 +193,7 @@ class ClosedFormBlock(nn.Module):
         return mixed
 
 
-# what a layer is given ----------------------------------------------------------------------------
+# norms of tokens, whatever they are called --------------------------------------------------------
 
 
 class TokenNorm(NamedTuple):
@@ -247,6 +247,9 @@ def token_norm(part: nn.Module) -> TokenNorm | None:
 
 def _near(one: Tensor, other: Tensor) -> bool:
     return bool(other.any()) and float((one - other).norm() / other.norm()) < NORM_AGREES
+
+
+# what a layer is given ----------------------------------------------------------------------------
 
 
 class _Reached(Exception):

@@ -103,7 +103,7 @@ def timm_spec(name: str) -> ModelSpec:
     height, width = declared.input_size[-2:]
     return replace(
         architecture(name),
-        img_size=height if height == width else (height, width),
+        img_size=(height, width),
         num_classes=declared.num_classes,
         mean=tuple(declared.mean),
         std=tuple(declared.std),

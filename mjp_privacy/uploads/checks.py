@@ -305,8 +305,6 @@ def shuffled_patches(fed: Tensor, in_order: Tensor, patch_size: int) -> int:
 def border_steps(images: Tensor, patch_size: int) -> float:
     """The mean squared step from pixel to pixel across the borders of patches."""
     across = [images.diff(dim=dim) for dim in (-2, -1)]
-    steps = (
-        across[0][..., patch_size - 1 :: patch_size, :],
-        across[1][..., patch_size - 1 :: patch_size],
-    )
+    at = slice(patch_size - 1, None, patch_size)
+    steps = across[0][..., at, :], across[1][..., at]
     return float(torch.cat([step.double().flatten() for step in steps]).square().mean())

@@ -33,12 +33,7 @@ from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.files import is_usable
-from mjp_privacy.interfaces import (
-    AttackerView,
-    ClientInput,
-    ClientUpdate,
-    Pixels,
-)
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.loading import outline_model
@@ -408,11 +403,8 @@ class TruthFile:
     def check_shapes(self, batch: int, size: Size, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""
         places = (batch, patches)
-        expected = {
-            "images": (batch, 3, *height_width(size)),
-            "mask": places,
-            "permutation": places,
-        }
+        images = (batch, 3, *height_width(size))
+        expected = {"images": images, "mask": places, "permutation": places}
         for name, shape in self.file.shapes.items():
             if shape != expected[name]:
                 raise self._refusal(f"{shape} where its upload needs {expected[name]}", name)

@@ -140,9 +140,7 @@ def test_a_run_scores_and_reports_pictures_of_one_shape(tmp_path: Path) -> None:
     assert "48×32" in (report / "table.md").read_text()
 
 
-def test_an_upload_is_recorded_checked_and_attacked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_upload_is_recorded_checked_and_attacked(tmp_path: Path) -> None:
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 208, "depth": 1, "num_heads": 4}
     model = load_model(checkpoint="random", **sizes, num_classes=10, mean=0.5, std=0.5)
     images, labels = pictures().float(), torch.tensor([3])
@@ -156,7 +154,8 @@ def test_an_upload_is_recorded_checked_and_attacked(
     assert main(["check", str(folder)]) == 0
     run = ["attack", "uploads", "--uploads", str(folder), "--out", str(tmp_path / "run")]
     assert main(run) == 0
-    assert "1 of 1 exactly" in capsys.readouterr().out
+    found = values(tmp_path / "run", attack_name="patch_gradient")
+    assert (found.xs("psnr", level="metric") > 60).all()
 
 
 def test_a_size_is_one_number_or_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +171,7 @@ def test_a_size_is_one_number_or_two(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["check", "--model", "vit_tiny_patch16_224", "--img-size", "96y"]) == 2
     assert "'96y'" in capsys.readouterr().err
     assert main(["check", "--model", "vit_tiny_patch16_224", "--img-size", "96x64"]) == 0
-    assert "N = 24 patches of 16×16 at 96×64 px" in capsys.readouterr().out
+    assert {"24", "16×16", "96×64"} <= set(capsys.readouterr().out.split())
 
 
 # what they are made of ----------------------------------------------------------------------------
