@@ -88,7 +88,7 @@ def of_live(
     if spread is not None:
         network.resampled = torch.linalg.pinv(spread.mT)
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
-    network.renamed = renamed
+    network.renamed, network.other_size = renamed, getattr(net, "other_size", None)
     return network
 
 

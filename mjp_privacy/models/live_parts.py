@@ -55,6 +55,9 @@ class Renamed(nn.Module):
 
     rest: nn.Module
     logits: Callable[[Any], Tensor]
+    other_size: tuple[int, int] | None = None
+    """Of pictures of as many patches that the network takes as well, where nothing shows theirs
+    and they are taken for squares."""
 
     def __init__(
         self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: Size | None = None
@@ -68,7 +71,8 @@ class Renamed(nn.Module):
                 "patches. Give another network."
             )
         patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
-        grid = _grid(module, table, patch, img_size)
+        shown = _grid(module, table, patch, img_size)
+        grid = shown or _square(table)
         if grid is None:
             raise UserError(
                 f"{kind_of(module)}: expected the size of the client's pictures, since no table of "
@@ -85,6 +89,8 @@ class Renamed(nn.Module):
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, projection.in_channels, *grid.pixels(patch))
         run = _run(module, x, **self.options)
+        if shown is None and run and run[-1].part is module:
+            self.other_size = _other_size(module, grid, projection)
         blocks = _blocks(module, run)
         self.head = _classifier(module, blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
@@ -181,8 +187,8 @@ def _table(module: nn.Module, width: int) -> nn.Parameter | None:
 def _grid(
     module: nn.Module, table: nn.Parameter | None, patch: int, img_size: Size | None
 ) -> Grid | None:
-    """The patches of the pictures that a network is made for, as its table's shape, its config, the
-    size that is given or the number of the table's rows shows them; None where nothing does."""
+    """The patches of the pictures that a network is made for, as its table's shape, its config or
+    the size that is given shows them; None where nothing does."""
     if table is not None and table.ndim == 4 and min(table.shape[1:3]) > 1:
         return Grid(*table.shape[1:3])
     rows = None if table is None else table[..., 0].numel()
@@ -192,7 +198,28 @@ def _grid(
         grid = Grid(0, 0) if size is None else Grid.of(size, patch)
         if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
             return grid
-    return None if rows is None else Grid(math.isqrt(rows), math.isqrt(rows))
+    return None
+
+
+def _square(table: nn.Parameter | None) -> Grid | None:
+    """The largest square of patches that a table has rows for; None without a table."""
+    side = 0 if table is None else math.isqrt(table[..., 0].numel())
+    return Grid(side, side) if side else None
+
+
+def _other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
+    """Height and width of pictures of as many patches that the network takes, too; of several the
+    nearest to a square."""
+    count = grid.patches
+    for rows in range(grid.rows - 1, 0, -1):
+        if count % rows:
+            continue
+        size = Grid(rows, count // rows).pixels(int(projection.kernel_size[0]))
+        x = projection.weight.new_zeros(1, projection.in_channels, *size)
+        run = _run(module, x)
+        if run and run[-1].part is module:
+            return size
+    return None
 
 
 def _stated_size(part: nn.Module) -> Size | None:
@@ -302,7 +329,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             continue
         channels, patch = shape
         table = _table(whole, layer.out_features)
-        if (grid := _grid(whole, table, patch, img_size)) is None:
+        if (grid := _grid(whole, table, patch, img_size) or _square(table)) is None:
             unknown = True
             continue
         height, width = grid.pixels(patch)

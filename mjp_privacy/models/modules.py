@@ -100,8 +100,8 @@ def load_module(
     pixels = _normalisation(module, given)
     try:  # the module with its own forward
         other = of_live(module, lambda x: next(_answers(x)), **pixels, img_size=img_size)
-    except NoPatches as error:  # nobody's ViT: the first refusal says more
-        raise (refusal or error) from None
+    except NoPatches as error:
+        raise error from refusal
     return cast(LoadedModel, other)
 
 

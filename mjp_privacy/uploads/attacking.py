@@ -153,6 +153,12 @@ def attack_gradients(
             scored = made.scored(private, size)
             results[name] = replace(scored, seconds=time.perf_counter() - began)
     notes = [*batch_notes(size, several, results), *uploads.notes]
+    strongest, is_known = refused.get("token_peeling"), any(made.verified for made in results.values())
+    if size > 1 and strongest is not None and not is_known:
+        notes.append(
+            f"token_peeling, which finds most batches exactly, was refused ({strongest}): what "
+            "other attacks find says less than such an upload holds"
+        )
     none = torch.zeros(1)
     if late := [name for name, made in results.items() if made.diagnostics.get(OVER, none).any()]:
         notes.append(f"{', '.join(late)} ended after seconds={seconds:g}: more may find more")
@@ -175,6 +181,7 @@ def attack_gradients(
         skipped,
         time.perf_counter() - started,
         _moved(results, view),
+        getattr(view.model, "other_size", None),
     )
 
 

@@ -23,6 +23,7 @@ from attacks.shared_picture import SHARING
 from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.schema import size_text
 from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.lpips import SMALLEST
 from mjp_privacy.metrics.matching import assigned
@@ -188,6 +189,8 @@ class Leak:
     moved: int = 0
     """Patches that stand elsewhere in patch_jigsaw's picture than in the one that was fed, where
     their borders say that the client shuffled; else 0."""
+    other_size: tuple[int, int] | None = None
+    """Of pictures that the network takes as well as squares, where no img_size was given."""
 
     def __getitem__(self, attack: str) -> Reconstructed:
         if attack in self.results:
@@ -259,17 +262,27 @@ class Leak:
             if nearest.psnr > best.psnr + NEARER:
                 said += f"Another attack came nearer to the originals: {self._score(nearest)}. "
         if self.batch > 1 or SHARING in best.diagnostics:
-            said += of_batch(best)
+            said += of_batch(best, self.condition)
         elif self.moved:
             said += (
-                f"{of_one(self.ranked[1], self.declared)} That is the picture as it was fed: "
+                f"{of_one(self.ranked[1], self.declared, self.condition)} That is the picture as it was fed: "
                 f"{self.moved} of its patches stand where their borders do not fit, as of a client "
                 f"that shuffles and masks none. {best.attack} put the same patches back by their "
                 "borders; that order is a guess, which no gradient of one upload tells."
             )
         else:
-            said += of_one(best, self.declared)
+            said += of_one(best, self.declared, self.condition)
         return f"{said} But {self.doubt}." if self.doubt else said
+
+    @property
+    def condition(self) -> str:
+        """As far as what a picture is certain."""
+        if self.other_size is None:
+            return AS_DECLARED
+        return (
+            f"{AS_DECLARED} and pictures are square (the network takes {size_text(self.other_size)} "
+            "px as well: img_size=… says which)"
+        )
 
     def _score(self, made: Reconstructed) -> str:
         lost = f", {len(made.reasons)} without a picture" if made.reasons else ""
@@ -331,10 +344,11 @@ NOT_ASSUMED = (
 )
 
 
-def of_one(best: Reconstructed, declared: float) -> str:
+def of_one(best: Reconstructed, declared: float, condition: str) -> str:
     """What the checks without truth say of an attack's pictures of single images.
 
-    declared  the residual that declared noise gives a perfect picture
+    declared   the residual that declared noise gives a perfect picture
+    condition  as far as what a picture is certain
     """
     fits, known = _explained(best, declared), not math.isnan(best.residual)
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
@@ -349,7 +363,7 @@ def of_one(best: Reconstructed, declared: float) -> str:
         why = f"it alone solves the equations of the patch embedding{solved}"
         if not solved:
             why = "the inputs of its layers are those that the upload shows"
-        said = f"{best.attack}'s picture is certain: {why}, {AS_DECLARED}."
+        said = f"{best.attack}'s picture is certain: {why}, {condition}."
         if known and not fits:
             return f"{said} Of the whole gradient it leaves a part ({left}): {noise}{NOT_ASSUMED}."
         return f"{said} It {fits}" if fits else said
@@ -404,7 +418,7 @@ def _times(factor: float) -> str:
     return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
 
 
-def of_batch(best: Reconstructed) -> str:
+def of_batch(best: Reconstructed, condition: str) -> str:
     """What is certain of pictures of batches, or of the places for those that uploads share, and
     whether they explain the gradient together."""
     assert best.images is not None
@@ -420,7 +434,7 @@ def of_batch(best: Reconstructed) -> str:
             whole = f"But as a whole they leave a part of {left}: {NOT_ASSUMED}."
         return (
             f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
-            f"marks them, {AS_DECLARED}{'; all others are guesses' if others else ''}."
+            f"marks them, {condition}{'; all others are guesses' if others else ''}."
             f"{' ' * bool(whole)}{whole}"
         )
     if whole:
