@@ -53,13 +53,22 @@ class PatchOrder:
     enough: float  # the share that noise may leave outside of the right order's span
 
     @classmethod
-    def of(cls, view: AttackerView, update: ClientUpdate, step: int) -> PatchOrder | None:
+    def of(
+        cls, view: AttackerView, update: ClientUpdate, step: int, others: Tensor | None = None
+    ) -> PatchOrder | None:
         """By one step's gradient of the layer behind attention; None where there is none, where it
-        has too few columns, and of networks with a table, whose tokens say where they stand."""
+        has too few columns, and of networks with a table, whose tokens say where they stand.
+
+        others  (m, D) what that layer receives, up to its length, of the tokens of other pictures
+                of the step, whose sums are taken out of the gradient
+        """
         names, tokens = (f"{PROJ}.weight", f"{PROJ}.bias"), view.model.tokens
         if view.model.pos_embed is not None or names[0] not in update.grads:
             return None
         grads = {name: gradient(view, update, name)[step] for name in names if name in update.grads}
+        if others is not None:
+            basis = torch.linalg.qr(others.mT.to(grads[names[0]].dtype)).Q
+            grads = {name: sent - basis @ (basis.mT @ sent) for name, sent in grads.items()}
         sent = SentGradient.of(grads, [PROJ], tokens)
         if tokens >= min(sent.total.shape) or not len(sent.values):
             return None

@@ -10,14 +10,9 @@ embedding e, E_unk where MJP masked it, or none in a network without a table. Wh
 no gradient of the patch embedding, x may be any patch: exact still if it has fewer values than the
 embedding is wide, and else the most probable one whose embedding is this.
 
-Batches: attention adds up the tokens of one picture. For a token with the query q and the sum o,
-
-    sum_y w_y exp(q . k_y / sqrt(d)) (v_y - o) = 0
-
-is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others; at
-each position they sum to 1, or over all positions to N where some are masked. A picture that was
-put together tells itself what attention adds, more exactly than gradients do, and its layers'
-inputs verify it (`layers`).
+Batches: attention adds up the tokens of one picture (`attention_groups`). A picture that was put
+together tells itself what attention adds, more exactly than gradients do, and its layers' inputs
+verify it (`layers`).
 """
 
 from __future__ import annotations
@@ -28,11 +23,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
+from attacks.equations.attention_groups import groups, queries_keys_values, weights_in_sums
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.embedding import Embedding
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
@@ -97,9 +92,6 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     refusal = lacks_gradients(view, *(f"{layer}.weight" for layer in layers_read(model)))
     batch = view.updates[0].batch
     refusal = refusal or lacks_layer_spans(model, batch)
-    if refusal is None and batch > 1 and not places_differ(model):
-        text = f"no position tells the tokens of {batch} pictures apart; batch 1 is needed"
-        return Refusal("batch", text)
     shared = model.tokens > model.grid.patches  # equal in all pictures until attention tells them
     if refusal is None and batch > 1 and shared and getattr(model.blocks[0], "beside", False):
         text = "its class token is read before attention, one for all pictures; batch 1 is needed"
@@ -114,29 +106,12 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     return refusal or sees_a_norm(model)
 
 
-def _joined(attention: Any) -> Any:
-    """The layer of an attention's queries, keys and values, or its own layers as that."""
-    return getattr(attention, "joined", getattr(attention, "qkv", None))
-
-
-def places_differ(model: MJPVisionTransformer) -> bool:
-    """Whether block 0 is given different tokens for equal patches: those of a table of positions,
-    whether the network learns it or not."""
-    if model.pos_embed is not None:
-        return True
-    places = slice(model.prefix, model.prefix + model.grid.patches)
-    with torch.no_grad():
-        black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
-        rows = input_of(model, model.blocks[0], black)[0][places]
-    return bool((rows != rows[:1]).any())
-
-
 def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
     """Why a client's network, in float64, does not compute what the equations say; or ""."""
     block: Any = model.blocks[0]
     if not equations_hold(model):
         return "block 0 computes something else than the equations of its tokens"
-    told = isinstance(_joined(block.attn), nn.Linear | JoinedLayers)
+    told = isinstance(queries_keys_values(block.attn), nn.Linear | JoinedLayers)
     if batch > 1 and not (told and hasattr(block, "norm1") and hasattr(block.attn, "num_heads")):
         return f"block 0's attention does not tell whose tokens {batch} pictures' are"
     return ""
@@ -208,7 +183,7 @@ class StepTokens:
             self.own = self.own - self.embedding(nothing) + self.embedding.constant
         self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
-        self.attention = PatchOrder.of(view, update, step)
+        self.step, self.update = step, update
         if model.unk_embed is not None and model.pos_embed is not None:
             table = model.pos_embed.detach()
             rows = patch_rows(model, table.view(1, *table.shape))[0]
@@ -244,7 +219,8 @@ class StepTokens:
         sent = self.grads[f"{FC2}.weight"].cpu().numpy().tobytes()
         generator = torch_generator("token peeling", hashlib.sha256(sent).hexdigest())
         most = self.batch * self.model.tokens
-        tokens = tokens_of(self.model, self.grads, most, generator)
+        nearly = self.batch > 1  # a picture of a batch is put together by attention's sums
+        tokens = tokens_of(self.model, self.grads, most, generator, nearly=nearly)
         if tokens is None:
             return [self._pictured(self._nothing())] * self.batch
         added = self._added(tokens)
@@ -252,7 +228,8 @@ class StepTokens:
         if self.batch == 1:
             found = [self._alone(tokens, added, places)]
         else:
-            found = [self._refined(tokens, one) for one in self._joined(tokens, added, places)]
+            together = self._joined if self.tells_places else self._grouped
+            found = [self._refined(tokens, one) for one in together(tokens, added, places)]
         return [self._verified(self._pictured(one)) for one in found]
 
     def _pictured(self, found: StepPicture) -> StepPicture:
@@ -442,7 +419,7 @@ class StepTokens:
             return found
         offset = self.own[:1] if self.masked is None else self.masked[:1]
         loose, misfit = self._patches(tokens.directions[pieces], added[pieces], offset)
-        return self._placed(found, pieces, loose, misfit, tokens.complete)
+        return self._placed(found, pieces, loose, misfit, tokens)
 
     def _placed(
         self,
@@ -450,12 +427,13 @@ class StepTokens:
         pieces: Tensor,
         loose: Tensor,
         misfit: Tensor,
-        complete: bool,
+        tokens: PeeledTokens,
     ) -> StepPicture:
-        """The picture with the patches (k, p) of tokens `pieces` where their borders fit."""
+        """The picture with the patches (k, p) of tokens `pieces` where their borders fit, and then
+        where attention says."""
         hidden = found.token < 0
         places = hidden.nonzero().flatten()
-        lacking = len(places) - len(pieces) if complete else 0
+        lacking = len(places) - len(pieces) if tokens.complete else 0
         if lacking > 0:  # equal patches are one token
             flattest = loose.std(-1).argmin().expand(lacking)
             every = torch.cat((torch.arange(len(pieces)).to(flattest), flattest))
@@ -472,14 +450,41 @@ class StepTokens:
         there = torch.empty_like(order)
         there[order] = torch.arange(self.count)
         there = there.to(patches.device)
-        exact = self.is_exact and bool((token >= 0).all())
-        if self.masked is None and self.attention is not None and exact:
-            there = there[self.attention.found(patches[there])[0]]
-            order = there.argsort().to(order)
+        if self.masked is None and self.is_exact and bool((token >= 0).all()):
+            attention = PatchOrder.of(
+                self.view, self.update, self.step, self._others(tokens, token)
+            )
+            if attention is not None:
+                there = there[attention.found(patches[there])[0]]
+                order = there.argsort().to(order)
         moved = replace(found, token=token[there], hidden=hidden, order=order)
         return moved.with_patches(slice(None), patches[there], found.misfits[there])
 
+    def _others(self, tokens: PeeledTokens, own: Tensor) -> Tensor | None:
+        """What the layer behind attention receives of other tokens than a picture's own; None in a
+        step of one picture."""
+        if self.batch == 1 or tokens.received is None:
+            return None
+        is_other = torch.ones(len(tokens), dtype=torch.bool, device=own.device)
+        is_other[own] = False
+        return tokens.received[is_other]
+
     # batches --------------------------------------------------------------------------------------
+
+    def _grouped(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The pictures of a step of several where no table tells a token's place."""
+        misfits = places[:, 0]
+        fits = (misfits < FITS).nonzero().flatten()
+        if tokens.attended is None or not len(fits):
+            return [self._nothing()] * self.batch
+        where = torch.zeros_like(misfits, dtype=torch.long)
+        weights, _ = self._weights(tokens, added, fits, where, where.bool())
+        pictures = list[StepPicture]()
+        for members in groups((weights + weights.mT) / 2, self.batch):
+            pieces = fits[members]
+            solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
+            pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
+        return pictures
 
     def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
         """The pictures of a step of several: tokens that attention adds up are of one."""
@@ -521,55 +526,29 @@ class StepTokens:
         if self.masked is None or not len(pieces):
             return found
         solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
-        return self._placed(found, pieces, *solved, tokens.complete)
+        return self._placed(found, pieces, *solved, tokens)
 
     def _weights(
         self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
         (m,)."""
-        from scipy.optimize import nnls
-
         assert tokens.attended is not None
-        block: Any = self.model.blocks[0]
-        attention, heads, fixed = block.attn, block.attn.num_heads, torch.cat(self.others)
         where, offsets = where[fits], self.own[where[fits]]
         if self.masked is not None:
             offsets = torch.where(masked[fits][:, None], self.masked[:1], offsets)
         patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
-        with torch.no_grad():
-            z = torch.cat((fixed, offsets + patches @ self.weight.mT))
-            split = _joined(attention)(block.norm1(z)).view(len(z), 3, heads, -1)
-            attended = tokens.attended[fits]
-            if tokens.taken_out is not None:
-                along, sums = tokens.directions[fits], _centred(z[len(fixed) :] + added[fits])
-                lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
-                attended = lengths * tokens.taken_out[fits]
-        q, k, v = split.permute(1, 2, 0, 3)
-        q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
-        sums = attended.view(len(fits), heads, 1, -1).transpose(0, 1)
-        if self.masked is None:  # each place has one token of a picture
-            positions = nn.functional.one_hot(where).T.to(v)
-            positions = positions[positions.any(1)]
+        z, attended = offsets + patches @ self.weight.mT, tokens.attended[fits]
+        if tokens.taken_out is not None:
+            along, sums = tokens.directions[fits], _centred(z + added[fits])
+            lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
+            attended = lengths * tokens.taken_out[fits]
+        if self.masked is None and self.tells_places:  # each place has one token of a picture
+            adds_up = nn.functional.one_hot(where).T.to(z)
+            adds_up = adds_up[adds_up.any(1)]
         else:  # all places together have N
-            positions = v.new_full((1, len(where)), 1 / self.count)
-        weights, errors = list[Tensor](), list[float]()
-        for index in range(len(fits)):
-            powers = (k @ q[:, len(fixed) + index, :, None])[:, :, 0] * q.shape[-1] ** -0.5
-            powers = (powers - powers.amax(1, keepdim=True)).exp()
-            columns = (powers[:, :, None] * (v - sums[:, index])).permute(0, 2, 1).flatten(0, 1)
-            columns = columns / columns.square().mean().sqrt()
-            left = torch.cat((columns[:, len(fixed) :], positions))
-            right = torch.cat(
-                (-columns[:, : len(fixed)].sum(1), positions.new_ones(len(positions)))
-            )
-            try:
-                solved, error = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
-            except (RuntimeError, ValueError):  # it did not converge, or met no number
-                solved, error = np.zeros(left.shape[1]), math.inf
-            weights.append(torch.from_numpy(solved).to(v))
-            errors.append(error)
-        return torch.stack(weights), torch.tensor(errors).to(v)
+            adds_up = z.new_full((1, len(where)), 1 / self.count)
+        return weights_in_sums(self.model, torch.cat(self.others), z, attended, adds_up)
 
 
 def _centred(vectors: Tensor) -> Tensor:

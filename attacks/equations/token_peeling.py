@@ -67,7 +67,7 @@ PATIENCE = 10  # rounds that find no new token before the search ends
 COARSE, ROUGH = 1e-6, 1e-2
 """The share outside the span of what is left at which a search has ended near a token, and the same
 where few do: that span is as exact as the tokens that were taken out, weak ones' hardly so."""
-FINE, DOUBTED, MOST = 1e-11, 4.0, 1e-6
+FINE, DOUBTED, MOST = 1e-11, 40.0, 1e-6
 """The share outside the whole span that a token may have that counts as found, how many times what
 the gradients' noise is expected to leave there may as well, and the most."""
 SAME = 1e-3  # relative distance below which two inputs are of one token
@@ -86,7 +86,9 @@ class PeeledTokens:
     """The tokens of an upload, in no order; float64."""
 
     directions: Tensor  # (T, D): r_t less its mean, up to its length
-    attended: Tensor | None  # (T, D): o_t; None where the gradients do not show attention's sums
+    attended: Tensor | None
+    """(T, D): o_t; None where the gradients do not show attention's sums. Nearly so where tokens
+    are missing, whose share in that gradient is given to the others."""
     lengths: Tensor | None  # (T,): the factors of the directions; None likewise
     complete: bool  # as many as the gradients show
     taken_out: Tensor | None = None
@@ -94,6 +96,8 @@ class PeeledTokens:
     inputs, and `attended` is 0."""
     beside: bool = False
     """Whether attention stands beside what is read: directions are those of block 0's inputs."""
+    received: Tensor | None = None
+    """(T, D): dL/d(output of attn.proj), up to its length; None where `attended` is."""
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -142,25 +146,34 @@ class SentGradient:
 
 
 def tokens_of(
-    model: MJPVisionTransformer, grads: Grads, most: int, generator: torch.Generator
+    model: MJPVisionTransformer,
+    grads: Grads,
+    most: int,
+    generator: torch.Generator,
+    *,
+    nearly: bool = False,
 ) -> PeeledTokens | None:
-    """The tokens in one step's gradients (*shape) of at most `most`; None where none is found."""
+    """The tokens in one step's gradients (*shape) of at most `most`; None where none is found.
+
+    nearly  where tokens are missing, attention's sums of the others as nearly as these tell them
+    """
     branch = TwoLayers.of(model)
     first, second, sums = (
         SentGradient.of(grads, names, most) for names in (first_layers(model), (FC2,), (PROJ,))
     )
     peeling = Peeling(branch, first, second, generator)
-    found = peeling.all_tokens()
+    found, upstream = peeling.all_tokens()
     if not len(found):
         return None
     complete = len(found) >= len(second.values)
     weight, bias, centres = branch.scaling
     directions = (found - bias) / weight
-    attended = lengths = taken_out = None
-    if complete and len(sums.values):
-        inputs = _augmented(branch.hidden(found), second)
-        upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
-        upstream = _unscaled(branch.scaled, upstream)
+    attended = lengths = taken_out = received = None
+    if (complete or nearly) and len(sums.values):
+        if complete:
+            inputs = _augmented(branch.hidden(found), second)
+            upstream = torch.linalg.lstsq(inputs.mT, second.total.mT).solution
+            upstream = _unscaled(branch.scaled, upstream)
         back = branch.back(found, upstream) @ branch.first.weight
         if branch.beside:
             received = layer_scales(model.blocks[0])[0](upstream)
@@ -168,20 +181,19 @@ def tokens_of(
             attended = torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
         elif branch.last is None:
             back = _through_norm(back * weight, directions, centres)
-            attended, lengths = _attended(model, sums, upstream, back)
+            attended, lengths, received = _attended(model, sums, upstream, back)
         else:
             back = _through_norm((upstream + back) * weight, directions, centres)
             out = model.get_submodule(PROJ)
             scaled = layer_scales(model.blocks[0])[0]
-            taken_out = torch.linalg.lstsq(scaled(back).mT, sums.total).solution[
-                :, : out.in_features
-            ]
+            received = scaled(back)
+            taken_out = torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
             added = scaled(taken_out @ out.weight.mT)
             directions = directions - (added - added.mean(1, keepdim=True))
             attended = torch.zeros_like(taken_out)
     if not centres:
         directions = directions - directions.mean(1, keepdim=True)
-    return PeeledTokens(directions, attended, lengths, complete, taken_out, branch.beside)
+    return PeeledTokens(directions, attended, lengths, complete, taken_out, branch.beside, received)
 
 
 def _through_norm(back: Tensor, directions: Tensor, centres: bool) -> Tensor:
@@ -206,9 +218,9 @@ def _attended(
     sums: SentGradient,
     upstream: Tensor,
     back: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Attention's sums o (T, D) of all tokens and their lengths (T,), 1 / s, from g and h, both
-    (T, D)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention's sums o (T, D) of all tokens, their lengths (T,), 1 / s, and the gradients (T, D)
+    that the layer behind attention receives, from g and h, both (T, D)."""
     attention = layer_scales(model.blocks[0])[0]
 
     def outside(vectors: Tensor) -> Tensor:
@@ -220,7 +232,7 @@ def _attended(
     received = attention(upstream + s[:, None] * back)
     out: Any = model.get_submodule(PROJ)
     attended = torch.linalg.lstsq(received.mT, sums.total).solution[:, : out.in_features]
-    return attended, 1 / s
+    return attended, 1 / s, received
 
 
 class Peeling:
@@ -235,8 +247,8 @@ class Peeling:
     ) -> None:
         self.branch, self.first, self.second, self.generator = branch, first, second, generator
 
-    def all_tokens(self) -> Tensor:
-        """u (n, D) of all tokens that searches find."""
+    def all_tokens(self) -> tuple[Tensor, Tensor]:
+        """u and g (n, D) of all tokens that searches find."""
         both = self.first, self.second
         rows = [one.rows for one in both]
         whole = _Equations(self.branch, self.second, *rows)
@@ -254,7 +266,7 @@ class Peeling:
                 upstream = torch.cat((upstream, self.upstream(fresh)))
                 sent = self.branch.back(found, upstream), self.branch.scaled(upstream)
                 rows = [one.rows_without(part) for one, part in zip(both, sent, strict=True)]
-        return found
+        return found, upstream
 
     def _starts(self, equations: _Equations, found: Tensor, far: bool) -> Tensor:
         """y (m, k) that a round's searches start from."""

@@ -28,6 +28,7 @@ from mjp_privacy.models.live_parts import (
     FlattenedPatches,
     Renamed,
     embed_by_convolution,
+    tables_by_rows,
     tell_size,
 )
 from mjp_privacy.models.timm_networks import (
@@ -71,7 +72,9 @@ def of_live(
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    maps: set[str] = set()
     if not of_timms:
+        maps = tables_by_rows(whole)
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, logits, img_size)
     parts = parts_of(net.eval())
@@ -88,7 +91,8 @@ def of_live(
     if spread is not None:
         network.resampled = torch.linalg.pinv(spread.mT)
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
-    network.renamed, network.other_size = renamed, getattr(net, "other_size", None)
+    network.renamed, network.maps = renamed, frozenset(maps)
+    network.other_size = getattr(net, "other_size", None)
     return network
 
 
@@ -105,7 +109,10 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
     """A live network's gradients (n, *shape) under the names of its copy, and that of a stretched
     table as one of the copy's table."""
     names = network.renamed or {}
-    own = {names.get(name, name): gradient for name, gradient in sent.items()}
+    own = {
+        names.get(name, name): gradient.movedim(2, -1) if name in network.maps else gradient
+        for name, gradient in sent.items()
+    }
     projection = network.patch_embed.proj
     if isinstance(projection, FlattenedPatches) and PROJECTION in own:
         own[PROJECTION] = projection.placed(own[PROJECTION])

@@ -14,10 +14,11 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
@@ -35,6 +36,8 @@ CLASSIFIERS = (
 """What networks call the linear layer that gives the classes."""
 MOST_OTHERS = 5
 """Rows of a table of positions that are not of patches: a class token's and four registers'."""
+MOST_ROWS = 128
+"""Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
 STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
@@ -70,8 +73,10 @@ class Renamed(nn.Module):
                 "without overlap embeds, got none: no gradient of this network is a sum over "
                 "patches. Give another network."
             )
-        patch, table = int(projection.kernel_size[0]), _table(module, projection.out_channels)
-        shown = _grid(module, table, patch, img_size)
+        patch, tables = int(projection.kernel_size[0]), _tables(module, projection.out_channels)
+        shown = _rows_by_columns(module, tables, projection)
+        table = None if shown else _only(module, tables)
+        shown = shown or _grid(module, table, patch, img_size)
         grid = shown or _square(table)
         if grid is None:
             raise UserError(
@@ -128,13 +133,13 @@ class Renamed(nn.Module):
 
 def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
     """The parts of a network, in eval mode, in the order in which they end for a picture, itself
-    last; of those that are neither it nor linear layers nor norms without tensors. Those that had
-    ended where it does not take the picture, which the caller will meet."""
+    last; with tensors only of itself, of layers of tokens and of norms. Where it does not take the
+    picture, which the caller will meet, those that had ended."""
     run: list[Ran] = []
     norms = {part for part in module.modules() if token_norm(part)}
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if part is module or isinstance(part, nn.Linear) or part in norms:
+        if part is module or _embeds(part) or part in norms:
             run.append(Ran(part, next(iter((*given, *named.values())), None), output))
         else:
             run.append(Ran(part, None, None))
@@ -168,20 +173,40 @@ def _convolution(module: nn.Module) -> nn.Conv2d | None:
     return None
 
 
-def _table(module: nn.Module, width: int) -> nn.Parameter | None:
-    """The table of positions; None where there is none, as of rotary ones."""
-    found = {
+def _tables(module: nn.Module, width: int) -> dict[str, nn.Parameter]:
+    """The tables of positions, by name; none where positions are told otherwise, as by rotation."""
+    return {
         name: parameter
         for name, parameter in module.named_parameters()
         if POSITIONS.search(name) and parameter.shape[-1] == width
         if parameter.numel() > width  # else of a class token
     }
-    if len(found) > 1:
+
+
+def _only(module: nn.Module, tables: dict[str, nn.Parameter]) -> nn.Parameter | None:
+    """The one table of positions, or None where there is none."""
+    if len(tables) > 1:
         raise UserError(
-            f"{kind_of(module)}: expected one table of positions of width {width}, got "
-            f"{', '.join(found)}. Give a network that adds one table to its patches."
+            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
+            f"columns, got {', '.join(tables)}. Give a network that adds one table to its patches."
         )
-    return next(iter(found.values()), None)
+    return next(iter(tables.values()), None)
+
+
+def _rows_by_columns(
+    module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
+) -> Grid | None:
+    """The patches of a network that adds a table of rows and one of columns, whose gradients are
+    sums over patches; None of another network."""
+    counts = [table[..., 0].numel() for table in tables.values()]
+    if len(counts) != 2 or max(counts) > MOST_ROWS:
+        return None
+    for grid in (Grid(*counts), Grid(*reversed(counts))):
+        pixels = grid.pixels(int(projection.kernel_size[0]))
+        run = _run(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
+        if run and run[-1].part is module:
+            return grid
+    return None
 
 
 def _grid(
@@ -275,34 +300,74 @@ def _classifier(
     return nn.Identity()
 
 
+class ChannelsLast(nn.Module):
+    """Shows a table (1, H, W, D) as the map (1, D, H, W) that a network adds to its own."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.movedim(-1, 1)
+
+    def right_inverse(self, table: Tensor) -> Tensor:
+        """The table as it is kept."""
+        return table.movedim(1, -1).contiguous()
+
+
+def tables_by_rows(whole: nn.Module) -> set[str]:
+    """Keep, in place, tables of positions that are maps (1, D, H, W) as (1, H, W, D); the names of
+    these parameters, whose values stand elsewhere now."""
+    projection, names = _convolution(whole), set[str]()
+    if projection is None or _tables(whole, projection.out_channels):
+        return names
+    for name, parameter in list(whole.named_parameters()):
+        is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
+        if is_map and POSITIONS.search(name) and parameter.shape[2:] != projection.kernel_size:
+            inner, _, own = name.rpartition(".")
+            parametrize.register_parametrization(whole.get_submodule(inner), own, ChannelsLast())
+            names.add(name)
+    return names
+
+
 # patches that a linear layer embeds ---------------------------------------------------------------
 
 
 class FlattenedPatches(nn.Conv2d):
-    """A linear layer of flattened patches, with its weights as those of the convolution that
-    computes the same."""
+    """A linear layer of flattened patches, or a convolution of maps of them, with its weights as
+    those of the convolution of pictures that computes the same."""
 
     order: Tensor
     """(C p²,) which of the convolution's inputs each of the layer's is."""
     norms: tuple[nn.LayerNorm | None, nn.LayerNorm | None] = (None, None)
     """The norms of each patch before it is embedded, and of its embedding."""
+    of_maps: bool = False
+    """Whether it is given maps (B, C p², H, W), as behind `nn.PixelUnshuffle`."""
 
     @classmethod
-    def of(cls, layer: nn.Linear, order: Tensor) -> FlattenedPatches:
+    def of(cls, layer: nn.Linear | nn.Conv2d, order: Tensor) -> FlattenedPatches:
         """The convolution that computes what this layer does."""
-        channels, patch = _of_patches(layer.in_features) or (0, 0)
-        one = cls(channels, layer.out_features, patch, patch, bias=layer.bias is not None)
+        channels, patch = _of_patches(len(order)) or (0, 0)
+        one = cls(channels, len(layer.weight), patch, patch, bias=layer.bias is not None)
         one.__dict__["order"], one.bias = order, layer.bias
+        one.__dict__["of_maps"] = isinstance(layer, nn.Conv2d)
         one.weight = nn.Parameter(one.placed(layer.weight.detach()))
         return one
 
     def placed(self, weight: Tensor) -> Tensor:
         """Numbers of the layer's weight (..., D, C p²), as the convolution's has them."""
+        weight = weight.flatten(-3) if self.of_maps else weight
         return weight[..., self.order.argsort()].unflatten(-1, self.weight.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flattened patches (..., C p²) -> their embeddings (..., D)."""
-        return nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+        """Flattened patches (..., C p²) -> their embeddings (..., D); of maps the channels are."""
+        x = x.movedim(-3, -1) if self.of_maps else x
+        embedded = nn.functional.linear(x, self.weight.flatten(1)[:, self.order], self.bias)
+        return embedded.movedim(-1, -3) if self.of_maps else embedded
+
+
+def _embeds(part: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a part computes the same linear function of each token: a linear layer does, and a
+    convolution of 1 × 1."""
+    if isinstance(part, nn.Conv2d):
+        return part.kernel_size == part.stride == (1, 1) and part.groups == 1
+    return isinstance(part, nn.Linear)
 
 
 def _of_patches(numbers: int) -> tuple[int, int] | None:
@@ -316,34 +381,37 @@ def _of_patches(numbers: int) -> tuple[int, int] | None:
 
 
 def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
-    """Put, in place, a convolution where a linear layer embeds flattened patches. A picture whose
-    numbers are all different shows which of them the layer is given, in which order.
+    """Put, in place, a convolution where a linear layer embeds flattened patches, or one of 1 × 1
+    maps of them. A picture whose numbers are all different shows which of them the layer is given,
+    in which order.
 
     img_size  of the pictures, where no table of positions shows it
     """
     if _convolution(whole) is not None:
         return
-    unknown = False  # how many patches a layer would embed
+    unknown = ""  # what does not show how many patches a layer would embed
     for name, layer in whole.named_modules():
-        if not isinstance(layer, nn.Linear) or (shape := _of_patches(layer.in_features)) is None:
+        if not _embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
             continue
         channels, patch = shape
-        table = _table(whole, layer.out_features)
+        tables = _tables(whole, len(layer.weight))
+        table = next(iter(tables.values())) if len(tables) == 1 else None
         if (grid := _grid(whole, table, patch, img_size) or _square(table)) is None:
-            unknown = True
+            unknown = " and ".join(tables) or "no table of positions"
             continue
         height, width = grid.pixels(patch)
         x = torch.arange(channels * height * width).view(1, channels, height, width)
         x = x.to(layer.weight)
         run = _run(whole, x)
-        at = next((at for at, ran in enumerate(run) if isinstance(ran.part, nn.Linear)), None)
+        at = next((at for at, ran in enumerate(run) if _embeds(ran.part)), None)
         if at is None or run[at].part is not layer:
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
         after = next((norm.part for norm in norms if norm.given is first.output), None)
-        given = (before or first).given.reshape(-1, layer.in_features)
-        patches = to_patches(x[0], patch)
+        patches, given = to_patches(x[0], patch), (before or first).given
+        given = given.movedim(-3, -1) if isinstance(layer, nn.Conv2d) else given
+        given = given.reshape(-1, patches.shape[1])
         if given.shape != patches.shape:
             continue
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
@@ -367,6 +435,6 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
     if unknown and img_size is None:
         raise UserError(
             f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
-            "convolution embeds patches, and where a linear layer does, no table of positions "
-            "shows how many. Give img_size=…."
+            f"convolution embeds patches, and of a linear layer {unknown} shows how many. Give "
+            "img_size=…."
         )

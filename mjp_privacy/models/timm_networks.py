@@ -155,6 +155,8 @@ class TimmNetwork(WithCard, Common):
     """Own names of the parameters of a live network, by its names."""
     resampled: Tensor | None = None
     """(N, rows) by which a gradient of the live network's table becomes one of this table."""
+    maps: frozenset[str] = frozenset()
+    """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
     other_size: tuple[int, int] | None = None
     """Height and width of pictures that a live network takes, too, where nothing shows theirs."""
 

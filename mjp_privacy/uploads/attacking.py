@@ -153,7 +153,10 @@ def attack_gradients(
             scored = made.scored(private, size)
             results[name] = replace(scored, seconds=time.perf_counter() - began)
     notes = [*batch_notes(size, several, results), *uploads.notes]
-    strongest, is_known = refused.get("token_peeling"), any(made.verified for made in results.values())
+    strongest, is_known = (
+        refused.get("token_peeling"),
+        any(made.verified for made in results.values()),
+    )
     if size > 1 and strongest is not None and not is_known:
         notes.append(
             f"token_peeling, which finds most batches exactly, was refused ({strongest}): what "

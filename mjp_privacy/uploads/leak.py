@@ -265,10 +265,11 @@ class Leak:
             said += of_batch(best, self.condition)
         elif self.moved:
             said += (
-                f"{of_one(self.ranked[1], self.declared, self.condition)} That is the picture as it was fed: "
-                f"{self.moved} of its patches stand where their borders do not fit, as of a client "
-                f"that shuffles and masks none. {best.attack} put the same patches back by their "
-                "borders; that order is a guess, which no gradient of one upload tells."
+                f"{of_one(self.ranked[1], self.declared, self.condition)} That is the picture as "
+                f"it was fed: {self.moved} of its patches stand where their borders do not fit, as "
+                f"of a client that shuffles and masks none. {best.attack} put the same patches "
+                "back by their borders; that order is a guess, which no gradient of one upload "
+                "tells."
             )
         else:
             said += of_one(best, self.declared, self.condition)
@@ -279,9 +280,10 @@ class Leak:
         """As far as what a picture is certain."""
         if self.other_size is None:
             return AS_DECLARED
+        other = size_text(self.other_size)
         return (
-            f"{AS_DECLARED} and pictures are square (the network takes {size_text(self.other_size)} "
-            "px as well: img_size=… says which)"
+            f"{AS_DECLARED} and pictures are square (the network takes {other} px as well: "
+            "img_size=… says which)"
         )
 
     def _score(self, made: Reconstructed) -> str:

@@ -14,6 +14,7 @@ from skimage import data
 from torch import Tensor, nn
 
 from attacks import find_attack
+from attacks.equations.attention_groups import groups
 from attacks.equations.patch_order import PatchOrder
 from attacks.equations.second_branch import FC1, PROJ, equations_hold
 from attacks.head_features import features_of
@@ -128,6 +129,26 @@ def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
     assert found.diagnostics["certain"].tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("network", [rotary, relative])
+def test_pictures_of_a_batch_are_told_apart_without_a_table(
+    network: Callable[[], LoadedModel],
+) -> None:
+    """No token says where it stands: attention says whose it is, and then where."""
+    images = planted_images(2, size=SIDE)
+    found = run(seen(network(), images, batch=2))
+    assert float(best(found.images, images).min()) > 80
+    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
+
+
+def test_tokens_that_attention_adds_up_are_one_group() -> None:
+    """Of three pictures, in no order, with weights that also point elsewhere."""
+    owner = torch.tensor([0] * 5 + [1] * 4 + [2] * 4)[torch.randperm(13)]
+    same = (owner[:, None] == owner).double()
+    affinity = 0.6 * same + 0.5 * torch.rand(13, 13, dtype=torch.float64)
+    found = sorted(sorted(owner[group].tolist()) for group in groups(affinity, 3))
+    assert found == [[0] * 5, [1] * 4, [2] * 4]
+
+
 FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")
 
 
@@ -195,7 +216,6 @@ class OneLayer(nn.Linear):
         (lambda: other_vit(norm_layer=Doubled), {}, "none", "block"),
         (lambda: other_vit(mlp_layer=OneLayer), {}, "none", "block"),
         (lambda: other_vit(pre_norm=True), {}, "none", "block"),
-        (rotary, {"batch": 2}, "none", "batch"),
         (other_vit, {"batch": 100}, "none", "underdetermined"),
         (other_vit, {}, FC1, "missing_gradient"),
         (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),

@@ -334,7 +334,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "answer": (lambda: Wrapped(lambda x: x[:, :3]), HEADS, "Wrapped"),
     "failure": (lambda: Wrapped(fails), {}, "RuntimeError"),
     "failure behind the patches": (lambda: Stopped(), {}, "RuntimeError"),
-    "linear": (lambda: nn.Linear(3, 3), {}, "weight"),
+    "linear": (lambda: nn.Linear(3, 3), {}, "Linear"),
     "two tables": (lambda: TwoTables(), {}, "more_pos"),
     "rows from below, a head of zeros": (lambda: Upended(), {}, "Upended"),
     "an embedding that is not learned": (lambda: Detached(), {}, "Detached"),

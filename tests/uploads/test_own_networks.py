@@ -138,6 +138,31 @@ class ByHand(Own):
         return z.transpose(0, 1)
 
 
+class Positions(Own):
+    """Positions as a map that is added to the embedded picture, or as rows and columns; patches
+    embedded by 1 × 1 behind a shuffle of pixels."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(norm_first=True, batch_first=True)
+        del self.pos_embed
+        self.kind, of = kind, 32 // PATCH
+        if kind == "map":
+            self.pos_map = nn.Parameter(0.1 * torch.randn(1, DIM, of, of))
+        else:
+            self.row_pos = nn.Parameter(0.1 * torch.randn(of, 1, DIM))
+            self.column_pos = nn.Parameter(0.1 * torch.randn(of, DIM))
+        if kind == "shuffled":
+            self.embed = nn.Sequential(nn.PixelUnshuffle(PATCH), nn.Conv2d(3 * PATCH**2, DIM, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x)
+        if self.kind == "map":
+            z = z + self.pos_map
+        else:
+            z = z + (self.row_pos + self.column_pos).permute(2, 0, 1)
+        return self.head(self.encoder(z.flatten(2).mT).mean(1))  # type: ignore[no-any-return]
+
+
 def photographs(count: int, side: int = 32) -> Tensor:
     named = [data.astronaut(), data.coffee(), data.chelsea()][:count]
     cuts = [
@@ -174,6 +199,20 @@ def test_torchs_encoder_layers_are_read_wherever_they_normalise(layer: dict[str,
     assert batch.best.verified >= 1  # where tokens hardly see each other, mixtures would pass, too
     single = leak_of(Own(sine=True, **layer), photographs(1), attacks="token_peeling")
     assert (single.best.exact, single.best.verified) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["map", "rows and columns", "shuffled"])
+def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
+    torch.manual_seed(0)
+    size = 32 if kind == "shuffled" else None
+    single = leak_of(Positions(kind), photographs(1), img_size=size)
+    assert (single.best.exact, single.best.verified) == (1, 1)
+    attack = "patch_gradient" if kind == "map" else "token_peeling"  # a map is each patch's own
+    assert single.best.attack == attack
+    batch = leak_of(
+        Positions(kind), photographs(2), batch=2, attacks="token_peeling", img_size=size
+    )
+    assert batch.best.exact == 2
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,24 @@ def test_a_size_that_nothing_shows_is_asked_for() -> None:
             leak_of(Rectangle(), pictures(), img_size=wrong)
 
 
+def test_a_certain_picture_names_the_shape_that_it_was_taken_to_have() -> None:
+    """A table in one row, which a network adds to pictures of 32 × 32 and of 16 × 64 alike."""
+    torch.manual_seed(0)
+    network = Own(batch_first=True, norm_first=True)
+    square, wide = pictures(size=(32, 32)), pictures(size=(16, 64))
+    assert "16×64" in leak_of(network, square).verdict
+    assert "16×64" not in leak_of(network, square, img_size=32).verdict
+    patches = to_patches((wide - 0.5) / 0.5, 8)
+    loss = nn.functional.cross_entropy(network((wide - 0.5) / 0.5), torch.tensor([0]))
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    sent = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    found = attack_gradients(network, sent, mean=0.5, std=0.5)
+    assert found["patch_gradient"].is_certain  # the patches are the client's, as a square
+    assert "16×64" in found.verdict
+    arranged = to_patches(found["patch_gradient"].images.double() * 2 - 1, 8)
+    torch.testing.assert_close(arranged, patches, rtol=0, atol=1e-4)
+
+
 # runs, recorded uploads, commands -----------------------------------------------------------------
 
 
