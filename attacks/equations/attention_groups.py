@@ -47,7 +47,7 @@ def weights_in_sums(
     with torch.no_grad():
         given = block.norm1(torch.cat((fixed, z)))
         made = queries_keys_values(attention)(given)
-        biases = [getattr(attention, f"{name}_bias", None) for name in "qkv"]  # BEiT's own
+        biases: list[Any] = [getattr(attention, f"{name}_bias", None) for name in "qkv"]  # BEiT's
         if all(bias is not None for bias in biases):
             made = made + torch.cat(biases).to(made)
     q, k, v = made.view(len(given), 3, heads, -1).permute(1, 2, 0, 3)
