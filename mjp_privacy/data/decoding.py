@@ -126,9 +126,9 @@ class Header(NamedTuple):
     animated: bool
 
 
-def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
+def decode_image(content: bytes) -> Image.Image:
     """An upright RGB picture with 8 bits per channel. Raises ImageError with the reason."""
-    return decoded(content, min_side=min_side).picture
+    return decoded(content).picture
 
 
 def decoded(content: bytes, *, min_side: int = 1, labels: bool = False) -> Decoded:

@@ -31,7 +31,7 @@ from mjp_privacy.data.images import ImageRecord, ImageSource
 EMBEDDED, FLAT = "embedded", "flat"
 """The words that open these pictures in place of a path."""
 SIDE = 224
-"""Side of a crop in the photograph, in pixels; a size of 224 therefore needs no resampling."""
+"""Side of a crop in pixels, of the photograph and of the picture."""
 PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")
 PHOTOGRAPHS = {
     "astronaut": "astronaut.png",
@@ -69,23 +69,21 @@ class MadeFiles:
         return stream.getvalue()
 
 
-def embedded_images(size: int = SIDE) -> ImageSource:
-    """20 crops of six photographs, size × size pixels, without labels; "astronaut/0_1" is the crop
-    in row 0 and column 1.
+def embedded_images() -> ImageSource:
+    """20 crops of six photographs, without labels; "astronaut/0_1" is the crop in row 0, column 1.
 
     The crops are the squares of side 224 that fit into each photograph without overlap, as a grid
-    in its middle; for other sizes they are resized (bicubic, antialiased).
+    in its middle.
     """
-    if size < 1:
-        raise UserError(f"Expected a size of at least 1 pixel, got {size}.")
     makers: dict[str, Maker] = {}
     for name in PHOTOGRAPHS:
         width, height = photograph(name).size
         left, top = (width % SIDE) // 2, (height % SIDE) // 2
         for row in range(height // SIDE):
             for column in range(width // SIDE):
-                corner = (left + column * SIDE, top + row * SIDE)
-                makers[f"{name}/{row}_{column}"] = partial(_crop, name, corner, size)
+                x, y = left + column * SIDE, top + row * SIDE
+                box = (x, y, x + SIDE, y + SIDE)
+                makers[f"{name}/{row}_{column}"] = partial(_crop, name, box)
     files = MadeFiles(data_folder(), dict(sorted(makers.items())))
     records = tuple(ImageRecord(name, group=name.partition("/")[0]) for name in files.names)
     return ImageSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
@@ -111,13 +109,10 @@ def data_folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
+@cache
 def photograph(name: str) -> Image.Image:
     """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
-    return _opened(data_folder() / {**PHOTOGRAPHS, **DRAWINGS}[name])
-
-
-@cache
-def _opened(path: Path) -> Image.Image:
+    path = data_folder() / {**PHOTOGRAPHS, **DRAWINGS}[name]
     try:
         return decode_image(PHOTOGRAPH.bytes(path))
     except (BadFile, ImageError) as error:
@@ -127,10 +122,8 @@ def _opened(path: Path) -> Image.Image:
         ) from error
 
 
-def _crop(name: str, corner: tuple[int, int], size: int) -> Image.Image:
-    left, top = corner
-    crop = photograph(name).crop((left, top, left + SIDE, top + SIDE))
-    return crop if size == SIDE else crop.resize((size, size), Image.Resampling.BICUBIC)
+def _crop(name: str, box: tuple[int, int, int, int]) -> Image.Image:
+    return photograph(name).crop(box)
 
 
 # pictures with flat regions ----------------------------------------------------------------------

@@ -75,16 +75,12 @@ class Share:
         low, high = wilson(self.count / self.of if self.of else math.nan, trials)
         return 100 * low, 100 * high
 
-    def percent_text(self) -> str:
-        """The share in percent: `99.5 %` for 199 of 200, and `100 %` for nothing but all."""
-        return f"{_digits(self.percent)} %" if self.of else DASH
-
     def text(self) -> str:
         """Count, share and interval, such as `116 of 200 (58 %, 51–65)`."""
         if not self.of:
             return "0 of 0"
-        low, high = self.interval
-        return f"{self.count} of {self.of} ({self.percent_text()}, {_digits(low)}–{_digits(high)})"
+        share, low, high = map(_digits, (self.percent, *self.interval))
+        return f"{self.count} of {self.of} ({share} %, {low}–{high})"
 
 
 def independent_trials(groups: Words) -> float:
@@ -100,17 +96,19 @@ def independent_trials(groups: Words) -> float:
     return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
 
 
-def wilson(share: float, n: float, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a share of n trials; the default z gives 95 %."""
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share of n trials."""
     if not n:
         return math.nan, math.nan
+    z = 1.959964
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
 
 
 def _digits(percent: float) -> str:
-    """As few decimals as do not turn a share between none and all into one of them."""
+    """As few decimals as do not turn a share between none and all into one of them: `99.5` for 199
+    of 200."""
     decimals = 0
     while 0 < percent < 100 and float(f"{percent:.{decimals}f}") in (0.0, 100.0):
         decimals += 1
@@ -186,7 +184,10 @@ def summarise(
 
         summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
-    array, states, photographs = _checked(values, statuses, groups)
+    array = np.asarray(values, dtype=np.float64)
+    if not len(array) == len(statuses) == len(array if groups is None else groups):
+        raise ValueError("values, statuses and groups must have one entry per image")
+    states = categorical(statuses)
     ok = are(states, "ok")
     scored = ok & ~np.isnan(array)
     counts = Counts(
@@ -205,20 +206,11 @@ def summarise(
     if not len(kept):
         return Summary(math.nan, math.nan, math.nan, math.nan, 0, counts)
     capped = np.minimum(kept, cap)
-    kept_groups = None if photographs is None else photographs[scored]
+    kept_groups = None if groups is None else categorical(groups)[scored]
     low, high = bootstrap_interval(capped, kept_groups) if interval else (math.nan, math.nan)
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
     return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
-
-
-def _checked(
-    values: Sequence[float] | Floats, statuses: Words, groups: Words | None
-) -> tuple[Floats, pd.Categorical, pd.Categorical | None]:
-    array = np.asarray(values, dtype=np.float64)
-    if not len(array) == len(statuses) == len(array if groups is None else groups):
-        raise ValueError("values, statuses and groups must have one entry per image")
-    return array, categorical(statuses), None if groups is None else categorical(groups)
 
 
 def bootstrap_interval(
@@ -319,53 +311,3 @@ def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
     sizes = np.bincount(codes).astype(np.float64)
     sums = np.bincount(codes, values).astype(np.float64)
     return sums[sizes > 0], sizes[sizes > 0]
-
-
-# ------------------------------------------------------------------------------------------------
-# The share of images recovered, for every threshold from which an image counts as recovered.
-
-
-@dataclass(frozen=True)
-class SuccessCurve:
-    """Percent of images recovered at each threshold, with a 95 % band for each point alone."""
-
-    thresholds: Floats
-    share: Floats
-    low: Floats
-    high: Floats
-    of: int  # images that the attacker was given
-    photographs: int | None  # of which the images were cut; None: each is one of its own
-
-
-def success_curve(
-    values: Sequence[float] | Floats,
-    statuses: Words,
-    thresholds: Sequence[float] | Floats,
-    *,
-    groups: Words | None = None,
-    higher: bool = True,
-) -> SuccessCurve:
-    """The success curve of one metric over one line's images.
-
-    An image counts from `value >= threshold`, or `<=` if not `higher`. Images that failed or are
-    unsupported, and `ok` ones whose value is NaN, count as not recovered; unscored ones are left
-    out. The band is Wilson's; with `groups`, the photograph of each image, it is over as many
-    trials as `independent_trials` says.
-
-        success_curve([12.0, inf, nan], ["ok", "ok", "failed"], [10, 20]).share  # [66.7, 33.3]
-    """
-    array, states, names = _checked(values, statuses, groups)
-    limits = np.asarray(thresholds, dtype=np.float64)
-    tried = ~are(states, "unscored")
-    scores = np.where(are(states, "ok"), array, np.nan)[tried]
-    photographs, trials = None, float(len(scores))
-    if names is not None:
-        photographs, trials = len(different(names[tried])), independent_trials(names[tried])
-    ascending = np.sort(scores[~np.isnan(scores)])  # a NaN reaches no limit
-    if higher:
-        count = len(ascending) - np.searchsorted(ascending, limits, "left")
-    else:
-        count = np.searchsorted(ascending, limits, "right")
-    share = count / len(scores) if len(scores) else np.full(len(limits), np.nan)
-    low, high = np.array([wilson(part, trials) for part in share.tolist()]).reshape(-1, 2).T
-    return SuccessCurve(limits, 100 * share, 100 * low, 100 * high, len(scores), photographs)

@@ -32,9 +32,11 @@ from mjp_privacy.core.drawing import (
 )
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
-    SuccessCurve,
+    Floats,
+    are,
+    different,
+    independent_trials,
     median_interval,
-    success_curve,
     wilson,
 )
 from mjp_privacy.report.figures import (
@@ -117,21 +119,48 @@ def _share_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
     return chart(figure, "success" if metric == "psnr" else metric, title, caption + more)
 
 
+@dataclass(frozen=True)
+class SuccessCurve:
+    """Percent of images recovered at each threshold, with a 95 % band for each point alone."""
+
+    thresholds: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+    of: int  # images that the attacker was given
+    photographs: int | None  # of which the images were cut; None: each is one of its own
+
+
 def curve_of(line: Line, metric: str) -> SuccessCurve:
     """The share of images whose score is at least, or at most for LPIPS, each threshold from 0 to 1
-    and beyond where there are scores; PSNR ends at its cap."""
+    and beyond where there are scores; PSNR ends at its cap.
+
+    Images without a score count as not recovered, except those that could not be scored: they are
+    left out. The band is Wilson's, of crops over as many trials as `independent_trials` says.
+    """
     smaller, high = metric == "lpips", PSNR_CAP if metric == "psnr" else 1.0
-    values = line.scored(metric, "standard").to_numpy(dtype=float)
-    values = values[np.isfinite(values)]
+    values = np.sort(line.scored(metric, "standard").to_numpy(dtype=float))
+    finite = values[np.isfinite(values)]
     # right behind a value the share is smaller: a step stands at the value and at its successor
-    steps = values if smaller else np.nextafter(values, np.inf)
+    steps = finite if smaller else np.nextafter(finite, np.inf)
     if metric == "psnr":
         steps = steps[(steps > 0.0) & (steps < high)]
     places = np.unique([0.0, *steps, high])
     if len(places) > MOST_STEPS:
         places = places[np.linspace(0, len(places) - 1, MOST_STEPS).round().astype(int)]
-    scores, statuses, groups = line.column(metric, "standard")
-    return success_curve(scores.to_numpy(), statuses, places, groups=groups, higher=not smaller)
+    _, statuses, photographs = line.column(metric, "standard")
+    tried = ~are(statuses, "unscored")
+    of = int(tried.sum())
+    crops = None if photographs is None else photographs[tried]
+    trials = of if crops is None else independent_trials(crops)
+    if smaller:
+        count = np.searchsorted(values, places, "right")
+    else:
+        count = len(values) - np.searchsorted(values, places, "left")
+    share = count / of if of else np.full(len(places), np.nan)
+    lows, highs = np.array([wilson(part, trials) for part in share.tolist()]).T
+    cut_from = None if crops is None else len(different(crops))
+    return SuccessCurve(places, 100 * share, 100 * lows, 100 * highs, of, cut_from)
 
 
 def _band_words(curves: Sequence[SuccessCurve]) -> str:

@@ -181,23 +181,15 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     What is the same for every attack on an image comes from the chosen line too, or else from the
     first that has it.
     """
-    frames = [line.frame for line in members]
-    images = frames[0].index
-    for frame in frames[1:]:
-        images = images if images.equals(frame.index) else images.union(frame.index)
-    names = dict.fromkeys(str(name) for frame in frames for name in frame)
-    scores = {name for frame in frames for name in scores_of(frame)}
-    kept = [name for name in names if name not in scores or _kind(name)]
-    shared = [name for name in kept if name == "group" or _kind(name) == "image"]
     words = {"status": object, "reason": object}
-    parts = [frame.loc[chosen.index[chosen == place]] for place, frame in enumerate(frames)]
-    rows = pd.concat([part.astype(words) for part in parts if len(part)] or [parts[0]])
+    every = pd.concat([line.frame.astype(words) for line in members], keys=range(len(members)))
+    images = every.index.unique(level=1).sort_values()
+    scores = {*scores_of(every)}
+    kept = [name for name in every if name not in scores or _kind(name)]
+    shared = [name for name in kept if name == "group" or _kind(name) == "image"]
+    rows = every.loc[[*zip(chosen, chosen.index, strict=True)]].droplevel(0)
     rows = rows.reindex(images, columns=kept).astype(words)
-    for name in shared:
-        for frame in frames:
-            missing = rows[name].isna()
-            if name in frame and missing.any():
-                rows.loc[missing, name] = frame[name].reindex(images)[missing]
+    rows[shared] = rows[shared].fillna(every.groupby(level=1)[shared].first())
     reasons = _reasons(members, images.difference(chosen.index))
     rows.loc[reasons.index, ["status", "reason"]] = reasons
     rows = rows.drop(columns=["code", "label_source"], errors="ignore")

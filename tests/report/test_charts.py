@@ -32,6 +32,7 @@ from mjp_privacy.report.tradeoff import (
 from tests.helpers.card_run import card_run
 from tests.helpers.report_rows import (
     HOSTILE,
+    as_many,
     cell,
     derived_of,
     image_id,
@@ -39,6 +40,7 @@ from tests.helpers.report_rows import (
     intact,
     lines_of,
     run_of,
+    score_interval,
     write_rows,
 )
 
@@ -166,6 +168,18 @@ def test_success_is_the_share_of_all_tried_that_reaches_each_threshold(
     for place, count in counts.items():
         step = np.searchsorted(curve.thresholds, place, side="right") - 1
         assert curve.share[step] / 100 == pytest.approx(count / curve.of), place
+
+
+@pytest.mark.parametrize("photographs", [None, 5])
+def test_bands_are_wilsons_over_photographs(tmp_path: Path, photographs: int | None) -> None:
+    values = np.random.default_rng(1).normal(25, 8, 12)
+    curve = curve_of(line_of(tmp_path, [*values], photographs=photographs), "psnr")
+    assert curve.photographs == photographs
+    trials = as_many([f"{at % (photographs or 12)}" for at in range(12)])
+    for at, limit in enumerate(curve.thresholds):
+        band = score_interval(float(np.mean(values >= limit)), trials)
+        known = (100 * band[0], 100 * band[1])
+        assert (curve.low[at], curve.high[at]) == pytest.approx(known, abs=1e-3)
 
 
 def test_every_line_has_its_name_and_the_floor_its_mean(tmp_path: Path) -> None:
