@@ -57,7 +57,6 @@ class Contents:
 
     @property
     def lines(self) -> Sequence[Line]:
-        """The cells of all runs."""
         return self.loaded.lines
 
     @cached_property
@@ -72,17 +71,15 @@ class Contents:
 
     @cached_property
     def every_line(self) -> list[Line]:
-        """Both."""
+        """The cells of all runs, then what is derived from them."""
         return [*self.lines, *self.derived]
 
     @cached_property
     def configs(self) -> list[RunConfig]:
-        """The experiments that filled the runs."""
         return run_configs(self.runs)
 
     @cached_property
     def card(self) -> Card:
-        """The first screen."""
         return of_several(build_card(self.clients), self.runs)
 
     @cached_property
@@ -138,7 +135,6 @@ class Contents:
 
     @cached_property
     def notes(self) -> tuple[Section, ...]:
-        """The sections of notes."""
         return all_notes(self.lines, self.derived, self.loaded.remarks)
 
     def main(self, *, folded: bool) -> TextTable:
@@ -179,13 +175,11 @@ class Contents:
 
     @cached_property
     def comparisons(self) -> list[TextTable]:
-        """The tables that put clients side by side."""
         tables = (clients_table(self.clients), residual_table(self.clients))
         return [table for table in tables if table is not None]
 
     @cached_property
     def table5_rows(self) -> list[Row]:
-        """The rows of the paper's Table 5."""
         return table5_rows(self.clients)
 
     @cached_property

@@ -132,13 +132,16 @@ def simple_line(
     entry: Mapping[str, Any],
     psnr: Sequence[float | str],
     photographs: int | None = None,
-    **diagnostics: float,
+    **diagnostics: float | Sequence[float],
 ) -> None:
-    """Rows of one line: PSNR or a status by image, and diagnostics equal for all of them."""
+    """Rows of one line: PSNR or a status by image; diagnostics by image, or one for all. `top1` is
+    whether the model is right."""
     rows = []
     for i, value in enumerate(psnr):
         group = None if photographs is None else f"photograph {i % photographs}"
-        rows.append(image_row(image_id(i), value, group=group, diagnostics=diagnostics))
+        own = {n: v[i] if isinstance(v, Sequence) else v for n, v in diagnostics.items()}
+        top1 = {"intact": own.pop("top1")} if "top1" in own else None
+        rows.append(image_row(image_id(i), value, group=group, diagnostics=own, top1=top1))
     write_rows(store, entry, rows)
 
 
@@ -187,7 +190,7 @@ def synthetic_run(folder: Path, count: int = 4, **changes: Any) -> RunStore:
 
 
 def run_of(folder: Path, *lines: tuple[Any, ...], photographs: int | None = None) -> Path:
-    """A run of these lines, each a cell, PSNR or status by image, and diagnostics of all images.
+    """A run of these lines, each a cell, PSNR or status by image, and diagnostics.
 
     photographs: from which the images are cut in turn; None: each is one of its own
     """

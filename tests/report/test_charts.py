@@ -16,7 +16,6 @@ import pytest
 
 from mjp_privacy.core.drawing import COLOURS, LIGHTER, VARIABLES, Chart, standalone
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.curves import curve_of, distribution_charts, uploads_charts
 from mjp_privacy.report.lines import Line
@@ -34,14 +33,12 @@ from tests.helpers.report_rows import (
     HOSTILE,
     as_many,
     cell,
+    curve_run,
     derived_of,
-    image_id,
-    image_row,
     intact,
     lines_of,
     run_of,
     score_interval,
-    write_rows,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,19 +60,9 @@ def line_of(folder: Path, psnr: list[float | str], **more: Any) -> Line:
     return line
 
 
-def uploads_table(rows: list[tuple[float, int, float]], **changes: object) -> pd.DataFrame:
-    """Points of one panel: (γ, uploads, PSNR)."""
-    known: dict[str, object] = {
-        **{"model": "ViT", "setting": "c", "dtype": "float32", "attack": "multi_round"},
-        **{"options": "", "differs": "", "n": 20, "panel": 1, "grey_mean": 12.0},
-    }
-    records = []
-    for gamma, uploads, psnr in rows:
-        record = known | {"gamma": gamma, "uploads": uploads}
-        for name in ("psnr_median", "psnr_mean"):
-            record |= {name: psnr, f"{name}_lo": psnr - 1, f"{name}_hi": psnr + 1}
-        records.append(record | changes)
-    return pd.DataFrame(records)
+def uploads_table(folder: Path, **changes: object) -> pd.DataFrame:
+    """Points of one panel: two γ, three numbers of uploads."""
+    return read_contents([curve_run(folder, (0.1, 0.3))]).points.assign(**changes)
 
 
 def point(accuracy: float, leakage: float, **changes: object) -> TradeoffPoint:
@@ -90,7 +77,7 @@ def point(accuracy: float, leakage: float, **changes: object) -> TradeoffPoint:
 def made(folder: Path, word: str) -> list[Chart]:
     """One chart of every kind, each with this word wherever a stranger's can stand."""
     line = line_of(folder, [10.0, 40.0, math.inf, "failed"])
-    table = uploads_table([(0.1, 1, 20.0), (0.1, 2, 30.0)], model=word, options=word)
+    table = uploads_table(folder / "uploads", model=word, options=word)
     families = enumerate(("none", "MJP", "noise"))
     points = [
         point(50, 9 + i, label=word + kind, family=kind, strength=1.0) for i, kind in families
@@ -119,8 +106,6 @@ def test_charts_are_equal_again_with_their_own_elements_and_colours(tmp_path: Pa
 
 # over uploads -------------------------------------------------------------------------------------
 
-POINTS = [(0.1, 2, 20.0), (0.1, 8, 30.0), (0.3, 2, 10.0)]
-
 
 @pytest.mark.parametrize(
     "changes",
@@ -132,13 +117,17 @@ POINTS = [(0.1, 2, 20.0), (0.1, 8, 30.0), (0.3, 2, 10.0)]
         {"uploads": 6},
     ],
 )
-def test_a_chart_over_uploads_has_every_point_and_curve(changes: dict[str, Any]) -> None:
-    (found,) = uploads_charts(uploads_table(POINTS, **changes))
+def test_a_chart_over_uploads_has_every_point_and_curve(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    table = uploads_table(tmp_path, **changes)
+    (found,) = uploads_charts(table)
     assert not re.search(r"\b(nan|inf)\b", found.svg)
-    known = {f"γ {g:g}, uploads {changes.get('uploads', n)}: {psnr}, n=20" for g, n, psnr in POINTS}
+    columns = table[["gamma", "uploads", "psnr_median"]].itertuples(index=False)
+    known = {f"γ {g:g}, uploads {n}: {psnr:.1f}, n=5" for g, n, psnr in columns}
     assert known <= titles(found.svg)
-    assert {"γ 0.1 (n=20)", "γ 0.3 (n=20)", "uploads of the same picture"} <= texts(found.svg)
-    assert ("12.0 dB" in found.caption) == ("grey_mean" not in changes)
+    assert {"γ 0.1 (n=5)", "γ 0.3 (n=5)", "uploads of the same picture"} <= texts(found.svg)
+    assert ("11.0 dB" in found.caption) == ("grey_mean" not in changes)
 
 
 # shares over thresholds ---------------------------------------------------------------------------
@@ -266,11 +255,8 @@ def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
         for name, facts in {"plain": {}, **noise, "int8": {"defenses": "int8"}}.items()
         for attack in ("patch_gradient", "patch_prior")
     ][:-1]
-    store = RunStore(tmp_path)
-    store.write_cells(cells)
-    for entry in cells:
-        known = {"top1": {"intact": 1.0}, "diagnostics": {"grey_psnr": 11.0}}
-        write_rows(store, entry, [image_row(image_id(i), 15.0 + i, **known) for i in range(3)])
+    known = {"top1": 1.0, "grey_psnr": 11.0}
+    run_of(tmp_path, *((entry, [15.0, 16.0, 17.0], known) for entry in cells))
     (found,) = read_contents([tmp_path]).charts["tradeoff"]
     assert sum("16.0 dB" in title for title in titles(found.svg)) == 3
     assert "11.0 dB" in found.caption

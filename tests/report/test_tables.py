@@ -64,9 +64,7 @@ def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
     tmp_path: Path, facts: dict[str, Any], comparable: bool
 ) -> None:
     named = {"paper_row": {"model": "DeiT-S", "setting": "a"}, "data_is_papers": True}
-    store, entry = RunStore(tmp_path), cell("x", **(named | facts))
-    store.write_cells([entry])
-    write_rows(store, entry, [image_row(image_id(0), 20.0, top1={"intact": 1.0})])
+    run_of(tmp_path, (cell("x", **(named | facts)), [20.0], {"top1": 1.0}))
     row = read_contents([tmp_path]).tables[0].frame.iloc[0]
     beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
     assert len(beside) == 12
@@ -185,12 +183,10 @@ def test_columns_of_the_main_table(tmp_path: Path) -> None:
 
 def test_regions_have_the_columns_that_exist(tmp_path: Path) -> None:
     """Images that have no such diagnostic are counted out; PSNR is capped in means."""
-    store, entry = RunStore(tmp_path), cell("y")
-    store.write_cells([cell("x", gamma=0.1), entry])
     known = {"mask_recall": 0.8, "visible_psnr": 90.0, "gradient_residual": 1e-6, "seconds": 2.0}
-    more = {name: value * 1.25 for name, value in known.items()} | {"jigsaw_direct": 0.25}
-    both = [image_row(image_id(i), 9.0, diagnostics=of) for i, of in enumerate((known, more))]
-    write_rows(store, entry, both)
+    both = {name: [value, value * 1.25] for name, value in known.items()}
+    both |= {"jigsaw_direct": [math.nan, 0.25]}
+    run_of(tmp_path, (cell("x", gamma=0.1), []), (cell("y"), [9.0, 9.0], both))
     first, second = by_header(measured_table(read_contents([tmp_path]).tables[1]))
     assert list(first.values())[6:] == [DASH] * 5
     assert second == {
@@ -266,15 +262,6 @@ def test_crops_count_by_photograph(tmp_path: Path) -> None:
     assert row[9] == "0.031 (min)"
 
 
-def test_exact_pictures_are_equal(tmp_path: Path) -> None:
-    """PSNR inf, and above 100, is taken as 100: no difference and nothing to test."""
-    span = (intact("masked_span", **MJP), [math.inf, 120.0] * 2)
-    (row,) = paired(run_of(tmp_path, (intact("patch_gradient"), [math.inf] * 5), span)).values()
-    assert row[2:4] == ("4", "1")
-    assert row[5].startswith("+0.00 [0.00")
-    assert row[6:] == ("0.00", "1", "1", "1")
-
-
 @pytest.mark.parametrize(
     "other", [{"batch": 2}, {"dtype": "float64"}, {"size": 192}, {"data": "other.zip"}, {"seed": 1}]
 )
@@ -329,14 +316,8 @@ def notes_of(folder: Path) -> str:
 
 
 def test_unshuffled_pictures_are_counted_and_the_exact_ones_among_them(tmp_path: Path) -> None:
-    entry, store = intact("masked_span", setting="c", gamma=0.27), RunStore(tmp_path)
-    store.write_cells([entry])
-    masks = ((math.inf, 1.0), (math.inf, 0.0), (20.0, 1.0), (18.0, 0.0), (16.0, 1.0))
-    rows = [
-        image_row(image_id(i), psnr, diagnostics={"empty_mask": empty})
-        for i, (psnr, empty) in enumerate(masks)
-    ]
-    write_rows(store, entry, rows)
+    empty = {"empty_mask": [1.0, 0.0, 1.0, 0.0, 1.0]}
+    run_of(tmp_path, (intact("masked_span", **MJP), [math.inf, math.inf, 20.0, 18.0, 16.0], empty))
     (sentence,) = [line for line in notes_of(tmp_path).splitlines() if "Unshuffled" in line]
     assert [part for part in sentence.split() if part.isdigit()] == ["3", "5", "1", "2"]
 
@@ -368,16 +349,12 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("those of shuffled patches" in notes) == (said == "those of shuffled patches")
 
 
-def test_few_images_and_unshuffled_ones_are_counted(tmp_path: Path) -> None:
+def test_few_images_are_counted(tmp_path: Path) -> None:
     for images, photographs, said in ((9, None, "9 images"), (10, None, ""), (12, 2, "2 photo")):
         line = (cell("x"), [20.0 + place for place in range(images)])
         notes = notes_of(run_of(tmp_path / f"{images}", line, photographs=photographs))
         assert ("Few: " in notes) == bool(said)
         assert said in notes
-    line = (intact("masked_span", **MJP), [math.inf, 20.0], {"empty_mask": 1.0})
-    notes = notes_of(run_of(tmp_path / "unshuffled", line))
-    assert "2 of 2 pictures" in notes
-    assert "1 of the 1 exact" in notes
 
 
 def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:

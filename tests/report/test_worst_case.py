@@ -13,7 +13,6 @@ import torch
 
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.figures import VARIANTS, build_tables
 from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
@@ -23,12 +22,10 @@ from tests.helpers.report_rows import (
     cell,
     derived_of,
     image_id,
-    image_row,
     intact,
     lines_of,
     run_of,
     unscored_run,
-    write_rows,
 )
 from tests.helpers.uploads import load_uploads
 
@@ -80,11 +77,9 @@ def test_what_has_no_value_is_no_candidate(tmp_path: Path) -> None:
     worst = derived_of(run_of(tmp_path / "scores", *lines))[f"worst_case, {ONE}"]
     assert psnr_of(worst) == [9.0, 8.0]
     assert outcome(worst, image_id(1))[1].startswith("x failed: ")
-    store = RunStore(run_of(tmp_path / "residuals", (intact("x"), []), (intact("y"), [])))
-    for entry in store.read_cells():
-        first = image_row(image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
-        write_rows(store, entry, [first, image_row(image_id(1), 40.0)])
-    choice = derived_of(tmp_path / "residuals")[f"attackers_choice, {ONE}"]
+    first = {"gradient_residual": [0.3, math.nan]}
+    lines = ((intact(name), [10.0, 40.0], first) for name in "xy")
+    choice = derived_of(run_of(tmp_path / "residuals", *lines))[f"attackers_choice, {ONE}"]
     assert outcome(choice, image_id(1))[0] == "unsupported"
     assert choice.counts == {"x": 1, "y": 0}
 

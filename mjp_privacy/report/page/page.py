@@ -56,6 +56,16 @@ SECTIONS = {
 """What the page's head links to: names of sections and their labels."""
 
 
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
+)
+"""No request may leave the page, and no script runs but the one that is its own, by its digest."""
+
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that turn what follows: "a\\u202egpj.png" would be read as agnp.jpg."""
+
+
 def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -> str:
     """The whole page as text, with everything that came from a run escaped.
 
@@ -82,24 +92,15 @@ def render_page(contents: Contents, downloads: Sequence[tuple[str, str]] = ()) -
         commands=commands(contents.configs, contents.lines),
         style=_asset("page.css"),
         script=script,
-        policy=_policy(script),
+        policy=POLICY.format(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         data=page_data(contents),
     )
-    text = undirected(text)  # names of images may turn the words behind them
+    text = _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
     return text.encode("utf-8", "replace").decode("utf-8")  # a file name may be no Unicode
 
 
 def _asset(name: str) -> str:
     return (files("mjp_privacy.report.page") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _policy(script: str) -> str:
-    """No request may leave the page, and no script runs but the one that is its own."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )
 
 
 @cache
@@ -175,15 +176,6 @@ def share(count: int, of: int) -> str:
 def link(text: str, safe: str = "/") -> str:
     """A name as part of an address; it cannot name another protocol, as `:` is escaped."""
     return quote(text, safe=safe, errors="replace")
-
-
-def undirected(text: str) -> str:
-    """The text with characters that turn the direction of what follows written out, for pages:
-    "a\\u202egpj.png", which would be read as agnp.jpg, becomes "a⟨U+202E⟩gpj.png"."""
-    return _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
-
-
-_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 # what the page's script reads ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 
@@ -134,33 +134,14 @@ def identification_table(named: Sequence[tuple[str, Line]]) -> TextTable | None:
 
 
 def _identified(line: Line) -> dict[str, str]:
-    """How often a line's pictures point to their own image, by column; nothing without pictures."""
-    small, full, patches = _pairs(line)
-    if len({pair.shape for pair in small.values()}) != 1 or len(small) < 2:
-        return {}
-    compared = distances(*_stacked(small))
-    found = {name: pointing(of, _photographs(line, small)) for name, of in compared.items()}
-    psnr, chance = None, DASH
-    if len(full) > 1 and patches <= MOST_PATCHES:
-        both = _stacked(full)
-        patch_size = math.isqrt(both[0][0, 0].numel() // patches)
-        apart = matched_distances(*both, patch_size)
-        found["patches matched"] = pointing(apart, _photographs(line, full))
-        psnr, chance = float(np.median(matched_psnr(*both, patch_size))), _chance(len(full))
-    names = ("pixels", "LPIPS", "features", "patches matched")
-    return {
-        **{"images": f"{len(small)} of {len(line.images)}", "chance": _chance(len(small))},
-        **{f"{name} first": _first(found.get(name)) for name in names},
-        **{"chance, matched": chance, "PSNR matched": capped(psnr, 2)},
-    }
+    """How often a line's pictures point to their own image, by column; nothing without pictures.
 
-
-def _pairs(line: Line) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
-    """Reconstruction and original by image, (2, C, H, W): all of them shrunk, and at full size some
-    of those that were shuffled, with the number of their patches."""
+    All of them are compared shrunk; some of those that were shuffled at full size, after their
+    patches were matched.
+    """
     chosen = _evenly_spaced(sorted({*line.scored(*PSNR).index} & {*picture_ids(line)}), MOST)
     matched = {*_evenly_spaced(chosen, MOST_MATCHED)}
-    small, full, patches = {}, {}, 0
+    small, full, patches = dict[str, Tensor](), dict[str, Tensor](), 0
     for image in chosen:
         stored = line.reconstruction(image) or {}
         if {"images", "plain"} <= stored.keys():
@@ -168,13 +149,24 @@ def _pairs(line: Line) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
             small[image] = shrink(pair)
             if image in matched and "mask" in stored:
                 full[image], patches = pair, stored["mask"].numel()
-    return small, full, patches
-
-
-def _stacked(pairs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Reconstructions and originals, (n, C, H, W) each."""
-    images, originals = torch.stack([*pairs.values()], dim=1)
-    return images, originals
+    if len({pair.shape for pair in small.values()}) != 1 or len(small) < 2:
+        return {}
+    compared = distances(*torch.stack([*small.values()], dim=1))
+    found = {name: pointing(of, _photographs(line, small)) for name, of in compared.items()}
+    psnr, chance = None, DASH
+    if len(full) > 1 and patches <= MOST_PATCHES:
+        images, originals = torch.stack([*full.values()], dim=1)
+        size = math.isqrt(images[0, 0].numel() // patches)
+        apart = matched_distances(images, originals, size)
+        found["patches matched"] = pointing(apart, _photographs(line, full))
+        psnr = float(np.median(matched_psnr(images, originals, size)))
+        chance = _chance(len(full))
+    names = ("pixels", "LPIPS", "features", "patches matched")
+    return {
+        **{"images": f"{len(small)} of {len(line.images)}", "chance": _chance(len(small))},
+        **{f"{name} first": _first(found.get(name)) for name in names},
+        **{"chance, matched": chance, "PSNR matched": capped(psnr, 2)},
+    }
 
 
 def _evenly_spaced(names: Sequence[str], most: int) -> list[str]:
