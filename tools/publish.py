@@ -226,7 +226,8 @@ def _difference(line: Line, attack: str, lines: Sequence[Line]) -> list[str]:
     both = pd.concat([line.scored("psnr"), bases[0].scored("psnr")], axis=1, join="inner")
     if bases[0] is line or both.empty:
         return ["–", "–"]
-    groups = None if line.photographs is None else line.photographs[both.index].tolist()
+    known = line.line.groups
+    groups = None if known is None else known[both.index].tolist()
     test = paired_test(*both.sort_index().to_numpy(float).T, groups=groups)
     over = "" if test.images == line.figure("of") else f" (over {test.images})"
     interval = "–" if math.isnan(test.low) else f"{test.low:.2f}, {test.high:.2f}"

@@ -26,10 +26,12 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
-from mjp_privacy.metrics.statistics import PSNR_CAP, Share, Summary, independent_trials, summarise
+from mjp_privacy.experiment.cell_facts import CellFacts, CommandFacts, columns_of
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share, Summary
 from mjp_privacy.report.clients import clients_of, derived_lines
-from mjp_privacy.report.lines import CLIENT_FACTS, client_text
+from mjp_privacy.report.figures import exact_share, success_share, summary
+from mjp_privacy.report.lines import CLIENT_FACTS, client_text, image_frame
 from mjp_privacy.report.lines import Line as ReportLine
 from mjp_privacy.report.runs import load_runs
 
@@ -224,8 +226,7 @@ class Line:
             return share.text() if name.startswith("share") else share.count
         if name.startswith("paper_"):
             metric = name.removeprefix("paper_")
-            cap, decimals = (PSNR_CAP, 2) if metric == "psnr" else (math.inf, 4)
-            score = self._summary(f"{metric}_paper", cap)
+            decimals, score = 2 if metric == "psnr" else 4, summary(self.line, metric, "paper")
             mean, low, high = (f"{x:.{decimals}f}" for x in (score.mean, score.low, score.high))
             return f"{mean} [{low}, {high}]"
         scored, of = self.psnr, self.share("exact").of
@@ -244,42 +245,32 @@ class Line:
             raise UserError(f"There is no figure {name!r}; expected one of {', '.join(figures)}.")
         return figures[name] if scored.n or name in ("n", "of", "accuracy") else math.nan
 
+    @cached_property
+    def line(self) -> ReportLine:
+        """The same as a line of a report: a published figure is that of the report."""
+        names = {name: ".".join(key) for name, key in SCORES.items()}
+        kept = self.rows[["image_id", "group", "status", "reason", *names]].rename(columns=names)
+        asked = {name: self.facts[name] for name in ("setting", "gamma", "dtype", "seed")}
+        return ReportLine(0, "", CellFacts(**asked), image_frame(kept), RunStore(Path()))
+
     def scored(self, column: str) -> pd.Series[float]:
         """A column's values by image, of the images that have one."""
-        rows = self.rows[(self.rows["status"] == "ok") & self.rows[column].notna()]
-        return rows.set_index("image_id")[column]
-
-    @cached_property
-    def photographs(self) -> pd.Series[str] | None:
-        """The photograph of each image by its id, where several images are of one."""
-        rows = self.rows.set_index("image_id")["group"]
-        known = rows.where(rows.notna(), rows.index.to_series())
-        return None if known.is_unique else known
-
-    def _summary(self, column: str, cap: float = math.inf) -> Summary:
-        groups = None if self.photographs is None else self.photographs.tolist()
-        values, statuses = self.rows[column].to_numpy(float), self.rows["status"].tolist()
-        return summarise(values, statuses, groups=groups, cap=cap)
+        return self.line.scored(*SCORES[column])
 
     def share(self, name: str) -> Share:
         """Of the images the attacker was given: those without a reconstruction count as missed."""
         if name.endswith("exact"):
-            count = np.isposinf(self.scored("psnr_paper")).sum()
-        else:
-            count = (self.scored("psnr") >= float(re.sub(r"\D", "", name))).sum()
-        tried = (self.rows["status"] != "unscored").to_numpy()
-        known = self.photographs
-        trials = None if known is None else independent_trials(known[tried].tolist())
-        return Share(int(count), int(tried.sum()), trials)
+            return exact_share(self.line)
+        return success_share(self.line, float(re.sub(r"\D", "", name)))
 
     @cached_property
     def psnr(self) -> Summary:
         """Of min(PSNR, 100)."""
-        return self._summary("psnr", PSNR_CAP)
+        return summary(self.line, "psnr", "standard")
 
     def _quantiles(self) -> list[float]:
         """The quartiles of PSNR; half way to infinity is infinite, as for NumPy's median."""
-        values = np.sort(self.scored("psnr").to_numpy(float))
+        values = np.sort(self.scored("psnr").to_numpy())
         found = []
         for share in (0.25, 0.5, 0.75):
             place, weight = divmod(share * (len(values) - 1), 1)
