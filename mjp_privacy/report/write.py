@@ -106,11 +106,7 @@ def write_report(
             then("pictures", 2)
             files += _write_pictures(contents, out, pictures)
             then("page", 2)
-            beside = [path.relative_to(out).as_posix() for path in files]
-            downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
-            downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
-            downloads += [(n, "the config, for mjp attack") for n in beside if n[:6] == "config"]
-            files.insert(0, _write_text(out / "index.html", render_page(contents, downloads)))
+            files.insert(0, _write_page(contents, files, out))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
@@ -142,6 +138,14 @@ MADE = (
     *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
+
+
+def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
+    beside = [path.relative_to(out).as_posix() for path in files]
+    downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
+    downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
+    downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
+    return _write_text(out / "index.html", render_page(contents, downloads))
 
 
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:

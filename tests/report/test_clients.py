@@ -30,55 +30,42 @@ def matching(client: Client) -> list[str]:
     return [line.attack for line in client.matching]
 
 
-@pytest.mark.parametrize(
-    ("facts", "name", "defended", "noisy"),
-    [
-        ({}, "plain", False, False),
-        ({"dal": True}, "plain, DAL in the loss", False, False),
-        ({"batch": 4}, "plain", False, False),
-        ({"a fact of another version": ["a", {"b": 1}]}, "plain", False, False),
-        ({"steps": 3}, "plain, steps 3", False, False),
-        (MASKED, "MJP γ .27", True, False),
-        ({"gamma": 1.0}, "MJP γ 1", True, False),
-        ({"withhold": "pos_embed"}, "plain, withhold pos embed", True, False),
-        ({"positions": "sinusoidal"}, "plain, positions sinusoidal", True, False),
-        ({"position_noise": 0.01}, "plain, position noise 0.01", True, True),
-        (
-            MASKED | {"defenses": "gaussian_noise 0.01"},
-            *("MJP γ .27, gaussian noise 0.01", True, True),
-        ),
-    ],
+PLAIN, MATCHING, SPAN, PIXELS = (
+    *("patch_gradient", "inverting_gradients", "masked_span", "pixel_lattice"),
 )
-def test_names(
-    tmp_path: Path, facts: dict[str, Any], name: str, defended: bool, noisy: bool
-) -> None:
-    (client,) = clients(tmp_path, intact("masked_span", **facts))
-    assert (client.name, client.defended, client.noisy) == (name, defended, noisy)
+NAMES: list[tuple[list[str], dict[str, Any], float | None, str]] = [
+    ([SPAN], {}, None, "plain"),
+    ([SPAN], {"dal": True}, None, "plain, DAL in the loss"),
+    ([SPAN], {"batch": 4}, None, "plain"),
+    ([SPAN], {"a fact of another version": ["a", {"b": 1}]}, None, "plain"),
+    ([SPAN], {"steps": 3}, None, "plain, steps 3"),
+    ([SPAN], {"gamma": 1.0}, None, "MJP γ 1"),
+    ([SPAN], {"withhold": "pos_embed"}, None, "plain, withhold pos embed"),
+    ([SPAN], {"positions": "sinusoidal"}, None, "plain, positions sinusoidal"),
+    ([SPAN], {"position_noise": 0.01}, None, "plain, position noise 0.01"),
+    ([SPAN], MASKED | {"defenses": "int8"}, None, "MJP γ .27, int8"),
+    # whether it masks is what the upload or an attack says
+    ([PLAIN], MASKED, 0.0, "shuffled γ .27"),
+    ([PLAIN], MASKED, 50.0, "MJP γ .27"),
+    ([PLAIN], {}, 50.0, "plain"),  # zero rows without shuffling are no mask
+    ([SPAN], MASKED, 0.0, "MJP γ .27"),  # an attack that knows masks found them
+    # gradient matching runs with and without masks, so that its success shows neither
+    ([MATCHING], MASKED, None, "γ .27"),
+    (["april_optimization"], MASKED, None, "γ .27"),
+    ([MATCHING, SPAN], MASKED, None, "MJP γ .27"),
+]
+"""Attacks on a client, its facts, zero rows of its system, and its name."""
+DEFENCES = ("γ", "withhold", "positions", "noise")
 
 
-@pytest.mark.parametrize(
-    ("attacks", "facts", "zero_rows", "name"),
-    [
-        (["patch_gradient"], MASKED, 0.0, "shuffled γ .27"),
-        (["patch_gradient"], MASKED, 50.0, "MJP γ .27"),
-        (["patch_gradient"], {}, 50.0, "plain"),  # zero rows without shuffling are no mask
-        (["masked_span"], MASKED, 0.0, "MJP γ .27"),  # an attack that knows masks found them
-        # gradient matching runs with and without masks, so that its success shows neither
-        (["inverting_gradients"], MASKED, None, "γ .27"),
-        (["april_optimization"], MASKED, None, "γ .27"),
-        (["inverting_gradients", "masked_span"], MASKED, None, "MJP γ .27"),
-    ],
-)
-def test_a_client_masks_where_the_upload_or_an_attack_says_so(
-    tmp_path: Path,
-    attacks: list[str],
-    facts: dict[str, Any],
-    zero_rows: float | None,
-    name: str,
+@pytest.mark.parametrize(("attacks", "facts", "zero_rows", "name"), NAMES)
+def test_a_name_says_what_a_client_does(
+    tmp_path: Path, attacks: list[str], facts: dict[str, Any], zero_rows: float | None, name: str
 ) -> None:
     diagnostics = {} if zero_rows is None else {"zero_rows": zero_rows}
     (client,) = clients(tmp_path, *(intact(a, **facts) for a in attacks), **diagnostics)
     assert (client.name, client.masks) == (name, name.startswith("MJP"))
+    assert client.defended == any(word in name for word in DEFENCES)
 
 
 @pytest.mark.parametrize("psnr", [math.nan, "failed", "unscored"])
@@ -188,9 +175,6 @@ FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
 ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
 INT8, MINE = MASKED | {"defenses": "int8"}, {"defenses": "mine"}
 SHARED: dict[str, Any] = {"planned_images": 2}
-PLAIN, MATCHING, SPAN, PIXELS = (
-    *("patch_gradient", "inverting_gradients", "masked_span", "pixel_lattice"),
-)
 
 BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(PLAIN, 12.0, of=GREY)], ""),
