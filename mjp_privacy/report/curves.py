@@ -185,13 +185,10 @@ def _psnr_axis(axes: Axes, lines: Sequence[Named]) -> str:
     for limit in THRESHOLDS:
         axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
     words = f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
-    by_run: dict[str, pd.Series[float]] = {}  # each image once
-    for _, line in lines:
-        levels = line.scored("grey_psnr", DIAGNOSTIC).clip(upper=PSNR_CAP)
-        known = by_run.setdefault(line.run, levels)
-        if not known.index.equals(levels.index):
-            by_run[line.run] = known.combine_first(levels)
-    if not math.isnan(floor := float(pd.concat([*by_run.values()]).mean())):
+    of_lines = [line.scored("grey_psnr", DIAGNOSTIC) for _, line in lines]
+    levels = pd.concat(of_lines, keys=[line.run for _, line in lines])
+    once = levels[~levels.index.duplicated()]  # each image of a run
+    if not math.isnan(floor := float(once.clip(upper=PSNR_CAP).mean())):
         words += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
         axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
         axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)

@@ -76,8 +76,7 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    if any(frame[name].dtype != np.float64 for name in scores):
-        frame[scores] = frame[scores].astype(np.float64)
+    frame[scores] = frame[scores].astype(np.float64)
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:
@@ -278,8 +277,6 @@ class Line:
         """The rows of images that could be read, those that are not ok without scores."""
         readable, failed = self._readable, self._readable["status"] != "ok"
         scores = [name for name in scores_of(readable) if split(name)[1] != DIAGNOSTIC]
-        if not readable.loc[failed, scores].notna().any(axis=None):
-            return readable
         return readable.assign(**{name: readable[name].mask(failed) for name in scores})
 
     @cached_property

@@ -31,7 +31,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -85,7 +84,7 @@ def write_pictures(
     """
     remove_listed(folder)
     stored = {line.number: picture_ids(line) for line in lines}
-    every = {image for ids in stored.values() for image in ids}
+    every = set().union(*stored.values())
     wanted = every if all_images else every & set(image_ids)
     if not wanted:
         return []
@@ -161,17 +160,11 @@ def pixels(image: Tensor) -> Pixels:
 
 
 def png(picture: Pixels) -> bytes:
-    """The picture as a PNG. Page and files show the same small ones: these are encoded once."""
-    encode = _png if max(picture.shape) <= SMALL_SIDE else _png.__wrapped__
-    return encode(picture.tobytes(), picture.shape[:2])
-
-
-@lru_cache(2048)
-def _png(values: bytes, size: tuple[int, int]) -> bytes:
+    """The picture as a PNG."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.frombytes("RGB", size[::-1], values).save(file, "png", compress_level=1)  # fastest
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # fastest
     return file.getvalue()
 
 
