@@ -280,7 +280,7 @@ class Shown:
     fed: dict[int, str] = field(default_factory=dict)
     """By line: what its client fed, where that is not the original."""
     masks: dict[int, str] = field(default_factory=dict)
-    """By line: "0110…", one digit for each patch, row by row; 1: masked."""
+    """By line: "01/10", a digit for each patch, row by row; 1: masked."""
 
     def original(self, line: Line | None = None) -> str | None:
         """The private image that the line attacked, or else the first of this name; None without
@@ -311,7 +311,10 @@ class Shown:
             kinds["fed"] = (f"fed {_digest(fed)}", fed)
         mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
         if mask is not None:
-            self.masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
+            height, width = stored["images"].shape[-2:]
+            across = round(math.sqrt(mask.numel() * width / height))
+            rows = ("".join("01"[int(hidden)] for hidden in row) for row in mask.split(across))
+            self.masks[line.number] = "/".join(rows)
         found = {}
         for kind, (what, image) in kinds.items():
             key = f"{what}/{self.image_id}"

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -84,36 +85,26 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("sides", [(100, 75), (40, 40), (31, 90), (333, 248)])
-@pytest.mark.parametrize(("size", "resize"), [(32, None), (33, 33), (64, 71)])
+@pytest.mark.parametrize(
+    ("size", "resize"),
+    [(32, None), (33, 33), (64, 71), ((48, 32), 36), ((32, 48), 36), ((40, 100), 44)],
+)
 def test_preprocessing_is_torchvisions(
-    sides: tuple[int, int], size: int, resize: int | None, interpolation: str
+    sides: tuple[int, int], size: Size, resize: int | None, interpolation: str
 ) -> None:
+    """Of a rectangle: the picture that just covers it is made as much larger as for a square."""
     preprocessing = Preprocessing(size, resize, interpolation)  # type: ignore[arg-type]
-    resized = v2.Resize(preprocessing.short_side, v2.InterpolationMode(interpolation))
+    height, width = height_width(size)
+    scale = preprocessing.short_side / min(height, width)
+    scale *= max(height / sides[1], width / sides[0])
+    covering = [int(side * scale + 1e-9) for side in sides[::-1]]
+    wanted = preprocessing.short_side if size == height else covering
+    resized = v2.Resize(wanted, v2.InterpolationMode(interpolation))
     theirs = v2.Compose([resized, v2.CenterCrop(size), v2.PILToTensor()])(noise(*sides))
     assert torch.equal(preprocessing(noise(*sides)), theirs.float() / 255)
-    same, levels = preprocessing(noise(size, size)), np.array(noise(size, size))
+    same, levels = preprocessing(noise(width, height)), np.array(noise(width, height))
     assert torch.equal(same, torch.from_numpy(levels).permute(2, 0, 1) / 255)  # as it was
-    assert Preprocessing(size, squash=True)(noise(*sides)).shape == (3, size, size)
-
-
-@pytest.mark.parametrize("sides", [(100, 75), (64, 48), (31, 90), (333, 248)])
-@pytest.mark.parametrize("size", [(48, 32), (32, 48), (40, 100)])
-def test_a_rectangle_is_cut_from_a_picture_that_just_covers_it(
-    sides: tuple[int, int], size: tuple[int, int]
-) -> None:
-    """As a square is: the picture is made 1 + 1/9 times as large as it must be, then cropped."""
-    shorter = round(min(size) * 10 / 9)
-    preprocessing, scale = Preprocessing(size, shorter), shorter / min(size)
-    scale *= max(size[0] / sides[1], size[1] / sides[0])
-    resized = v2.Resize(
-        (int(sides[1] * scale + 1e-9), int(sides[0] * scale + 1e-9)), v2.InterpolationMode.BICUBIC
-    )
-    theirs = v2.Compose([resized, v2.CenterCrop(size), v2.PILToTensor()])(noise(*sides))
-    assert torch.equal(preprocessing(noise(*sides)), theirs.float() / 255)
-    same, levels = preprocessing(noise(size[1], size[0])), np.array(noise(size[1], size[0]))
-    assert torch.equal(same, torch.from_numpy(levels).permute(2, 0, 1) / 255)
-    assert Preprocessing(size, squash=True)(noise(*sides)).shape == (3, *size)
+    assert Preprocessing(size, squash=True)(noise(*sides)).shape == (3, height, width)
 
 
 def test_sizes_before_the_crop_and_options_that_are_none() -> None:

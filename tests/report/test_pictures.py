@@ -325,6 +325,25 @@ def test_every_line_shows_the_same_images(ladder: Path) -> None:
     assert first.lines[contents.derived[0].number] == first.lines[3]  # the same picture, kept once
 
 
+@pytest.mark.parametrize(
+    ("sides", "rows"),
+    [
+        ((32, 32), "1001/0010/0100/1001"),
+        ((16, 64), "10010010/01001001"),
+        ((64, 16), "10/01/00/10/01/00/10/01"),
+    ],
+)
+def test_a_mask_has_the_rows_of_its_picture(
+    tmp_path: Path, sides: tuple[int, int], rows: str
+) -> None:
+    """Two rows of eight patches are not four of four."""
+    folder, mask = small_run(tmp_path, [20.0]), torch.arange(16)[None] % 3 == 0
+    tensors = {"images": torch.rand(1, 3, *sides), "mask": mask}
+    add_pictures(RunStore(folder), "small", tensors, [image_id(0)])
+    (shown,) = read_contents([folder]).gallery.shown
+    assert shown.masks == {1: rows}
+
+
 def test_a_control_has_pictures_where_no_attack_has(tmp_path: Path) -> None:
     """Then the card's strip has no line by which pictures could be chosen."""
     facts = {"setting": "c", "gamma": 0.5}

@@ -140,12 +140,12 @@ function stage(key, alt, target, mask) {
   const box = element("div", { class: "stage" }, element("div", { class: "pair" },
     element("img", { src: PICTURES.get(key), alt }),
     target ? element("img", { src: PICTURES.get(target), alt: "", class: "target" }) : null));
-  const side = Math.sqrt(mask?.length ?? NaN);
-  if (!Number.isInteger(side)) return box;
+  if (!mask) return box;
+  const rows = mask.split("/");
   const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  svg.setAttribute("viewBox", `0 0 ${side} ${side}`);
-  path.setAttribute("d", [...mask].map((digit, place) => (digit === "1"
-    ? `M${place % side} ${Math.floor(place / side)}h1v1h-1z` : "")).join(""));
+  svg.setAttribute("viewBox", `0 0 ${rows[0].length} ${rows.length}`);
+  path.setAttribute("d", rows.flatMap((row, down) => [...row].map((digit, across) => (digit === "1"
+    ? `M${across} ${down}h1v1h-1z` : ""))).join(""));
   svg.append(path);
   box.append(svg);
   return box;
