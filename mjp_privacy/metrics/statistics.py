@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.resampling import (
     Draws,
+    Floats,
     draws,
     far_larger,
     means_with_few_drawn,
@@ -79,7 +80,8 @@ class Share:
         """Count, share and interval, such as `116 of 200 (58 %, 51–65)`."""
         if not self.of:
             return "0 of 0"
-        share, low, high = map(_digits, (self.percent, *self.interval))
+        figures = (self.percent, *self.interval)
+        share, low, high = (f"{x:.{decimals_apart(x, 0, 0.0, 100.0)}f}" for x in figures)
         return f"{self.count} of {self.of} ({share} %, {low}–{high})"
 
 
@@ -106,13 +108,12 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
 
 
-def _digits(percent: float) -> str:
-    """As few decimals as do not turn a share between none and all into one of them: `99.5` for 199
-    of 200."""
-    decimals = 0
-    while 0 < percent < 100 and float(f"{percent:.{decimals}f}") in (0.0, 100.0):
+def decimals_apart(value: float, decimals: int, *limits: float) -> int:
+    """At least so many decimals, and as many as keep a number apart from limits that it has not
+    reached: 99.98 % is not printed as 100, so decimals_apart(99.98, 0, 100.0) is 2."""
+    while value not in limits and float(f"{value:.{decimals}f}") in limits:
         decimals += 1
-    return f"{percent:.{decimals}f}"
+    return decimals
 
 
 RESAMPLES = 2000
@@ -124,8 +125,6 @@ SEED = 0
 
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.text import FORMULA_STARTS, formula_free
-from mjp_privacy.metrics.statistics import DASH, PSNR_CAP
+from mjp_privacy.metrics.statistics import DASH, PSNR_CAP, decimals_apart
 from mjp_privacy.report.figures import ARROWS, METRICS, TITLES, Table
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
@@ -101,9 +101,7 @@ def percent(value: float | None, n: int) -> str:
 
 def below_cap(value: float, decimals: int) -> str:
     """A PSNR below the cap, with as many decimals as keep it there: `99.98`, not `100.0`."""
-    while value < PSNR_CAP <= float(f"{value:.{decimals}f}") and decimals < 9:
-        decimals += 1
-    return number(value, decimals)
+    return number(value, decimals_apart(value, decimals, PSNR_CAP))
 
 
 def capped(value: float | None, decimals: int) -> str:
@@ -234,10 +232,7 @@ def correlation(value: float) -> str:
     """A number in [-1, 1] with two decimals, or as many as keep it apart from 1 and −1."""
     if math.isnan(value) or abs(value) > 1 - 1e-12:
         return DASH if math.isnan(value) else f"{round(value):d}"
-    decimals = 2
-    while abs(float(f"{value:.{decimals}f}")) == 1:
-        decimals += 1
-    return f"{value:.{decimals}f}"
+    return f"{value:.{decimals_apart(value, 2, -1.0, 1.0)}f}"
 
 
 # Markdown -----------------------------------------------------------------------------------------
