@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.resampling import (
     Draws,
-    Floats,
     draws,
     far_larger,
     means_with_few_drawn,
@@ -122,6 +121,8 @@ MOST_DRAWN = 2048
 """Groups up to which resamples are drawn; with more the interval comes from `resampling`."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
+
+Floats = NDArray[np.float64]
 
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""

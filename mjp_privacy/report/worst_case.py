@@ -182,14 +182,17 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     first that has it.
     """
     words = {"status": object, "reason": object}
-    every = pd.concat([line.frame.astype(words) for line in members], keys=range(len(members)))
-    images = every.index.unique(level=1).sort_values()
-    scores = {*scores_of(every)}
-    kept = [name for name in every if name not in scores or _kind(name)]
+    frames = [line.frame.astype(words) for line in members]
+    names = dict.fromkeys(str(name) for frame in frames for name in frame)
+    scores = {*scores_of(names)}
+    kept = [name for name in names if name not in scores or _kind(name)]
     shared = [name for name in kept if name == "group" or _kind(name) == "image"]
-    rows = every.loc[[*zip(chosen, chosen.index, strict=True)]].droplevel(0)
+    every = pd.concat([frame.reindex(columns=shared) for frame in frames])
+    images = every.index.unique().sort_values()
+    parts = [frame.loc[chosen.index[chosen == place]] for place, frame in enumerate(frames)]
+    rows = pd.concat([part for part in parts if len(part)] or [parts[0]])
     rows = rows.reindex(images, columns=kept).astype(words)
-    rows[shared] = rows[shared].fillna(every.groupby(level=1)[shared].first())
+    rows[shared] = rows[shared].fillna(every.groupby(level=0).first())
     reasons = _reasons(members, images.difference(chosen.index))
     rows.loc[reasons.index, ["status", "reason"]] = reasons
     rows = rows.drop(columns=["code", "label_source"], errors="ignore")
