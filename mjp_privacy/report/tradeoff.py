@@ -30,7 +30,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
-from mjp_privacy.report.figures import THRESHOLDS, summary
+from mjp_privacy.report.figures import THRESHOLDS, accuracies, summary
 from mjp_privacy.report.flags import missed_attacks
 from mjp_privacy.report.lines import scalar_text
 
@@ -154,7 +154,7 @@ def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
     for client in compared:
         assert client.one_upload is not None
         leakage = summary(client.one_upload, "psnr", "standard")
-        accuracy = summary(client.one_upload, "top1", "intact")
+        accuracy, _ = accuracies(client.one_upload)  # a share, with Wilson's interval
         point = TradeoffPoint(
             client.title,
             *family_and_strength(_defence(client)),
