@@ -18,13 +18,7 @@ from mjp_privacy.core.command import Outcome, plain_value
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically, write_json
 from mjp_privacy.core.text import formula_free, shown
-from mjp_privacy.data import (
-    ImageError,
-    ImageRecord,
-    ImageSource,
-    open_images,
-    spread_subset,
-)
+from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
@@ -55,7 +49,13 @@ from mjp_privacy.paper.positions_picture import (
     umap_library,
 )
 from mjp_privacy.training.config import PUBLISHED
-from mjp_privacy.training.evaluation import Protocol, markdown_table, shown_number, with_interval
+from mjp_privacy.training.evaluation import (
+    Protocol,
+    markdown_table,
+    opened_batches,
+    shown_number,
+    with_interval,
+)
 
 # what the paper prints ----------------------------------------------------------------------------
 
@@ -338,17 +338,17 @@ def _pixels(
 ) -> Tensor:
     """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
     gains the reasons of the others."""
+
+    def unreadable(record: ImageRecord, reason: str) -> None:
+        failed[record.image_id] = reason
+
     prepare = Protocol().preparation(model)
-    pictures = []
-    for record in records:
-        try:
-            pictures.append(prepare(source.decode(record, min_side=model.patch_size)))
-        except ImageError as error:
-            failed[record.image_id] = error.reason
+    batches = opened_batches(model, source, records, prepare, unreadable)
+    pictures = [images for _, images in batches]
     if not pictures:
         name, reason = next(iter(failed.items()))
         raise UserError(
             f"--images: none of {len(records)} images can be read: {shown(name)} is "
             f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
         )
-    return torch.stack(pictures)
+    return torch.cat(pictures)

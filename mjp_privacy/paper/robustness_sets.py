@@ -39,12 +39,13 @@ from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, json_value
 from mjp_privacy.core.text import shown
-from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, open_images
+from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images
 from mjp_privacy.data.files import image_names, open_files
 from mjp_privacy.data.labels import is_class_index, is_synset, some, synset_indices
 from mjp_privacy.data.sample import Sample, choose, csv_text, refuse_out, remarks
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
+from mjp_privacy.training.evaluation import opened_batches
 
 # a folder like ImageNet-C -------------------------------------------------------------------------
 
@@ -292,8 +293,6 @@ def two_hundred_classes(path: Path, letter: str) -> tuple[ImageSource, bool]:
 
 # answers ------------------------------------------------------------------------------------------
 
-BATCH = 128
-
 
 @torch.no_grad()
 def answers(
@@ -316,20 +315,14 @@ def answers(
     """
     among = list(range(model.card.num_classes)) if classes is None else list(classes)
     rows: list[tuple[str, float, float]] = []
-    for start in range(0, len(records), BATCH):
-        readable, pictures = [], []
-        for record in records[start : start + BATCH]:
-            try:
-                pictures.append(prepare(source.decode(record, min_side=model.patch_size)))
-                readable.append(record)
-            except ImageError as error:
-                unreadable[str(source.path / record.image_id)] = error.reason
-                rows.append((record.image_id, np.nan, np.nan))
-        if readable:
-            images = torch.stack(pictures).to(model.like)
-            logits = model(model.normalize(images))[:, among].cpu()
-            sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
-            for record, share, place in zip(readable, sure.tolist(), best.tolist(), strict=True):
-                rows.append((record.image_id, float(among[place] == record.label), share))
-        bar.advance(len(records[start : start + BATCH]))
+
+    def failed(record: ImageRecord, reason: str) -> None:
+        unreadable[str(source.path / record.image_id)] = reason
+        rows.append((record.image_id, np.nan, np.nan))
+
+    for batch, images in opened_batches(model, source, records, prepare, failed, bar.advance):
+        logits = model(model.normalize(images.to(model.like)))[:, among].cpu()
+        sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
+        for record, share, place in zip(batch, sure.tolist(), best.tolist(), strict=True):
+            rows.append((record.image_id, float(among[place] == record.label), share))
     return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])

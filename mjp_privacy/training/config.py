@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -345,13 +345,11 @@ def preset_fields(preset: str, family: str = "vit") -> dict[str, dict[str, Any]]
     A config's sizes, schedule and images stay; what the paper does not print keeps the config's
     value under `paper`. The authors' code hands its drop path to a Swin.
     """
-    if preset not in get_args(Preset):
-        raise unknown_name("preset", preset, list(get_args(Preset)))
-    fields: dict[str, dict[str, Any]] = {}
-    for choice in PUBLISHED["training"] if preset != "ours" else ():
-        value, (part, name) = choice[preset], choice["field"].split(".")
-        if value is not None and (family == "vit" or name != "drop_path"):
-            fields.setdefault(part, {})[name] = value
+    if preset not in PUBLISHED["presets"]:
+        raise unknown_name("preset", preset, list(PUBLISHED["presets"]))
+    fields = dict(PUBLISHED["presets"][preset])
+    if family != "vit":
+        fields.pop("model", None)  # the drop path
     return fields
 
 

@@ -98,6 +98,33 @@ def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[
 BATCH = 128
 
 
+def opened_batches(
+    model: LoadedModel,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    prepare: Preprocessing,
+    unreadable: Callable[[ImageRecord, str], object],
+    progress: Callable[[int], object] = lambda done: None,
+) -> Iterator[tuple[list[ImageRecord], Tensor]]:
+    """The images that can be read, prepared for the model, a batch at a time with their records.
+
+    unreadable: called with each of the others and the reason, before its batch comes
+    progress: called after each batch with the number of its images
+    """
+    for start in range(0, len(records), BATCH):
+        batch = records[start : start + BATCH]
+        readable, images = [], []
+        for record in batch:
+            try:
+                images.append(prepare(source.decode(record, min_side=model.patch_size)))
+                readable.append(record)
+            except ImageError as error:
+                unreadable(record, error.reason)
+        if readable:
+            yield readable, torch.stack(images)
+        progress(len(batch))
+
+
 @torch.no_grad()
 def measure(
     model: LoadedModel,
@@ -108,23 +135,15 @@ def measure(
     seed: int = 0,
     progress: Callable[[int], object] = lambda done: None,
 ) -> pd.DataFrame:
-    """A row for each image and γ; an image that cannot be read has rows with the reason.
-
-    progress: called after each batch with the number of its images
-    """
+    """A row for each image and γ; an image that cannot be read has rows with the reason."""
     prepare = protocol.preparation(model)
     rows: list[dict[str, object]] = []
-    for start in range(0, len(records), BATCH):
-        readable, images = [], []
-        for record in records[start : start + BATCH]:
-            try:
-                images.append(prepare(source.decode(record, min_side=model.patch_size)))
-                readable.append(record)
-            except ImageError as error:
-                rows += [_row(record, gamma, error.reason) for gamma in protocol.gammas]
-        if readable:
-            rows += _measured(model, readable, torch.stack(images), protocol, seed)
-        progress(len(records[start : start + BATCH]))
+
+    def failed(record: ImageRecord, reason: str) -> None:
+        rows.extend(_row(record, gamma, reason) for gamma in protocol.gammas)
+
+    for batch, images in opened_batches(model, source, records, prepare, failed, progress):
+        rows += _measured(model, batch, images, protocol, seed)
     return pd.DataFrame(rows)
 
 
