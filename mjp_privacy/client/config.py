@@ -95,7 +95,6 @@ class ClientConfig:
 
     @property
     def adapters(self) -> LowRank | None:
-        """The low-rank adapters that it trains in place of the model's weights, if it does."""
         return low_rank(self.lora) if self.lora else None
 
     @property

@@ -27,11 +27,11 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 
 STEPS_AT_ONCE = 20  # independent steps differentiated together under vmap; bounds the memory
-TOKENS_AT_ONCE = {"cpu": 1024}
-"""Tokens of all images that pass through the network together. What a layer of 1024 keeps stays in
-a processor's cache, and below the size from which every tensor gets fresh pages of the system.
-The number is fixed and does not follow the free memory, so that the same bits come every time."""
-TOKENS_AT_ONCE_ELSEWHERE = 4096
+TOKENS_AT_ONCE, TOKENS_ELSEWHERE = 1024, 4096
+"""Tokens of all images that pass through the network together, on a CPU and elsewhere. What a layer
+of 1024 keeps stays in a processor's cache, and below the size from which every tensor gets fresh
+pages of the system. The numbers are fixed and do not follow the free memory, so that the same bits
+come every time."""
 
 
 class Objective(nn.Module):
@@ -102,7 +102,6 @@ class FedSGDClient:
 
     @property
     def localizes(self) -> bool:
-        """Whether L_DAL is part of the loss."""
         return self.config.dal and self.model.dal_regressor is not None
 
     def gradients(
@@ -253,7 +252,7 @@ class FedSGDClient:
 def images_at_once(model: LoadedModel) -> int:
     """How many images pass through the network together: by the model's tokens and the kind of
     device alone, so that equal inputs give equal bits on every day."""
-    tokens = TOKENS_AT_ONCE.get(model.like.device.type, TOKENS_AT_ONCE_ELSEWHERE)
+    tokens = TOKENS_AT_ONCE if model.like.device.type == "cpu" else TOKENS_ELSEWHERE
     return max(1, tokens // model.tokens)
 
 

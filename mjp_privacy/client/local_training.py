@@ -85,13 +85,15 @@ class LocalTraining:
             return self.client.step_gradients(weights, self.client.steps(inputs), own_weights=True)
 
 
-def clients_at_once(model: torch.nn.Module, batch: int, entries: int = 2**27) -> int:
-    """How many clients may be computed together, so that `entries` numbers hold their gradients.
+MOST_NUMBERS = 2**27
+"""Of the gradients of clients that are computed together."""
 
-    Each example counts as a whole gradient, which is what clipping keeps in memory.
-    """
+
+def clients_at_once(model: torch.nn.Module, batch: int) -> int:
+    """How many clients may be computed together. Each example counts as a whole gradient, which is
+    what clipping keeps in memory."""
     size = sum(p.numel() for p in model.parameters())
-    return max(1, entries // (size * batch))
+    return max(1, MOST_NUMBERS // (size * batch))
 
 
 # optimisers --------------------------------------------------------------------------------------
@@ -107,7 +109,6 @@ class Sgd:
         self.velocity: dict[str, Tensor] = {}
 
     def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        """The weight after the next step of this parameter."""
         velocity = gradient + self.client.weight_decay * weight
         if self.client.momentum:
             if name in self.velocity:
@@ -124,7 +125,6 @@ class AdamW:
         self.state: dict[str, tuple[int, Tensor, Tensor]] = {}
 
     def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        """The weight after the next step of this parameter."""
         zero = torch.zeros_like(gradient)
         count, first, second = self.state.get(name, (0, zero, zero))
         beta1, beta2 = BETAS

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, added
+from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, added, per_step
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense, defense_of
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.local_training import LocalTraining, clients_at_once, noise_gain
@@ -193,6 +193,5 @@ def noisy(
             for first in image_ids[:: update.batch]
         ]
     )
-    shaped = scale.view(-1, *[1] * (gradient.ndim - 1))
-    sent = {**update.grads, TABLE: gradient + shaped * noise.to(gradient)}
+    sent = {**update.grads, TABLE: gradient + per_step(scale, gradient) * noise.to(gradient)}
     return replace(update, grads=sent, position_noise=relative)

@@ -134,7 +134,6 @@ def federate(argv: list[str], usage: Usage) -> int:
 
 
 def compare(argv: list[str], usage: Usage) -> int:
-    """`mjp compare`: set finished federations beside each other; the exit code."""
     arguments = usage.parse(CompareArguments, argv)
     from mjp_privacy.federation.comparison import compare as compare_runs
 

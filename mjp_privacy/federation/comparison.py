@@ -86,7 +86,6 @@ def defence_text(config: FederationConfig) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table in Markdown: a line for each federation and probe, both scopes side by side."""
     heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test"]
     for scope in SCOPES:
         heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]

@@ -122,7 +122,6 @@ class FederationConfig:
 
     @property
     def title(self) -> str:
-        """What tables call this federation's client."""
         return self.label or self.name
 
 
@@ -150,7 +149,6 @@ def load_federation(
 
 
 def _check(config: FederationConfig, where: str) -> None:
-    """Refuse values that do not fit together."""
     client, clients, longest = config.client, config.clients, longest_probe(config)
     check_client(client, None, f"{where}, client")
     late = [start for start in config.record.rounds if start + longest > config.rounds]
@@ -217,5 +215,4 @@ def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
 
 
 def longest_probe(config: FederationConfig) -> int:
-    """The number of successive rounds that the longest probe takes."""
     return max((probe.uploads for probe in config.record.probes), default=1)

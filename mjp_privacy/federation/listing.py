@@ -25,7 +25,6 @@ class ListArguments:
 
 
 def list_names(argv: list[str], usage: Usage) -> int:
-    """`mjp list`: print the names of one kind or of all; the exit code."""
     arguments = usage.parse(ListArguments, argv)
     if arguments.kind is not None and arguments.kind not in NAMES:
         raise unknown_name("kind of names", arguments.kind, NAMES)

@@ -78,7 +78,6 @@ class FederationCheckpoint(Checkpoint):
 
 
 def stored_config(folder: Path) -> FederationConfig:
-    """The config of the federation in this folder."""
     return read_json(folder / RESOLVED, CONFIG, FederationConfig)
 
 
@@ -194,13 +193,11 @@ class Federation:
             self._said = time.monotonic()
 
     def end(self) -> Path:
-        """Save, and write the final model; its path."""
         self.save()
         self._say("")
         return self._write_model()
 
     def _write_model(self) -> Path:
-        """Write the final weights as a checkpoint that `load_model` reads without options."""
         path, facts = self.out / MODEL, {"trained_gamma": self.config.gamma}
         model = self.task.with_weights(self.weights)
         save_weights(path, model, {"name": self.config.name, **facts})

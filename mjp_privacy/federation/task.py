@@ -19,6 +19,7 @@ from torch import Tensor
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
+from mjp_privacy.client.local_training import BETAS, EPSILON
 from mjp_privacy.client.upload import make_upload, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
@@ -36,7 +37,6 @@ TEST_BATCH = 250
 IMAGES_TOGETHER = 32  # images differentiated at once; bounds the memory
 
 Weights = dict[str, Tensor]
-BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)

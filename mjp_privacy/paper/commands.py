@@ -6,8 +6,7 @@ Their work is imported when it begins, so that `--help` needs no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
@@ -18,11 +17,8 @@ from mjp_privacy.data.opening import check_place, open_images
 from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
-Entry = TypeVar("Entry")
-
 
 def sample(argv: list[str], usage: Usage) -> int:
-    """`mjp sample`: write what `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
     out, source, seed = arguments.out, arguments.source, arguments.seed
     if [source, arguments.shapes, arguments.cifar10].count(None) != 2:
@@ -32,7 +28,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     if arguments.cifar10 is not None:
         from mjp_privacy.paper.image_sets import make_cifar10
 
-        print(make_cifar10(arguments.cifar10, out, partial(_shown, "writing", "pictures")))
+        print(make_cifar10(arguments.cifar10, out))
         return DONE
     if arguments.shapes is not None:
         from mjp_privacy.paper.image_sets import make_shapes
@@ -44,12 +40,11 @@ def sample(argv: list[str], usage: Usage) -> int:
     count = len(images.records)
     print(f"{count} images in {shown(source)}. {images.labels_described}", flush=True)
     options: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
-    options |= {"seed": seed, "progress": partial(_shown, "choosing", "classes")}
+    options |= {"seed": seed, "progress": _choosing}
     if arguments.corrupt:
         from mjp_privacy.paper.robustness_sets import make_corrupted
 
-        corrupting = partial(_shown, "corrupting", "images")
-        done = make_corrupted(images, out, size=arguments.size, corrupting=corrupting, **options)
+        done = make_corrupted(images, out, size=arguments.size, **options)
     else:
         from mjp_privacy.data.sample import make_sample
 
@@ -58,17 +53,14 @@ def sample(argv: list[str], usage: Usage) -> int:
     return report_failed(done.failed, "not read; skipped.csv lists all")
 
 
-def _shown(doing: str, units: str, entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the entries, and show how many are done."""
-    with Progress(doing, lambda: len(entries), units) as bar:
-        for entry in entries:
-            yield entry
+def _choosing(classes: Sequence[int]) -> Iterator[int]:
+    with Progress("choosing", len(classes), "classes") as bar:
+        for label in classes:
+            yield label
             bar.advance()
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:
-    """`mjp evaluate`: print accuracy and consistency of checkpoints, robustness or segmentation, as
-    a table."""
     arguments = usage.parse(EvaluationArguments, argv)
     check_place(arguments.data)
     if arguments.ade20k:
@@ -90,7 +82,6 @@ def evaluate(argv: list[str], usage: Usage) -> int:
 
 
 def analyse(argv: list[str], usage: Usage) -> int:
-    """`mjp analyse`: print what the position embeddings of models hold, and write the pictures."""
     arguments = usage.parse(AnalysisArguments, argv)
     use_threads(arguments.threads)
     from mjp_privacy.paper.positions_report import write_analysis

@@ -23,7 +23,7 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from PIL import Image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_name, output_folder, write_atomically
 from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import MIB, FileKind, is_there
 from mjp_privacy.core.text import shown
 
@@ -63,13 +64,8 @@ BATCH = FileKind("a file of CIFAR-10's binary version", WHERE, LARGEST)
 Picture = tuple[str, NDArray[np.uint8]]  # its name in the zip, and (32, 32, 3)
 
 
-def make_cifar10(
-    source: Path, out: Path, showing: Callable[[Sequence[Picture]], Iterable[Picture]]
-) -> str:
-    """Write both zips into a folder; a line on what was done.
-
-    showing: yields the pictures that it is given, and may show how many are written
-    """
+def make_cifar10(source: Path, out: Path) -> str:
+    """Write both zips into a folder; a line on what was done."""
     check_name(out)
     for name in FILES:
         if is_there(out / name):
@@ -86,7 +82,7 @@ def make_cifar10(
     sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
     for name, pictures in sets.items():
-        write_atomically(out / name, partial(_zip, showing(pictures)))
+        write_atomically(out / name, partial(_zip, pictures))
     train, test = map(len, sets.values())
     return (
         f"Wrote {train} training pictures into {shown(out / 'cifar10-train.zip')} and {test} test "
@@ -135,13 +131,15 @@ def _pictures(
             counted[label] += 1
 
 
-def _zip(pictures: Iterable[Picture], path: Path) -> None:
+def _zip(pictures: Sequence[Picture], path: Path) -> None:
     """The same bytes for the same pictures; PNG is compressed already."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    bar = Progress("writing", len(pictures), "pictures")
+    with bar, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, pixels in pictures:
             content = io.BytesIO()
             Image.fromarray(pixels).save(content, "PNG")
             archive.writestr(zipfile.ZipInfo(name), content.getvalue())
+            bar.advance()
 
 
 # shapes -------------------------------------------------------------------------------------------

@@ -37,11 +37,9 @@ class PositionTable:
 
     @property
     def width(self) -> int:
-        """Numbers in an embedding, D."""
         return int(self.rows.shape[1])
 
     def centred(self) -> Matrix:
-        """The rows minus their mean."""
         centred: Matrix = self.rows - self.rows.mean(axis=0)
         return centred
 

@@ -82,7 +82,6 @@ READ = 0.5
 
 
 def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
-    """What a model's table holds, beside noise of its size."""
     if result.figures is None:
         return f"{result.label}: has no position embeddings, so nothing tells a place."
     numbers, start, learned = result.figures.numbers, result.start, result.learned

@@ -129,7 +129,6 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
 
 
 def opened(arguments: EvaluationArguments) -> Sets:
-    """The sets, and --out made apart from them."""
     if arguments.imagenet_o and arguments.data is None:
         raise UserError(
             "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "

@@ -85,12 +85,10 @@ def make_corrupted(
     seed: int,
     size: int,
     progress: Callable[[Sequence[int]], Iterable[int]],
-    corrupting: Callable[[Sequence[ImageRecord]], Iterable[ImageRecord]],
 ) -> Outcome:
     """Write every image of a sample under every corruption and severity; lines on what was done.
 
     Files that are there already are left: the same command goes on where it was stopped.
-    corrupting: yields the images that it is given, as `progress` does the classes
     """
     if not SMALLEST <= size <= LARGEST:
         raise UserError(
@@ -98,7 +96,8 @@ def make_corrupted(
         )
     refuse_out(source.path, out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=progress)
-    places = _places([record for record, _ in sample.chosen])
+    records = [record for record, _ in sample.chosen]
+    places = _places(records)
     lists = _lists(source, sample, places, seed, size)
     if out.is_dir() and any(out.iterdir()):
         for name, content in lists.items():
@@ -112,13 +111,13 @@ def make_corrupted(
     output_folder(out)
     for name, content in lists.items():
         write_atomically(out / name, partial(Path.write_bytes, data=content))
-    new = sum(
-        _corrupt(source, record, out, places[record], seed, size)
-        for record in corrupting([record for record, _ in sample.chosen])
-    )
-    count = len(sample.chosen)
+    new = 0
+    with Progress("corrupting", len(records), "images") as bar:
+        for record in records:
+            new += _corrupt(source, record, out, places[record], seed, size)
+            bar.advance()
     lines = [
-        f"{shown(out)} holds {count} images under {len(CORRUPTIONS)} corruptions at "
+        f"{shown(out)} holds {len(records)} images under {len(CORRUPTIONS)} corruptions at "
         f"{len(SEVERITIES)} severities; {new} files are new.",
         f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
         *remarks(sample, per_class, source.altered.remark),

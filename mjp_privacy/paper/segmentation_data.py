@@ -28,7 +28,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import Header, ImageError, decoded, header
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
-from mjp_privacy.training.batches import Items, LoadedBatches
+from mjp_privacy.training.batches import LoadedBatches
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.processes import World
 
@@ -59,7 +59,7 @@ class Pairs:
             whole.update(f"{picture}\0{content}\n".encode())
         return whole.hexdigest()
 
-    def drawn(self, transform: Whole, place: int, seed: int) -> tuple[Tensor, Tensor]:
+    def changed(self, transform: Whole, place: int, seed: int) -> tuple[Tensor, Tensor]:
         """A picture and its label map, changed alike. Raises ImageError with the reason."""
         return transform(*self.read(place), seed)
 
@@ -129,7 +129,6 @@ class Pairs:
 
 
 def find_pairs(config: TrainingConfig, data: Path, val: Path | None) -> tuple[Pairs, Pairs | None]:
-    """The training pictures, and the validation pictures if there are any."""
     if val is not None:
         raise UserError(
             f"--val: with task segmentation --data holds the validation pictures too ({LAYOUT}). "
@@ -240,7 +239,6 @@ class Augmented(Whole):
 
 
 def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Image:
-    """The picture with a short side of `short` pixels, its shape kept."""
     factor = short / min(picture.size)
     width, height = (max(round(length * factor), 1) for length in picture.size)
     return picture.resize((width, height), way)
@@ -255,5 +253,4 @@ def pair_batches(
     """Crops (b, 3, S, S) with labels (b, S, S), all of which are checked before; in order whole
     pictures of a size of their own, which only fit into batches of one."""
     pairs.check()
-    training, plain = (Items(partial(pairs.drawn, t)) for t in (Augmented(config), Whole(config)))
-    return LoadedBatches(config, len(pairs), training, plain, world, workers)
+    return LoadedBatches(config, pairs, Augmented(config), Whole(config), world, workers)

@@ -75,8 +75,6 @@ POOLED = (1, 2, 3, 6)
 
 
 class LinearHead(nn.Module):
-    """One linear layer on every token of the last map."""
-
     def __init__(self, maps: Maps, classes: int) -> None:
         super().__init__()
         self.classifier = nn.Conv2d(maps[-1][0], classes, 1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -66,7 +65,6 @@ class Examples:
 
     @property
     def labels(self) -> list[int]:
-        """The class index of every image, in the order of the records."""
         return [int(record.label or 0) for record in self.records]
 
     def drawn(self, limit: int | None, seed: int) -> Examples:
@@ -74,6 +72,12 @@ class Examples:
         if limit is None:
             return self
         return Examples(self.source, tuple(spread_subset(self.records, limit, seed)))
+
+    def changed(self, transform: Any, place: int, seed: int) -> tuple[Tensor, int]:
+        """A picture as a transform makes it, with its label."""
+        record = self.records[place]
+        seed_libraries(seed)  # timm's augmentation draws from them
+        return transform(self.source.decode(record)), int(record.label or 0)
 
     def digest(self) -> str:
         """SHA-256 of all names and labels in order; pixels do not enter it."""
@@ -181,7 +185,6 @@ def _class_name(record: ImageRecord) -> str:
 
 
 def unreadable(error: ImageError, used_for: str) -> UserError:
-    """What to say of an image that training or validation needs and cannot read."""
     return UserError(
         f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
         "command goes on; or take it out, and where steps were trained already start in another "
@@ -191,22 +194,22 @@ def unreadable(error: ImageError, used_for: str) -> UserError:
 
 @dataclass(frozen=True)
 class Items:
-    """Images with what is known of them, each read by its place and the seed of its augmentation.
+    """Images as a transform makes them, each by its place and the seed of its augmentation.
 
     For an unreadable one the error is returned: raised in a worker, it would lose its message.
     """
 
-    read: Callable[[int, int], tuple[Tensor, Any]]
+    images: Any
+    transform: Any
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Any] | ImageError:
         try:
-            return self.read(*index)
+            return self.images.changed(self.transform, *index)
         except ImageError as error:
             return error
 
 
 def collated(items: list[Any]) -> Any:
-    """A batch, or the first error among its images."""
     error = next((item for item in items if isinstance(item, ImageError)), None)
     return default_collate(items) if error is None else error
 
@@ -216,39 +219,40 @@ class LoadedBatches:
     """`Batches` that are decoded by worker processes each time they are needed. Every image is
     seeded by (seed, epoch, place in the epoch): an epoch is the same with any number of workers.
 
-    number    how many images there are
-    training  they with their labels, augmented
-    plain     the same, as they are validated
+    images     `Examples`, or what has their length and `changed`
+    augmented  the transform that they are trained with
+    plain      the one that they are validated with
     """
 
     config: TrainingConfig
-    number: int
-    training: Items
-    plain: Items
+    images: Any
+    augmented: Any
+    plain: Any
     world: World
     workers: int
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         batch, seed = self.config.recipe.batch, self.config.seed
-        order = epoch_order(seed, epoch, self.number, self.config.augmentation.repeats).tolist()
+        repeats = self.config.augmentation.repeats
+        order = epoch_order(seed, epoch, len(self.images), repeats).tolist()
         part = self.world.part(batch)
         batches = []
         for start in range(first * batch, steps * batch, batch):
             places = range(start, start + batch)[part]
             batches.append([(order[p], derive_seed("image", seed, epoch, p)) for p in places])
-        return self._load(self.training, batches, "training")
+        return self._load(self.augmented, batches, "training")
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = [(p, 0) for p in range(self.world.rank, self.number, self.world.size)]
+        mine = [(p, 0) for p in range(self.world.rank, len(self.images), self.world.size)]
         batches = [mine[i : i + batch] for i in range(0, len(mine), batch)]
         return self._load(self.plain, batches, "validation")
 
     def _load(
-        self, images: Items, batches: Sequence[Sequence[tuple[int, int]]], used_for: str
+        self, transform: Any, batches: Sequence[Sequence[tuple[int, int]]], used_for: str
     ) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.world.device
         loader: Any = DataLoader(
-            images,  # type: ignore[arg-type]
+            Items(self.images, transform),  # type: ignore[arg-type]
             batch_sampler=batches,  # type: ignore[arg-type]
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
@@ -263,16 +267,9 @@ class LoadedBatches:
 
 
 def seed_libraries(seed: int) -> None:
-    """Seed the libraries' own generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
-
-
-def _read(examples: Examples, transform: Any, place: int, seed: int) -> tuple[Tensor, int]:
-    record = examples.records[place]
-    seed_libraries(seed)  # timm's augmentation draws from them
-    return transform(examples.source.decode(record)), int(record.label or 0)
 
 
 # small images, kept in memory ---------------------------------------------------------------------
@@ -294,8 +291,6 @@ def decode_all(examples: Examples, side: int, used_for: str = "training") -> Ten
 
 
 class MemoryBatches:
-    """The `Batches` of images that are kept in memory."""
-
     def __init__(
         self,
         config: TrainingConfig,
@@ -386,5 +381,4 @@ def make_batches(
             f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
         ) from error
     plain = Compose([Preprocessing(shape.img_size), Normalize(shape.mean, shape.std)])
-    training, validation = (Items(partial(_read, examples, t)) for t in (augmented, plain))
-    return LoadedBatches(config, len(examples), training, validation, world, workers)
+    return LoadedBatches(config, examples, augmented, plain, world, workers)

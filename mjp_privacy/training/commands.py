@@ -76,7 +76,6 @@ class CurveArguments:
 
 
 def train(argv: list[str], usage: Usage) -> int:
-    """`mjp train`: train one model and print the path of its weights."""
     arguments = usage.parse(TrainArguments, argv)
     changes = {name: getattr(arguments, name) for name in CHANGES}
     config = load_training(arguments.config, arguments.row, **changes)
@@ -102,7 +101,6 @@ def train(argv: list[str], usage: Usage) -> int:
 
 
 def curves(argv: list[str], usage: Usage) -> int:
-    """`mjp curves`: draw the curves of training runs and print the picture's path."""
     arguments = usage.parse(CurveArguments, argv)
     from mjp_privacy.training.journal import draw_curves
 

@@ -70,7 +70,6 @@ class Protocol:
     mask_per: Literal["image", "batch"] = "image"
 
     def preparation(self, model: LoadedModel) -> Preprocessing:
-        """From a picture to the model's input."""
         card = model.card
         if self.fit == "checkpoint":
             return Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
@@ -247,40 +246,38 @@ class Evaluated:
     notes: tuple[str, ...] = ()
 
 
-def summary_table(models: Sequence[Evaluated], preset: Preset = "ours") -> pd.DataFrame:
-    """A line for each model and γ: mean, interval and n of every measure, the paper's figures.
+def summary_lines(model: Evaluated, preset: Preset) -> list[dict[str, object]]:
+    """A line for each γ: mean, interval and n of every measure, the paper's figures.
 
     preset: whose way of measuring it was; any but ours has a column
     """
     lines = []
-    whose = {} if preset == "ours" else {"preset": preset}
-    for model in models:
-        for gamma, rows in model.rows.groupby("gamma", sort=True):
-            whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows
-            line: dict[str, object] = {
-                "model": model.label,
-                **whose,
-                "trained_gamma": model.trained_gamma,
-                "cond_w": model.cond_w,
-                "gamma": gamma,
-                "n": int(whole.sum()),
-                "failed": int((~whole).sum()),
-            }
-            measured = set[str]()
-            for name, (_, _, factor, _) in MEASURES.items():
-                summary = summarised(rows, name)
-                if name != "diff_norm":
-                    summary = summary.as_share()
-                measured |= set() if math.isnan(summary.mean) else {name}
-                line[name] = factor * summary.mean
-                line[f"{name}_low"] = factor * summary.low
-                line[f"{name}_high"] = factor * summary.high
-            paper = model.paper if gamma else None  # the paper's figures are of shuffled input
-            line["paper_row"] = paper.label if paper else ""
-            for name in PRINTED:
-                line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
-            lines.append(line)
-    return pd.DataFrame(lines)
+    for gamma, rows in model.rows.groupby("gamma", sort=True):
+        whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows
+        line: dict[str, object] = {
+            "model": model.label,
+            **({} if preset == "ours" else {"preset": preset}),
+            "trained_gamma": model.trained_gamma,
+            "cond_w": model.cond_w,
+            "gamma": gamma,
+            "n": int(whole.sum()),
+            "failed": int((~whole).sum()),
+        }
+        measured = set[str]()
+        for name, (_, _, factor, _) in MEASURES.items():
+            summary = summarised(rows, name)
+            if name != "diff_norm":
+                summary = summary.as_share()
+            measured |= set() if math.isnan(summary.mean) else {name}
+            line[name] = factor * summary.mean
+            line[f"{name}_low"] = factor * summary.low
+            line[f"{name}_high"] = factor * summary.high
+        paper = model.paper if gamma else None  # the paper's figures are of shuffled input
+        line["paper_row"] = paper.label if paper else ""
+        for name in PRINTED:
+            line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
+        lines.append(line)
+    return lines
 
 
 def summarised(rows: pd.DataFrame, name: str) -> Summary:
@@ -295,7 +292,6 @@ def summarised(rows: pd.DataFrame, name: str) -> Summary:
 
 
 def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
-    """The lines of `summary_table` as a Markdown table with notes below."""
     heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", *(f"paper's {name} (Δ)" for name in PRINTED.values())]
@@ -342,7 +338,6 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 
 def shown_number(value: float | None, form: str) -> str:
-    """A number, or a dash where there is none."""
     return DASH if value is None or pd.isna(value) else format(value, form)
 
 
@@ -386,11 +381,13 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     """
     prepare_folder(arguments, "summary.csv", "data")
     models: list[Evaluated] = []
+    lines: list[dict[str, object]] = []
     text, table, rows = "", pd.DataFrame(), pd.DataFrame()
     for model in evaluate(arguments):
         models.append(model)
+        lines += summary_lines(model, arguments.preset)
+        table = pd.DataFrame(lines)
         rows = pd.concat([one.rows.assign(model=one.label) for one in models])
-        table = summary_table(models, arguments.preset)
         text = markdown(table, models)
         if arguments.out:
             tables = {"per_image.csv": rows, "summary.csv": table}
@@ -458,7 +455,6 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
 
 
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
-    """The network of a checkpoint, with what the command line says of it."""
     authors = arguments.preset == "authors_code"
     name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
     mean = IMAGENET_DEFAULT_MEAN if authors and arguments.mean is None else mean

@@ -30,7 +30,6 @@ class Window:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all steps and start the clock again."""
         self.total, self.steps = torch.zeros(5, device=self.device), 0
         self.started, self.waited = time.monotonic(), 0.0
 
@@ -45,12 +44,10 @@ class Window:
             yield batch
 
     def add(self, numbers: Tensor) -> None:
-        """Add one step's measurements (5,)."""
         self.total += numbers
         self.steps += 1
 
     def mean(self) -> Tensor:
-        """The mean over the steps, still on the device."""
         return self.total / self.steps
 
     def timing(self) -> dict[str, float]:
@@ -122,7 +119,6 @@ class Journal:
         )
 
     def say(self, message: str) -> None:
-        """Print a message, unless this process is a quiet one."""
         if not self.quiet:
             print(self.mark + message, file=sys.stderr, flush=True)
 

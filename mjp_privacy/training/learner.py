@@ -69,7 +69,6 @@ class RoundedProducts(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch calls in place of every operation."""
         if function not in PRODUCTS or not any(map(_is_rounded, args)):
             return function(*args, **(kwargs or {}))
         wide = (arg.float() if _is_rounded(arg) else arg for arg in args)
@@ -330,11 +329,9 @@ class Learner:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bfloat16)
 
     def finite(self) -> bool:
-        """Whether all weights are finite numbers."""
         return bool(torch.stack([p.isfinite().all() for p in self.model.parameters()]).all())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the learner."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -359,7 +356,6 @@ class Learner:
 
 
 def build_mixup(config: TrainingConfig) -> Mixup | None:
-    """timm's mixup and cutmix as the config sets them; None if both are off."""
     augmentation = config.augmentation
     if not augmentation.mixup and not augmentation.cutmix:
         return None

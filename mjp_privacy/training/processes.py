@@ -48,7 +48,6 @@ class World:
         return slice(self.rank, batch, self.size)
 
     def mean(self, numbers: Tensor) -> Tensor:
-        """The mean over the processes."""
         if self.size > 1:
             dist.all_reduce(numbers)
             numbers = numbers / self.size
@@ -63,7 +62,6 @@ class World:
         return bool(answer)
 
     def wait(self) -> None:
-        """Wait until all processes have come to this point."""
         if self.size > 1:
             dist.barrier()
 

@@ -34,7 +34,6 @@ class PublishedModel:
 
     @property
     def label(self) -> str:
-        """Where the row is printed, such as "Table 4, A: DeiT-S"."""
         return f"Table {self.table}, {self.row}"
 
 

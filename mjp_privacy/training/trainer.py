@@ -111,7 +111,6 @@ class Trainer:
         return self.folder / MODEL
 
     def _train_epoch(self, epoch: int) -> None:
-        """Train from the current step to the end of this epoch."""
         self.learner.objective.train()
         first = self.step - epoch * self.steps_per_epoch
         window = Window(self.config.recipe.batch, self.world.device)

@@ -50,7 +50,6 @@ class TopK:
     main: ClassVar[str | None] = "share"
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        """Keep the largest entries of each step's upload."""
         sparse = largest(torch.cat([g.flatten(1) for g in sent.values()], 1), self.share)
         parts = sparse.split([g[0].numel() for g in sent.values()], 1)
         shaped = {
@@ -74,7 +73,6 @@ class Float16:
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        """Round every entry to float16; the dtype stays what it was."""
         halves = {name: g.clamp(-LARGEST, LARGEST).half().to(g.dtype) for name, g in sent.items()}
         return Disturbed(halves, {}, {name: _half_step(g) for name, g in halves.items()})
 
@@ -116,7 +114,6 @@ class Sign:
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        """Replace every entry by its sign times the mean magnitude of its tensor."""
         mean = {name: g.flatten(1).abs().mean(1) for name, g in sent.items()}
         signs = {name: g.sign() * per_step(mean[name], g) for name, g in sent.items()}
         return Disturbed(signs, {}, {name: HALF_NORMAL * m.double() for name, m in mean.items()})

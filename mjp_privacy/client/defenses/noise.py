@@ -31,7 +31,6 @@ class GaussianNoise:
     main: ClassVar[str | None] = "std"
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        """Add noise to every entry, zero entries among them."""
         scale = self.std * (squared_norm(sent) / _nonzero(sent)).sqrt()
         noisy = {
             name: g + per_step(scale, g) * draws.normal(name, g.shape[1:]).to(g)

@@ -67,7 +67,6 @@ server_app = ServerApp()
 
 @client_app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Answer the server's question which clients this node plays."""
     partition, partitions = _partition(context)
     fields = ConfigRecord({"partition-id": partition, "num-partitions": partitions})
     return Message(RecordDict({PARTITION: fields}), reply_to=message)
@@ -75,7 +74,6 @@ def introduce(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer the server's order with one client's upload in one round."""
     config, weights, client, round = read_order(message.content)
     partition, partitions = _partition(context)
     if client % partitions != partition:
@@ -204,7 +202,6 @@ class RecordingStrategy(Strategy):
             self.nodes[node] = whole(fields["partition-id"]), whole(fields["num-partitions"])
 
     def _host(self, client: int) -> int | None:
-        """The node that plays a client."""
         for node, part in sorted(self.nodes.items()):
             if part is not None and client % part[1] == part[0]:
                 return node
@@ -315,22 +312,19 @@ class RecordingStrategy(Strategy):
     def _say(self, message: str) -> None:
         self.federation.journal.say(message)
 
-    # the rest of Flower's interface -----------------------------------------------------------
+    # the rest of Flower's interface: no client evaluates, the server does, on test images -------
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No messages: the server evaluates, on test images."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing: no client evaluates."""
         return None
 
     def summary(self) -> None:
-        """Print how many clients and SuperNodes take part."""
         config = self.federation.config
         self._say(
             f"{config.name}: {config.clients.per_round} of {config.clients.number} clients a "
@@ -397,7 +391,6 @@ def cause(reason: str) -> str:
 
 
 def arrays(by_name: Mapping[str, Tensor]) -> ArrayRecord:
-    """Tensors by name as a record that Flower sends."""
     return ArrayRecord({name: tensor.detach().cpu() for name, tensor in by_name.items()})
 
 
