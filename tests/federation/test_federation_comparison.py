@@ -20,6 +20,7 @@ from mjp_privacy.federation.config import load_federation
 from mjp_privacy.report.lines import Line, image_frame
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
+from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
 
 STATIONARY = {"prior": "stationary"}
@@ -129,10 +130,7 @@ def test_what_is_unfinished_or_no_federation_is_refused(
         leakage_table([run])
     for left in ("attack", "metrics.jsonl"):
         shutil.rmtree(run / left) if left == "attack" else (run / left).unlink()
-        assert main(["compare", str(run), "--out", str(tmp_path / "out")]) == 2
-        said = capsys.readouterr().err
-        assert f"{run} holds no {left}" in said
-        assert said.count("error: ") == 1
+        refused(capsys, f"{run} holds no {left}", "compare", run, "--out", tmp_path / "out")
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from mjp_privacy.data import open_images
 from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES, corrupted
 from mjp_privacy.paper.robustness_sets import MARKER
 from tests.helpers.image_files import make_images
+from tests.helpers.refusals import refused
 
 Pixels = NDArray[np.uint8]
 
@@ -85,8 +86,8 @@ def test_noise_contrast_brightness_jpeg_and_pixels_by_hand() -> None:
 
 
 def corrupt(source: Path, out: Path, *options: str) -> int:
-    size = [] if "--size" in options else ["--size", "32"]
-    return main(["sample", "--from", str(source), "--out", str(out), "--corrupt", *size, *options])
+    words = ["sample", "--from", str(source), "--out", str(out), "--corrupt", "--size", "32"]
+    return main([*words, *options])
 
 
 def test_the_folder_is_laid_out_as_imagenet_c_and_a_stopped_one_is_finished(
@@ -113,9 +114,9 @@ def test_the_folder_is_laid_out_as_imagenet_c_and_a_stopped_one_is_finished(
     one.unlink()
     assert corrupt(folder, out, *more) == 0
     assert one.read_bytes() == before
-    for options, named in (((*more, "--seed", "1"), str(out)), (("--size", "31"), "31")):
-        assert corrupt(folder, out, *options) == 2
-        assert named in capsys.readouterr().err
+    words = ("sample", "--from", folder, "--out", out, "--corrupt", "--size")
+    for options, named in (((32, *more, "--seed", "1"), str(out)), ((31,), "31")):
+        refused(capsys, named, *words, *options)
     moved = tmp_path / "moved" / "pictures" / "764" / "a.png"
     moved.parent.mkdir(parents=True)
     moved.write_bytes((folder / "n01440764/a.png").read_bytes())

@@ -23,6 +23,7 @@ from mjp_privacy.paper.image_sets import (
     drawn,
 )
 from mjp_privacy.paper.segmentation_data import splits_of
+from tests.helpers.refusals import refused
 
 IN_A_FILE = 30
 
@@ -84,8 +85,7 @@ def test_every_picture_has_its_class_and_its_values(
     own = tmp_path / "three" / "cifar10-test.zip"  # what is there is not replaced
     own.parent.mkdir()
     own.write_bytes(b"mine")
-    assert command("--cifar10", packed, "--out", own.parent) == 2
-    assert own.name in capsys.readouterr().err
+    refused(capsys, own.name, "sample", "--cifar10", packed, "--out", own.parent)
     assert [path.read_bytes() for path in own.parent.iterdir()] == [b"mine"]
 
 
@@ -119,8 +119,7 @@ def test_what_is_no_such_archive_is_refused(
     elif kind != "no file":
         content = archive(path, files).read_bytes()
         path.write_bytes(content[:5000] if kind == "cut off" else content)
-    assert command("--cifar10", path, *more, "--out", tmp_path / "out") == 2
-    assert said in capsys.readouterr().err
+    refused(capsys, said, "sample", "--cifar10", path, *more, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -170,6 +169,5 @@ def test_options_that_do_not_fit_and_a_folder_with_something_else(
         (["--shapes", 4], "mine", "mine"),
         (["--shapes", 4], "mine/file.png", "file.png"),
     ):
-        assert command(*words, "--out", tmp_path / out) == 2
-        assert said in capsys.readouterr().err
+        refused(capsys, said, "sample", *words, "--out", tmp_path / out)
     assert list(tmp_path.rglob("*")) == [mine.parent, mine]

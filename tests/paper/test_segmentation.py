@@ -29,6 +29,7 @@ from mjp_privacy.paper.segmentation_network import build_segmentation, load_segm
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
+from tests.helpers.refusals import refused
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
 from tests.helpers.training import class_folders, curve, together
 from tests.helpers.training import content as classification
@@ -344,9 +345,6 @@ def test_a_split_that_is_damaged_without_labels_or_without_pictures(
 def test_unreadable_pictures_are_counted_and_what_cannot_be_scored_is_refused(
     ade: Path, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def evaluate(*words: object) -> int:
-        return main(["evaluate", "--checkpoint", *map(str, words), "--device", "cpu"])
-
     (tmp_path / "nothing").mkdir()
     only = pair_folder(tmp_path / "only", validation=0)
     large, unreadable = pair_folder(tmp_path / "large"), pair_folder(tmp_path / "unreadable")
@@ -364,12 +362,10 @@ def test_unreadable_pictures_are_counted_and_what_cannot_be_scored_is_refused(
         ("segmentation", path, "--data", ade),
         *((option, path, "--ade20k", ade, option, value) for option, value in options),
     ):
-        assert evaluate(*words) == 2, words
-        said = capsys.readouterr().err
-        assert named in said
-        assert said.count("error: ") == 1
+        refused(capsys, named, "evaluate", "--checkpoint", *words, "--device", "cpu")
     (ade / "images" / "validation" / "001.jpg").write_bytes(b"no image")
-    assert evaluate(path, "--ade20k", ade) == 3
+    command = ["evaluate", "--checkpoint", str(path), "--ade20k", str(ade), "--device", "cpu"]
+    assert main(command) == 3
     printed, said = capsys.readouterr()
     assert "images/validation/001.jpg" in said
     assert "| run | linear | 2 (1 unreadable) |" in printed
