@@ -38,7 +38,7 @@ from mjp_privacy.data import (
     spread_subset,
 )
 from mjp_privacy.data.opening import keep_apart
-from mjp_privacy.metrics.statistics import Summary, summarise
+from mjp_privacy.metrics.statistics import DASH, Summary, summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
@@ -233,49 +233,45 @@ MEASURED = {
 }
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """One model and its measurements: a row for each image and γ, or two where accuracy and
-    consistency are measured on different pictures of it."""
-
-    label: str
-    rows: pd.DataFrame
-    trained_gamma: float | None
-    paper: PublishedModel | None
-    cond_w: float = math.nan  # of the patch embedding
-    notes: tuple[str, ...] = ()
+Line = dict[str, object]
 
 
-def summary_lines(model: Evaluated, preset: Preset) -> list[dict[str, object]]:
+def summary_lines(
+    label: str,
+    model: LoadedModel,
+    measured: pd.DataFrame,
+    paper: PublishedModel | None,
+    preset: Preset,
+) -> list[Line]:
     """A line for each γ: mean, interval and n of every measure, the paper's figures.
 
+    measured: a row for each image and γ, or two where accuracy and consistency are measured on
+              different pictures of it
     preset: whose way of measuring it was; any but ours has a column
     """
-    lines = []
-    for gamma, rows in model.rows.groupby("gamma", sort=True):
+    lines: list[Line] = []
+    shared: Line = {
+        "model": label,
+        **({} if preset == "ours" else {"preset": preset}),
+        "trained_gamma": model.card.trained_gamma,
+        "cond_w": embedding_condition(model),
+    }
+    for gamma, rows in measured.groupby("gamma", sort=True):
         whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows
-        line: dict[str, object] = {
-            "model": model.label,
-            **({} if preset == "ours" else {"preset": preset}),
-            "trained_gamma": model.trained_gamma,
-            "cond_w": model.cond_w,
-            "gamma": gamma,
-            "n": int(whole.sum()),
-            "failed": int((~whole).sum()),
-        }
-        measured = set[str]()
+        line = shared | {"gamma": gamma, "n": int(whole.sum()), "failed": int((~whole).sum())}
+        known = set[str]()
         for name, (_, _, factor, _) in MEASURES.items():
             summary = summarised(rows, name)
             if name != "diff_norm":
                 summary = summary.as_share()
-            measured |= set() if math.isnan(summary.mean) else {name}
+            known |= set() if math.isnan(summary.mean) else {name}
             line[name] = factor * summary.mean
             line[f"{name}_low"] = factor * summary.low
             line[f"{name}_high"] = factor * summary.high
-        paper = model.paper if gamma else None  # the paper's figures are of shuffled input
-        line["paper_row"] = paper.label if paper else ""
+        printed = paper if gamma else None  # the paper's figures are of shuffled input
+        line["paper_row"] = printed.label if printed else ""
         for name in PRINTED:
-            line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
+            line[f"paper_{name}"] = getattr(printed, name) if printed and name in known else None
         lines.append(line)
     return lines
 
@@ -291,7 +287,7 @@ def summarised(rows: pd.DataFrame, name: str) -> Summary:
     )
 
 
-def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
+def markdown(table: pd.DataFrame, about_files: Iterable[str]) -> str:
     heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", *(f"paper's {name} (Δ)" for name in PRINTED.values())]
@@ -313,8 +309,8 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
                 *(beside(line[f"paper_{name}"], line[name], MEASURES[name][3]) for name in PRINTED),
             ]
         )
-    notes = sorted({note for model in models for note in model.notes})
-    if any(model.paper for model in models):
+    notes = sorted({*about_files})
+    if table["paper_row"].any():
         notes.append(PAPERS_GAMMA_UNKNOWN)
     notes += [MEASURED[preset] for preset in table.get("preset", pd.Series(dtype=str)).unique()]
     notes.append(
@@ -323,9 +319,6 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
         "cover either choice."
     )
     return "\n".join([*markdown_table(heads, rows), "", *(f"- {note}" for note in notes), ""])
-
-
-DASH = "–"
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -380,15 +373,16 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
     prepare_folder(arguments, "summary.csv", "data")
-    models: list[Evaluated] = []
-    lines: list[dict[str, object]] = []
+    lines: list[Line] = []
+    parts: list[pd.DataFrame] = []
+    notes: list[str] = []
     text, table, rows = "", pd.DataFrame(), pd.DataFrame()
-    for model in evaluate(arguments):
-        models.append(model)
-        lines += summary_lines(model, arguments.preset)
-        table = pd.DataFrame(lines)
-        rows = pd.concat([one.rows.assign(model=one.label) for one in models])
-        text = markdown(table, models)
+    for label, model, measured, paper in evaluate(arguments):
+        lines += summary_lines(label, model, measured, paper, arguments.preset)
+        notes += [f"{label}: {note}" for note in model.card.checkpoint.notes]
+        parts.append(measured.assign(model=label))
+        table, rows = pd.DataFrame(lines), pd.concat(parts)
+        text = markdown(table, notes)
         if arguments.out:
             tables = {"per_image.csv": rows, "summary.csv": table}
             write_report(arguments.out, tables, "table.md", text)
@@ -416,8 +410,11 @@ def write_report(out: Path, tables: Mapping[str, pd.DataFrame], name: str, text:
     write_atomically(out / name, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
-    """Measure one checkpoint after the other; all are loaded first, so mistakes show at once."""
+def evaluate(
+    arguments: EvaluationArguments,
+) -> Iterator[tuple[str, LoadedModel, pd.DataFrame, PublishedModel | None]]:
+    """Measure one checkpoint after the other; all are loaded first, so mistakes show at once. Its
+    label, network and measurements, and the paper's row."""
     if arguments.data is None:
         raise UserError(
             "mjp evaluate: expected images, got none. Give --data for accuracy and consistency, or "
@@ -444,14 +441,7 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
                 )
                 for protocol in measured
             )
-        yield Evaluated(
-            label,
-            rows,
-            model.card.trained_gamma,
-            papers_row(checkpoint, arguments),
-            embedding_condition(model),
-            tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
-        )
+        yield label, model, rows, papers_row(checkpoint, arguments)
 
 
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
