@@ -126,9 +126,9 @@ def federate(argv: list[str], usage: Usage) -> int:
             print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
             print("\n".join(f"  {line}" for line in summary.not_done), file=sys.stderr)
             return SOME_FAILED
-        from mjp_privacy.federation.comparison import draw_rounds
+        from mjp_privacy.federation.comparison import draw_rounds, leakage_table
 
-        print(draw_rounds([out], out))
+        print(draw_rounds([out], leakage_table([out]), out))
         print(f"Next: mjp report {attacked}")
         return DONE if summary.exit_code == 0 else SOME_FAILED
 

@@ -42,8 +42,9 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
             if not is_there(run / name):
                 raise UserError(f"{run} holds no {name}: expected the --out of `mjp federate`.")
     output_folder(out)
-    table = comparison_table(runs)
-    draw_rounds(runs, out)
+    leakage = leakage_table(runs)
+    table = comparison_table(runs, leakage)
+    draw_rounds(runs, leakage, out)
     write_report(out, {"comparison.csv": table}, "table.md", markdown(table))
     panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
@@ -51,9 +52,8 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     return out / "table.md"
 
 
-def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
+def comparison_table(runs: Sequence[Path], leakage: pd.DataFrame) -> pd.DataFrame:
     """A row for each federation, probe and scope, at the last round that was recorded."""
-    leakage = leakage_table(runs)
     last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
     facts = [
         {"run": str(run), **_accuracy(run), "defence": defence_text(stored_config(run))}
@@ -207,13 +207,12 @@ def _floors(lines: Sequence[Line]) -> pd.Series[float]:
     return floor
 
 
-def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
-    """Write rounds.png and rounds.csv into `out`; the picture's path.
+def draw_rounds(runs: Sequence[Path], table: pd.DataFrame, out: Path) -> Path:
+    """Write the `leakage_table` of these runs as rounds.csv, and rounds.png; the picture's path.
 
     The panels show top-1 (where test images were given), the worst-case PSNR and the share of
     recovered images, over the rounds.
     """
-    table = leakage_table(runs)
     write_atomically(out / "rounds.csv", partial(table.to_csv, index=False))
     accuracies = {
         run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]

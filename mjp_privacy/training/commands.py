@@ -17,9 +17,6 @@ from mjp_privacy.core.machine import use_threads
 from mjp_privacy.data.opening import check_place
 from mjp_privacy.training.config import load_training
 
-CHANGES = (*("preset", "task", "initial", "epochs", "batch", "lr", "seed", "precision"),)
-"""Options in place of what the config says."""
-
 
 @dataclass(frozen=True)
 class TrainArguments:
@@ -77,7 +74,8 @@ class CurveArguments:
 
 def train(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(TrainArguments, argv)
-    changes = {name: getattr(arguments, name) for name in CHANGES}
+    changed = ("preset", "task", "initial", "epochs", "batch", "lr", "seed", "precision")
+    changes = {name: getattr(arguments, name) for name in changed}
     config = load_training(arguments.config, arguments.row, **changes)
     for place in (arguments.data, arguments.val):
         check_place(place)
