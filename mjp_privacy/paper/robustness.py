@@ -129,6 +129,7 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
 
 
 def opened(arguments: EvaluationArguments) -> Sets:
+    """The sets, and --out made apart from them."""
     if arguments.imagenet_o and arguments.data is None:
         raise UserError(
             "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "

@@ -190,6 +190,7 @@ def line(
 
 
 def hard_lines(rows: pd.DataFrame, paper: Mapping[str, Any]) -> list[Line]:
+    """Accuracy, AURRA and RMS calibration error of answers to ImageNet-A."""
     confidence, correct = rows[["confidence", "correct"]].dropna().to_numpy(dtype=np.float64).T
     failed = len(rows) - len(correct)
     aurra = resampled(accuracy_when_answering, (confidence, correct), failed=failed)
