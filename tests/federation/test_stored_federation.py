@@ -19,6 +19,7 @@ from mjp_privacy.federation import rounds
 from mjp_privacy.federation.rounds import evaluations, stored_config
 from tests.helpers.federations import run
 from tests.helpers.uploads import NAME, ONE, flip
+from tests.inputs.tensors import with_state
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +107,13 @@ MOMENTS = {"step": 1, "first": 5, "second": {}}
         ("first", lambda s: s.update(optimizer=MOMENTS)),
         ("", lambda s: s["model"].clear()),
         ("head.bias", lambda s: s["model"].update({"head.bias": torch.zeros(1)})),
-        ("head.bias", lambda s: s["model"]["head.bias"].fill_(torch.nan)),
+        ("head.bias", lambda s: s["model"].update({"head.bias": torch.full((3,), torch.nan)})),
     ],
 )
 def test_a_checkpoint_of_something_else_is_named(
     out: Path, named: str, change: Callable[[dict[str, Any]], object]
 ) -> None:
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
-    change(state)
-    torch.save(state, out / "checkpoint.pt")
+    with_state(change)(out / "checkpoint.pt")
     with pytest.raises(UserError) as caught:
         run(out.parent)
     assert "checkpoint.pt" in str(caught.value)

@@ -16,6 +16,8 @@ from mjp_privacy.models.tensor_files import save_tensors
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.trainer import train
 from tests.helpers.training import class_folders, curve, small
+from tests.helpers.uploads import flip
+from tests.inputs.tensors import with_state
 
 Change = Callable[[Path], object]
 
@@ -43,9 +45,7 @@ def again(run: Path, data: Path) -> Path:
 
 
 def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path, 4 * path.stat().st_size)
 
 
 def other_weights(path: Path) -> None:
@@ -80,32 +80,27 @@ def test_another_config_or_other_images_are_not_mixed_into_a_run(run: Path, data
     refused("--data", small())
 
 
-def edited(change: Callable[[dict[str, Any]], object]) -> Change:
-    """A checkpoint with one thing changed in it, and whole otherwise."""
-
-    def edit(path: Path) -> None:
-        state = torch.load(path, weights_only=True)
-        change(state)
-        torch.save(state, path)
-
-    return edit
-
-
 NAN = float("nan")
+
+
+def spoil(tensors: dict[str, Any], name: str) -> None:
+    tensors[name].fill_(NAN)
+
+
 WRONG: dict[str, tuple[str, Change]] = {
     "a bit": ("", flipped),
     "a list": ("", lambda path: torch.save([1], path)),
     "no config": ("config", lambda path: torch.save({}, path)),
-    "half a config": ("", edited(lambda s: s.update(config="{"))),
-    "no number": ("step", edited(lambda s: s.update(step=True))),
-    "too far": ("13", edited(lambda s: s.update(step=13))),
-    "a score": ("val_top1", edited(lambda s: s.update(val_top1=NAN))),
-    "half a line": ("unvalidated", edited(lambda s: s.update(unvalidated={"step": 6}))),
-    "a shape": ("cls_token", edited(lambda s: s["model"].update(cls_token=torch.zeros(1)))),
-    "a value": ("cls_token", edited(lambda s: s["model"]["cls_token"].fill_(NAN))),
-    "no tensors": ("", edited(lambda s: s["model"].clear())),
-    "no moments": ("", edited(lambda s: s["optimizer"].clear())),
-    "a moment": ("optimizer", edited(lambda s: s["optimizer"]["state"][0]["exp_avg"].fill_(NAN))),
+    "half a config": ("", with_state(lambda s: s.update(config="{"))),
+    "no number": ("step", with_state(lambda s: s.update(step=True))),
+    "too far": ("13", with_state(lambda s: s.update(step=13))),
+    "a score": ("val_top1", with_state(lambda s: s.update(val_top1=NAN))),
+    "half a line": ("unvalidated", with_state(lambda s: s.update(unvalidated={"step": 6}))),
+    "a shape": ("cls_token", with_state(lambda s: s["model"].update(cls_token=torch.zeros(1)))),
+    "a value": ("cls_token", with_state(lambda s: spoil(s["model"], "cls_token"))),
+    "no tensors": ("", with_state(lambda s: s["model"].clear())),
+    "no moments": ("", with_state(lambda s: s["optimizer"].clear())),
+    "a moment": ("optimizer", with_state(lambda s: spoil(s["optimizer"]["state"][0], "exp_avg"))),
 }
 
 
