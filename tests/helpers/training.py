@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +11,6 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import TrainingConfig, load_training, merged
 from mjp_privacy.training.journal import Journal, whole_lines
 from mjp_privacy.training.learner import Learner
@@ -126,44 +120,3 @@ def die_after_line(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Journal, "write", dying)
-
-
-SECONDS = 120
-
-
-def together(folder: Path, number: int, work: Callable[[], object]) -> list[str]:
-    """Do it in so many processes, in the environment that torchrun makes; what each raised, by its
-    number: "" for nothing, a UserError's text, the traceback of anything else."""
-    folder.mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(number)}
-    fork = multiprocessing.get_context("fork")
-    processes = []
-    for rank in range(number):
-        place = {**places, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(fork.Process(target=_one, args=(folder / str(rank), place, work)))
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(SECONDS)
-    hung = [process for process in processes if process.is_alive()]
-    for process in hung:
-        process.kill()
-        process.join()
-    assert not hung, "a process did not end"
-    return [(folder / str(rank)).read_text() for rank in range(number)]
-
-
-def _one(said: Path, place: dict[str, str], work: Callable[[], object]) -> None:
-    os.environ.update(place)
-    torch.set_num_threads(1)
-    text = ""
-    try:
-        work()
-    except UserError as error:
-        text = str(error)
-    except BaseException:
-        text = traceback.format_exc()
-    said.write_text(text)
-    os._exit(0)

@@ -31,7 +31,7 @@ from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.refusals import refused
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
-from tests.helpers.training import class_folders, curve, together
+from tests.helpers.training import class_folders, curve
 from tests.helpers.training import content as classification
 
 SHAPES = Path(__file__).parents[2] / "configs" / "training" / "shapes.yaml"
@@ -124,26 +124,6 @@ def test_the_command_trains_and_the_files_scores_are_those_of_the_run(
     labels.write_bytes((ade / "annotations" / "training" / "001.png").read_bytes())
     assert main(words) == 2
     assert "a run with other training images or labels (--data)" in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
-    """Where all pixels have labels, so that each process's mean is of as many."""
-    ade, drawn = tmp_path / "ade", np.random.default_rng(0)
-    for place in range(8):
-        split = "training" if place < 5 else "validation"  # three in all: unequal shares
-        pixels, labels = (drawn.integers(0, 256, (24, 30, 3)), drawn.integers(1, 4, (24, 30)))
-        save_pair(ade, f"{split}/{place:03d}", pixels.astype(np.uint8), labels.astype(np.uint8))
-    head = {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
-    config = small(segmentation=head, log_every=1)
-    trained(config, ade, tmp_path / "one")
-    said = together(tmp_path / "said", 2, lambda: trained(config, ade, tmp_path / "two"))
-    assert said == ["", ""]
-    one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
-    assert len(one) == len(two) == 2
-    for name, within in (("loss", 1e-4), ("accuracy", 5e-3), ("val_miou", 0.5)):
-        for line, other in zip(one, two, strict=True):
-            assert other[name] == pytest.approx(line[name], abs=within)
 
 
 # weights to start from
