@@ -110,17 +110,13 @@ class FedSGDClient:
         """Gradients by parameter name, (n, *parameter.shape): one for each step."""
         wanted = self.wanted(names)
         steps = self.steps(inputs)
+        plain = not self.localizes and self.config.autocast == "none"
+        in_one_pass = plain and self.model.family in ("vit", "timm")
         with self.differentiating():
-            if self._in_one_pass(wanted):
+            if in_one_pass and all(is_simple(self.model, name) for name in wanted):
                 return self._per_image(wanted, steps)
             shared = {name: self.model.get_parameter(name).detach() for name in wanted}
             return self.step_gradients(shared, steps, own_weights=False)
-
-    def _in_one_pass(self, names: Sequence[str]) -> bool:
-        """Whether these gradients take one forward and backward pass of all images together."""
-        one_loss = self.model.family in ("vit", "timm") and not self.localizes
-        plain = one_loss and self.config.autocast == "none"
-        return plain and all(is_simple(self.model, name) for name in names)
 
     def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
         """The gradient of the mean loss of all steps, for every parameter that is not withheld.

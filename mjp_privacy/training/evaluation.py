@@ -146,14 +146,6 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def embedding_condition(model: LoadedModel) -> float:
-    """cond(W) of the patch embedding: how much inverting it amplifies errors; NaN without one."""
-    if model.family == "resnet":
-        return math.nan
-    weight = model.patch_embed.proj.weight.detach().flatten(1).double()
-    return float(torch.linalg.cond(weight))
-
-
 def _measured(
     model: LoadedModel,
     records: Sequence[ImageRecord],
@@ -250,11 +242,15 @@ def summary_lines(
     preset: whose way of measuring it was; any but ours has a column
     """
     lines: list[Line] = []
+    condition = math.nan  # of the patch embedding: how much inverting it amplifies errors
+    if model.family != "resnet":
+        weight = model.patch_embed.proj.weight.detach().flatten(1).double()
+        condition = float(torch.linalg.cond(weight))
     shared: Line = {
         "model": label,
         **({} if preset == "ours" else {"preset": preset}),
         "trained_gamma": model.card.trained_gamma,
-        "cond_w": embedding_condition(model),
+        "cond_w": condition,
     }
     for gamma, rows in measured.groupby("gamma", sort=True):
         whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows

@@ -73,17 +73,15 @@ FLOWER_MODEL = {**MJP, "img_size": 28, "patch_size": 7, "embed_dim": 16, "dal": 
 def small_federation(**changes: Any) -> FederationConfig:
     """Three MJP clients with two images each, all in every round; two probes in round 1."""
     fields: dict[str, Any] = {
-        "name": "small",
         "rounds": 3,
         "model": FLOWER_MODEL,
         "clients": {"number": 3, "per_round": 3},
         "client": {"batch": 2, "dal": True, "plain_share": 0.5},
         "gamma": 0.27,
         "record": {"rounds": [1], "images": 2},
-        "evaluate_every": 2,
         "train_images": 24,
     }
-    return load_federation({**fields, **changes})
+    return config(**{**fields, **changes})
 
 
 def federated_images(root: Path) -> Path:
