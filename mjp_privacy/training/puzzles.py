@@ -145,12 +145,18 @@ class Puzzles:
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
-    """The images (B, C, H, W) shuffled as the puzzle says."""
+    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels: which pixel
+    each place shows is found by shuffling a picture whose pixels are their own indices."""
     if puzzle.permutation is None:
         return images
-    images = shuffle_patches(images, puzzle.permutation.expand(len(images), -1), patch_size)
-    if puzzle.pixels is None:
-        return images
-    patches = to_patches(images, patch_size).unflatten(-1, (images.shape[1], -1))
-    reordered = patches[..., puzzle.pixels].flatten(-2)
-    return to_images(reordered, Grid.in_pictures(images, patch_size), patch_size)
+    size = images.shape[-1]
+    places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
+    places = places.expand(len(puzzle.permutation), -1, -1, -1)
+    if puzzle.pixels is not None:
+        patches = to_patches(places, patch_size)[..., puzzle.pixels]
+        places = to_images(patches, Grid.of(size, patch_size), patch_size)
+    order = shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
+    flat = images.flatten(2)
+    if len(order) == 1:
+        return flat.index_select(2, order[0]).view_as(images)
+    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)
