@@ -116,7 +116,6 @@ def picture(
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, shade: str, **look: Any) -> None:
-    """An interval around a curve of this colour."""
     axes.fill_between(x, low, high, color=shade, alpha=0.14, linewidth=0, **look)
 
 

@@ -136,5 +136,4 @@ def _is_library(file: Path) -> bool:
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback as Python shows it, for logs."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

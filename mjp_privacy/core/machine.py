@@ -99,7 +99,6 @@ def derive_seed(*parts: str | int | float) -> int:
 
 
 def torch_generator(*parts: str | int | float) -> torch.Generator:
-    """A CPU generator seeded from its parts."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(*parts))

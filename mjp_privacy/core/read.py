@@ -80,7 +80,6 @@ class FileKind:
         return status.st_size
 
     def bytes(self, path: Path) -> bytes:
-        """The content of the file."""
         self.check(path)
         pieces, room = [], self.max_bytes + 1
         with self.reading(path), open(path, "rb", opener=without_waiting) as file:

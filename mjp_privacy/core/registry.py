@@ -22,7 +22,6 @@ class Entry:
     preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
 
     def load(self) -> Any:
-        """Import the module and return the attribute that the entry names."""
         name, _, attribute = self.where.partition(":")
         file = f"{name.replace('.', '/')}.py"
         try:
@@ -51,7 +50,6 @@ class Registry(dict[str, T]):
         self.kind = kind
 
     def register(self, name: str, entry: T) -> T:
-        """Add an entry under a new name and return it."""
         if name in self:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self[name] = entry

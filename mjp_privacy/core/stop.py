@@ -27,8 +27,6 @@ if hasattr(signal, "SIGHUP"):  # the terminal or the connection was closed; Wind
 
 @dataclass
 class State:
-    """What this process knows of signals."""
-
     number: int = 0  # of the first signal; 0: none came
     over: bool = False  # the command has ended; a signal comes too late
     again: str = ""  # what the same command would do now, as the line's end
@@ -52,7 +50,6 @@ def listen() -> None:
 
 
 def interrupted() -> bool:
-    """Whether a signal asked the command to end."""
     return bool(state.number)
 
 

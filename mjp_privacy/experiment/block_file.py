@@ -140,7 +140,6 @@ def read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def read_pictures(path: Path, group: int) -> pa.Table:
-    """The pictures of a row group."""
     with opened(path) as file:
         names = [column.name for column in file.schema_arrow if is_picture(column)]
         return file.read_row_group(group, names, use_threads=False)
@@ -163,7 +162,6 @@ def joined_schema(paths: Sequence[Path]) -> pa.Schema:
 
 
 def is_picture(column: pa.Field) -> bool:
-    """Whether a column holds pictures."""
     return bool(column.metadata and b"shape" in column.metadata)
 
 

@@ -68,8 +68,6 @@ BLOCKS0: dict[str, Block0] = {"intact": "intact", "altered": "april_block"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell has for some images of a block."""
-
     rows: pd.DataFrame  # a row for each image, in their order: status, reason, scores, diagnostics
     pictures: Pictures = field(default_factory=dict)
     traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by the rows' reason
@@ -101,7 +99,6 @@ class CellTask:
 
     @property
     def device(self) -> torch.device:
-        """Where it is computed."""
         return self.uploads.model.like.device
 
     def run(self, records: Sequence[ImageRecord]) -> CellResult:
@@ -303,7 +300,6 @@ def attack_cell(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
 
 
 def _steps(records: Sequence[ImageRecord], size: int) -> list[Sequence[ImageRecord]]:
-    """The images in pieces of this size."""
     return [records[at : at + size] for at in range(0, len(records), size)]
 
 

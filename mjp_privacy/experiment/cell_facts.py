@@ -54,8 +54,6 @@ class OutcomeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """The attack or control of a cell."""
-
     attack: str = ""  # what tables call it
     attack_name: str = ""
     role: str = "attack"

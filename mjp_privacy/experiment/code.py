@@ -62,15 +62,12 @@ class SourceCode:
 
 
 class _Module(NamedTuple):
-    """What a module's source says."""
-
     file: str  # its name in messages
     digest: str
     imports: Sequence[str] = ()  # dotted names: of modules, or of what is taken from them
 
     @classmethod
     def read(cls, name: str, file: Path | None) -> _Module:
-        """Read the source of this module."""
         if file is None:
             return cls(name, NO_SOURCE)
         is_package = file.name == "__init__.py"
@@ -211,7 +208,6 @@ def stale_choice(fresh: bool, keep: bool) -> Stale:
 
 
 def check_stale(stale: str) -> None:
-    """Raise UserError unless this is one of the choices."""
     if stale not in get_args(Stale):
         known = ", ".join(map(repr, get_args(Stale)))
         raise UserError(f"Expected stale to be one of {known} (see run_experiment), got {stale!r}.")

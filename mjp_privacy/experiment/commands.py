@@ -212,7 +212,6 @@ def _refuse_idle_options(arguments: AttackArguments, configured: Experiment, upl
 
 
 def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArguments:
-    """The command line, with this experiment's values as defaults."""
     defaults = Overrides(
         **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
     )

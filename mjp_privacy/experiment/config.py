@@ -139,7 +139,6 @@ class AttackConfig:
 
     @property
     def title(self) -> str:
-        """The label, or the name if there is none."""
         return self.label or self.name
 
 
@@ -154,7 +153,6 @@ class ClassChoice:
     remainders: Annotated[tuple[Whole, ...], Many]
 
     def holds(self, label: int) -> bool:
-        """Whether images of this class are chosen."""
         return label % self.modulo in self.remainders
 
 
@@ -199,7 +197,6 @@ class Cell:
 
     @cached_property
     def attacker(self) -> Attack | Control:
-        """The attack itself, or the control."""
         return find_attack(self.attack.name, self.attack.options)
 
     @property
@@ -235,7 +232,6 @@ def expand(experiment: Experiment) -> list[Cell]:
 
 
 def attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:
-    """The attacks that this entry of the grid runs."""
     if entry.attacks is None:
         return list(experiment.attacks)
     return [attack for attack in experiment.attacks if attack.title in entry.attacks]

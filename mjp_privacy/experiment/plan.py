@@ -39,11 +39,9 @@ class Plan:
         return sum(len(self.images(cell.model)) for cell in self.cells)
 
     def images(self, model: str) -> list[str]:
-        """The ids of the model's images."""
         return [record.image_id for block in self.blocks[model] for record in block.records]
 
     def cells_of(self, model: str) -> list[Cell]:
-        """The cells that attack this model, in table order."""
         return [cell for cell in self.cells if cell.model == model]
 
     def gradients(self, cell: Cell, model: LoadedModel) -> list[str]:

@@ -114,7 +114,6 @@ class Recorded(UploadSource):
         return self.groups[model]
 
     def reasons(self, model: str) -> Mapping[str, str]:
-        """Those of refused uploads."""
         return self.refused if model == REFUSED else {}
 
     def records(self, model: str) -> Sequence[ImageRecord]:
@@ -124,7 +123,6 @@ class Recorded(UploadSource):
         return self.groups[model].records
 
     def columns(self, model: str) -> Mapping[str, Any]:
-        """The round in which the group was recorded, and the label of its client."""
         if model == REFUSED:
             return {}
         header = self.groups[model].header
@@ -141,13 +139,11 @@ class Recorded(UploadSource):
         return RecordedUploads(group, ModelVariants(loaded, self.device))
 
     def read_outline(self, model: str) -> LoadedModel:
-        """What the header of the group's weights tells."""
         return self.group(model).series[0].first.outline()
 
     def foresee(
         self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
-        """What the headers of the group's uploads and of its weights tell."""
         group, outline = self.group(cell.model), self.outline(cell.model).model
 
         def sent_by(upload: Upload) -> frozenset[str]:
@@ -229,7 +225,6 @@ class RecordedUploads(ModelUploads):
         return self._later[weights_file, dtype]
 
     def lacks(self, cell: Cell, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why the recorded uploads do not suit the attack: another block 0, or too few of them."""
         if isinstance(cell.attacker, Control):
             return None
         return lacking(self.group.of(records), cell.attacker, self.model)

@@ -229,7 +229,6 @@ class Run:
                 return self._summary(rows)
 
     def _here(self) -> None:
-        """Do everything that is not finished in this process."""
         shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
         for model, blocks in self.plan.blocks.items():
             self._note_model(self.worker.open(model))
@@ -442,7 +441,6 @@ class Run:
         return pd.concat(found, ignore_index=True)
 
     def _summary(self, rows: pd.DataFrame) -> RunSummary:
-        """How the run ended, by its rows."""
         progress, plan = self.progress, self.plan
         if not progress.fresh and progress.done == plan.units:
             progress.say(f"all {plan.units} units are finished already; nothing to do")

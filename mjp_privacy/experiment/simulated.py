@@ -61,7 +61,6 @@ class Simulated(UploadSource):
         self.data, self.labels = images.path.resolve().name, images.labels_described
 
     def records(self, model: str) -> Sequence[ImageRecord]:
-        """The chosen images, the same for every model."""
         return self.chosen
 
     def open(self, model: str) -> SimulatedUploads:
@@ -74,14 +73,12 @@ class Simulated(UploadSource):
         return SimulatedUploads(variants, self.images, self.experiment.seed)
 
     def read_outline(self, model: str) -> LoadedModel:
-        """What the header of the model's weights tells."""
         config = self.experiment.models[model]
         return outline_model(config.model, whole=True, **config.loading())
 
     def foresee(
         self, cell: Cell, names: Names, blocks: Sequence[Block]
     ) -> Iterator[Refusal | None]:
-        """What the model's outline and the client's config tell; images make no difference."""
         yield foreseen(self.outline(cell.model), cell, names)
 
     def check_models(self) -> None:
@@ -139,7 +136,6 @@ class SimulatedUploads(ModelUploads):
         self._gradient_seconds = 0.0
 
     def read(self, records: Sequence[ImageRecord]) -> None:
-        """Decode the images at the model's input size."""
         prepare, source = preprocessing(self.model), self.source
         for record in records:
             sha256 = file_sha256(source, record)
@@ -152,7 +148,6 @@ class SimulatedUploads(ModelUploads):
             self.notes.append(ImageNote(record, sha256, pixel_sha256(picture)))
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model with the position table and the adapters of the cell's client."""
         client = cell.client
         return self.variants.of(block0, "float32", client.positions, client.adapters)
 
@@ -264,7 +259,6 @@ def chosen_images(
 
 
 def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:
-    """Raise if there are any such images."""
     if image_ids:
         raise UserError(
             f"{len(image_ids)} image(s) of the run folder {store.root} {fault}: "

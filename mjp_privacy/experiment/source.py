@@ -104,7 +104,6 @@ class Memo:
         return len(self._contents) - 1
 
     def clear(self) -> None:
-        """Forget all values and the tensors they are kept under."""
         self._values.clear()
         self._recent.clear()
         self._contents.clear()

@@ -161,7 +161,6 @@ class RunStore:
             object.__setattr__(self, "root", self.root.absolute())
 
     def folder(self, run_id: str) -> Path:
-        """The folder of one cell."""
         return self.root / "rows" / run_id
 
     def stored_cells(self) -> list[str]:
@@ -402,7 +401,6 @@ class CellRows:
         return {name: (at, row) for at, of in contents for row, name in enumerate(of.ids)}
 
     def kept(self, at: int) -> NDArray[np.bool_]:
-        """Which images of a file count."""
         names = self.contents[at].ids
         return np.array([self.place[name][0] == at for name in names], dtype=bool)
 

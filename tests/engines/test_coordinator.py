@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config import load_experiment
@@ -20,171 +17,115 @@ from mjp_privacy.experiment.engines.worker import END, Job, Task, task_file, wri
 from mjp_privacy.experiment.work import News
 from tests.helpers.runs import tiny
 
-EXPERIMENT = load_experiment(tiny())
 UNITS = 3  # of a task
 MODELS = ["ViT", "MJP", "third"]
 Key = tuple[int, ...]
-
-
-@dataclass
-class Worker:
-    """A worker as a test plays it: it reads its file, writes rows and tells when it is over."""
-
-    task: Task | None = None
-    units: int = 0  # rows that it wrote of its task, and those that it found
-    finished: int = 0
-    ended: bool = False
+ANYTHING = ("waits", "writes", "ends", "fails", "dies", "dies at once")
 
 
 @dataclass
 class Played:
-    """An engine whose workers do what the test says."""
+    """An engine whose workers do one of these things each time that they are looked for."""
 
     folder: Path
+    does: Sequence[str] = ("ends",)
+    dice: random.Random = field(default_factory=random.Random)
     most: int = 2
     interval: float = 0.0
-    workers: dict[int, Worker] = field(default_factory=dict)
+    doing: dict[int, Task | None] = field(default_factory=dict)  # by worker; None: it has told
     rows: Counter[Key] = field(default_factory=Counter)  # that are on disk
-    tried: dict[int, list[Task]] = field(default_factory=dict)  # by worker
-    dead: dict[int, str] = field(default_factory=dict)
+    found: dict[Task, int] = field(default_factory=dict)  # rows that were there before a task
+    tried: list[tuple[int, Task]] = field(default_factory=list)
     closed: bool = False
-    working: bool = False  # every worker does its work whenever it is looked for
 
     def start(self, workers: Sequence[int]) -> None:
-        for number in workers:
-            assert number not in self.workers
-            self.workers[number] = Worker()
+        assert self.doing.keys().isdisjoint(workers)
+        self.doing |= dict.fromkeys(workers)
+        assert len(self.doing) <= self.most
 
     def gone(self) -> Mapping[int, str]:
-        for number in sorted(self.workers) if self.working else ():
-            if (worker := self.look(number)) is not None:
-                self.end(worker)
-        gone, self.dead = self.dead, {}
+        gone = {}
+        for number in [*self.doing]:
+            text = task_file(self.folder / "job.json", number).read_text()
+            does = self.dice.choice(self.does)
+            if text == END and does != "waits":
+                does = "dies at once"
+            if does not in ("waits", "dies at once"):
+                self.work(number, Task(*map(int, text.split())), does)
+            if does.startswith("dies"):
+                del self.doing[number]
+                gone[number] = "its worker died"
         return gone
+
+    def work(self, number: int, task: Task, does: str, storage: int = 0) -> None:
+        if task not in self.found:
+            assert task[:3] not in [other[:3] for other in self.doing.values() if other]
+            self.doing[number], self.found[task] = task, self.rows[task[:3]]
+            self.tried.append((number, task))
+        if self.doing[number] is None:
+            return
+        self.rows[task[:3]] = UNITS if does == "ends" else min(UNITS, self.rows[task[:3]] + 1)
+        if does in ("ends", "fails"):
+            self.doing[number], found = None, self.found[task]
+            error = "" if does == "ends" else "no such attack"
+            told = News("ViT a", self.rows[task[:3]] - found, found, error=error, storage=storage)
+            write_typed(self.folder / task.file_name, told)
 
     def close(self) -> None:
         self.closed = True
 
-    def look(self, number: int) -> Worker | None:
-        """The worker after it has read its file; None: it was told to end, or has done its task."""
-        text = task_file(self.folder / "job.json", number).read_text()
-        if text == END:
-            self.die(number, "it ended")
-            return None
-        task = Task(*map(int, text.split()))
-        if self.workers[number].task != task:
-            self.workers[number] = Worker(task, finished=self.rows[task[:3]])
-            self.tried.setdefault(number, []).append(task)
-        return None if self.workers[number].ended else self.workers[number]
-
-    def write_row(self, worker: Worker) -> None:
-        assert worker.task is not None
-        if self.rows[worker.task[:3]] < UNITS:
-            self.rows[worker.task[:3]] += 1
-            worker.units += 1
-
-    def end(self, worker: Worker, error: str = "", storage: int = 0) -> None:
-        assert worker.task is not None
-        while not error and self.rows[worker.task[:3]] < UNITS:
-            self.write_row(worker)
-        worker.ended = True
-        told = News("ViT a", worker.units, worker.finished, error=error, storage=storage)
-        write_typed(self.folder / worker.task.file_name, told)
-
-    def die(self, number: int, reason: str = "its worker died") -> None:
-        del self.workers[number]
-        self.dead[number] = reason
-
-
-class Run(RuleBasedStateMachine):
-    """Workers begin, write, end, fail and die in any order, between looks of the command."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = tempfile.TemporaryDirectory()
-        self.job = Job(self.root.name, EXPERIMENT, "cpu", "ask", self.root.name, {})
-        self.engine = Played(self.job.path.parent)
-        self.coordinator = Coordinator(self.job, MODELS, self.engine)
-        self.coordinator.__enter__()
-        self.given: list[Task] = []
-        self.units: int = 0
-        self.lost: list[str] = []
-
-    @rule(model=st.integers(0, 2), blocks=st.integers(1, 3))
-    def submit(self, model: int, blocks: int) -> None:
-        start = len(self.given)
-        tasks = [Task(model, start + block, 0) for block in range(blocks)]
-        self.given += tasks
-        self.coordinator.submit(tasks)
-
-    @precondition(lambda self: self.engine.workers)
-    @rule(at=st.integers(0, 9), does=st.sampled_from(["writes", "ends", "ends", "fails", "dies"]))
-    def work(self, at: int, does: str) -> None:
-        number = sorted(self.engine.workers)[at % len(self.engine.workers)]
-        if does == "dies" and at % 2:  # before it has read its file
-            self.engine.die(number)
-        elif (worker := self.engine.look(number)) is not None:
-            if does == "dies":
-                self.engine.die(number)
-            elif does == "writes":
-                self.engine.write_row(worker)
-            else:
-                self.engine.end(worker, "no such attack" if does == "fails" else "")
-
-    @rule()
-    def news(self) -> None:
-        self.hear(list(self.coordinator.news()))
-
-    def hear(self, news: Sequence[News]) -> None:
-        self.lost += [each.lost for each in news if each.lost]
-        self.units += sum(each.units + each.finished for each in news)
-
-    @invariant()
-    def nobody_does_what_another_does(self) -> None:
-        doing = [w.task[:3] for w in self.engine.workers.values() if w.task and not w.ended]
-        assert len(doing) == len({*doing})
-        tried = Counter(task[:3] for tasks in self.engine.tried.values() for task in tasks)
-        assert max(tried.values(), default=0) <= ATTEMPTS
-        assert self.units <= sum(self.engine.rows.values())
-        assert len(self.engine.workers) <= self.engine.most
-
-    def teardown(self) -> None:
-        """From now on every worker does its work."""
-        self.engine.working = True
-        self.hear(list(self.coordinator.wait()))
-        named = {f"{MODELS[task.model]}, block {task.block}": task[:3] for task in self.given}
-        assert len(self.lost) == len({*self.lost} & named.keys())
-        for name, key in named.items():
-            assert name in self.lost or self.engine.rows[key] == UNITS
-        assert self.units <= UNITS * len(self.given)
-        assert self.lost or self.units == UNITS * len(self.given)
-        self.coordinator.__exit__(None, None, None)
-        assert self.engine.closed
-        assert not self.job.path.parent.exists()
-        self.root.cleanup()
-
-
-TestRun = Run.TestCase
-TestRun.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
-
-
-# cases --------------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(str(tmp_path), EXPERIMENT, "cpu", "ask", str(tmp_path), {})
+    return Job(str(tmp_path), load_experiment(tiny()), "cpu", "ask", str(tmp_path), {})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_task_is_done_or_named_whatever_workers_do(job: Job, seed: int) -> None:
+    """They wait, write, end, fail and die in any order, between looks of the command and tasks that
+    come later; in the end every second time, too."""
+    dice = random.Random(seed)
+    engine = Played(job.path.parent, ANYTHING, dice)
+    given, news = list[Task](), list[News]()
+    with Coordinator(job, MODELS, engine) as coordinator:
+        for look in range(dice.randrange(1, 40)):
+            if look % 8 == 0:
+                model, start = dice.randrange(3), len(given)
+                tasks = [Task(model, start + block, 0) for block in range(dice.randrange(1, 4))]
+                given += tasks
+                coordinator.submit(tasks)
+            news += coordinator.news()
+        engine.does = ANYTHING if seed % 2 else ("ends",)
+        news += coordinator.wait()
+    lost = [each.lost for each in news if each.lost]
+    named = {f"{MODELS[task.model]}, block {task.block}": task[:3] for task in given}
+    assert len(lost) == len({*lost} & named.keys())
+    assert all(name in lost or engine.rows[key] == UNITS for name, key in named.items())
+    units = sum(each.units + each.finished for each in news)
+    assert units <= sum(engine.rows.values())
+    assert lost or units == UNITS * len(given)
+    assert max(Counter(task[:3] for _, task in engine.tried).values()) <= ATTEMPTS
+    assert engine.closed
+    assert not job.path.parent.exists()
+
+
+def test_a_task_is_lost_with_the_third_of_its_workers(job: Job) -> None:
+    engine = Played(job.path.parent, ("dies",))
+    with Coordinator(job, MODELS, engine) as coordinator:
+        coordinator.submit([Task(1, 4, 0)])
+        [told] = coordinator.wait()
+    assert told.lost == "MJP, block 4"
+    assert len(engine.tried) == ATTEMPTS == 3
 
 
 def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
     """Two models of two blocks and three groups: each worker has one of the models."""
     engine = Played(job.path.parent)
-    engine.working = True
     with Coordinator(job, MODELS, engine) as coordinator:
         coordinator.submit([Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)])
         list(coordinator.wait())
     for number in range(2):
-        own = [task[:2] for task in engine.tried[number]]
+        own = [task[:2] for worker, task in engine.tried if worker == number]
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
 
 
@@ -199,14 +140,11 @@ def test_a_worker_without_a_disk_ends_the_run(
 
     engine = Played(job.path.parent)
     with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(0, 0, 0)])
-        worker = engine.look(0)
-        assert worker is not None
-        if told:
-            engine.end(worker, "RUN/rows/a.parquet cannot be written", 28)
-        else:
+        coordinator.submit([task := Task(0, 0, 0)])
+        engine.work(0, task, "fails" if told else "writes", storage=28)
+        if not told:
             monkeypatch.setattr(Path, "write_bytes", refused)
-            engine.die(0)
+            monkeypatch.setattr(engine, "gone", lambda: {0: "its worker died"})
         with pytest.raises(StorageError):
             list(coordinator.wait())
-    assert [len(tasks) for tasks in engine.tried.values()] == [1]
+    assert engine.tried == [(0, task)]

@@ -77,7 +77,6 @@ class Coordinator:
 
     @property
     def folder(self) -> Path:
-        """Where workers tell what is done."""
         return self.job.path.parent
 
     def __enter__(self) -> Coordinator:
@@ -138,9 +137,8 @@ class Coordinator:
             if self._waiting:
                 del self._free[number]
                 self._give(number, last)
-        known = {*self._workers, *self._free}
-        unused = [number for number in range(self.engine.most) if number not in known]
-        started = unused[: len(self._waiting)]
+        unused = [number for number in range(self.engine.most) if number not in self._workers]
+        started = unused[: len(self._waiting)]  # none, where a worker is still free
         for number in started:
             self._give(number, None)
         if started:
@@ -222,7 +220,6 @@ class LocalEngine:
         return gone
 
     def close(self) -> None:
-        """Kill the workers and wait for them."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():

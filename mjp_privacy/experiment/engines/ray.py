@@ -47,7 +47,6 @@ class RayEngine:
     _looked: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Connect to the cluster."""
         config = self.config
         if config.gpus_per_task and not self.on_gpu:
             raise UserError(
@@ -67,7 +66,6 @@ class RayEngine:
         return self.config.workers or self._room
 
     def start(self, workers: Sequence[int]) -> None:
-        """Start a function for each worker, where there is room for it."""
         remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=0)(serve)
         for number in workers:
             self._running[remote.remote(str(self.job_file), number)] = number

@@ -119,16 +119,13 @@ class SlurmEngine:
 
     @property
     def most(self) -> int:
-        """As many workers as were asked for, or as an array may have."""
         return self.config.workers or self.longest
 
     def start(self, workers: Sequence[int]) -> None:
-        """Submit a job for each worker."""
         self._waiting += workers
         self._submit()
 
     def gone(self) -> Mapping[int, str]:
-        """Workers whose job is over; Slurm is asked now and then."""
         if not self._jobs or time.monotonic() - self._looked < LOOK:
             return {}
         self._looked = time.monotonic()

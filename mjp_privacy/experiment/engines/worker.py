@@ -82,7 +82,6 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The file that workers read."""
         return Path(self.root) / FOLDER / "job.json"
 
     def source(self) -> UploadSource:
@@ -120,12 +119,10 @@ class Task(NamedTuple):
 
 
 def write_typed(path: Path, content: Job | News) -> None:
-    """Write a job or news, whole."""
     write_json(path, TypeAdapter(type(content)).dump_python(content, mode="json"))
 
 
 def task_file(job_file: Path, worker: int) -> Path:
-    """The file in which a worker finds its task."""
     return job_file.parent / f"worker-{worker}.task"
 
 
