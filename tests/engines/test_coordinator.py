@@ -20,7 +20,7 @@ from tests.helpers.runs import tiny
 UNITS = 3  # of a task
 MODELS = ["ViT", "MJP", "third"]
 Key = tuple[int, ...]
-ANYTHING = ("waits", "writes", "ends", "fails", "dies", "dies at once")
+ANYTHING = ("waits", "waits", "waits", "writes", "ends", "fails", "dies", "dies at once")
 
 
 @dataclass
@@ -88,7 +88,7 @@ def test_every_task_is_done_or_named_whatever_workers_do(job: Job, seed: int) ->
     engine = Played(job.path.parent, ANYTHING, dice)
     given, news = list[Task](), list[News]()
     with Coordinator(job, MODELS, engine) as coordinator:
-        for look in range(dice.randrange(1, 40)):
+        for look in range(8 * dice.randrange(5) + 1):
             if look % 8 == 0:
                 model, start = dice.randrange(3), len(given)
                 tasks = [Task(model, start + block, 0) for block in range(dice.randrange(1, 4))]
