@@ -17,39 +17,26 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from tests.helpers.runs import photographs
-from tests.helpers.training import class_folders
+from tests.helpers import federations, training
+from tests.helpers.runs import one_cell, photographs
 from tests.inputs.called import called
 
 SIDE, PATCH = 32, 8
 UPLOAD = "b1s1_r00000_000_at00000"
 
-MODEL: dict[str, Any] = {
-    "img_size": SIDE,
-    "patch_size": PATCH,
-    "embed_dim": 40,
-    "depth": 1,
-    "num_heads": 2,
-    "num_classes": 5,
-    "mean": [0.5, 0.5, 0.5],
-    "std": [0.25, 0.25, 0.25],
-}
+MODEL = {**federations.MODEL, "num_classes": 5, "mean": [0.5] * 3, "std": [0.25] * 3}
+MODELS = {"M": {**MODEL, "checkpoint": "random", "mean": 0.5, "std": 0.25}}
 EXPERIMENT: dict[str, Any] = {
     "name": "small",
     "block": 2,
     "attacks": [{"name": "patch_gradient", "label": "leak", "options": {}}],
-    "models": {"M": {**MODEL, "checkpoint": "random", "mean": 0.5, "std": 0.25}},
+    "models": MODELS,
     "grid": [{"models": ["M"], "settings": ["a"], "gammas": [0.5], "attacks": ["leak"]}],
     "client": {"batch": 1},
     "dtypes": ["float32"],
     "seed": 0,
 }
-OWN: dict[str, Any] = {
-    "name": "own",
-    "attacks": [{"name": "grey"}],
-    "models": {"own": {}},
-    "grid": [{"models": ["own"], "settings": ["a"]}],
-}
+OWN = one_cell(name="own", attacks=[{"name": "grey"}], models={"ViT": {}})
 UPLOADS: dict[str, Any] = {
     "name": "uploads",
     "attacks": [
@@ -58,29 +45,18 @@ UPLOADS: dict[str, Any] = {
         {"name": "multi_round", "options": {"uploads": 2, "prior": "stationary"}},
     ],
 }
-TRAINING: dict[str, Any] = {
-    "name": "small",
-    "model": {**MODEL, "drop_path": 0.0},
-    "recipe": {"epochs": 1, "batch": 4, "lr": 0.001, "precision": "float32"},
-    "augmentation": {"rand_augment": None, "mixup": 0, "cutmix": 0, "erasing": 0, "repeats": 1},
-    "jigsaw": {"shuffle": "none", "gamma": 0.5},
-    "data": {"store": "memory"},
-    "seed": 0,
-}
-FEDERATION: dict[str, Any] = {
-    "name": "small",
-    "rounds": 2,
-    "model": {**MODEL, "unknown_embedding": True},
-    "gamma": 0.5,
-    "data": {"store": "memory"},
-    "clients": {"number": 2, "per_round": 2, "split": "iid", "alpha": 0.5},
-    "client": {"batch": 1, "plain_share": 0.0},
-    "server": {"optimizer": "sgd", "lr": 0.1},
-    "record": {"rounds": [0], "images": 2, "probes": [{"batch": 1, "uploads": 2}]},
-    "attacks": [{"name": "grey"}],
-    "evaluate_every": 2,
-    "seed": 0,
-}
+TRAINING = training.content(model=MODEL, recipe={"epochs": 1, "batch": 4}, seed=0)
+FEDERATION = federations.content(
+    rounds=2,
+    model={**MODEL, "unknown_embedding": True},
+    gamma=0.5,
+    data={"store": "memory"},
+    clients={"number": 2, "per_round": 2, "split": "iid", "alpha": 0.5},
+    client={"batch": 1, "plain_share": 0.0},
+    record={"rounds": [0], "images": 2, "probes": [{"batch": 1, "uploads": 2}]},
+    attacks=[{"name": "grey"}],
+    seed=0,
+)
 SITE: dict[str, Any] = {"engine": {"kind": "here"}}
 
 CONFIGS = {
@@ -111,7 +87,7 @@ def write_base(folder: Path) -> None:
 
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
-    class_folders(folder / "classes", images=2, classes=5, side=SIDE)
+    training.class_folders(folder / "classes", images=2, classes=5, side=SIDE)
     for name in ("reference", "reconstruction"):
         photographs(folder / name, 2, labelled=False)
     for name, content in CONFIGS.items():
