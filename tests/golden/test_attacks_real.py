@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,14 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.feeding import SETTINGS, Feeding
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.mjp_vit import with_closed_form_block
-from tests.helpers.planted import best
+from tests.helpers.planted import best, planted_view
 
 HALF = (0.5,) * 3
 
@@ -42,11 +39,6 @@ class Pictures:
 
     def first(self, count: int) -> Pictures:
         return Pictures(self.images[:count], self.labels[:count], self.ids[:count])
-
-    def fed(self, setting: str, *, gamma: float = 0.27, round: int = 0) -> ClientInput:
-        """What a client feeds its model."""
-        feeding = Feeding(ClientConfig(), setting, gamma, 16, 0)
-        return feeding.input(self.images, self.labels, self.ids, round)
 
 
 @cache
@@ -120,27 +112,13 @@ def run(
 ) -> Outcome:
     """An attack on the ViT at 192 px whose client feeds these pictures in a setting."""
     attack, model = find_attack(name, options), real_model(folder, dtype=dtype)
-    if attack.victim == "april_block":
-        model = with_closed_form_block(model)
-    rounds = [pictures.fed(setting, round=round) for round in range(attack.uploads)]
-    client, against = FedSGDClient(model), SETTINGS[setting].against
-    updates = [client.update(inputs, names=list(attack.needs(model))) for inputs in rounds]
-    view = AttackerView(model, updates, Pixels(192, HALF, HALF), pictures.labels, against)
+    view, fed = planted_view(model, attack, setting, **vars(pictures))
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
-    return Outcome(found, rounds[0], pictures.images if against == "plain" else rounds[0].images)
+    return Outcome(found, fed, pictures.images if view.against == "plain" else fed.images)
 
 
 # april, its ceiling, and breaching's own code -----------------------------------------------------
-
-
-def april(folder: Path, inputs: ClientInput, dtype: torch.dtype, engine: str) -> Reconstruction:
-    attack = find_attack("april", {"engine": engine})
-    victim = with_closed_form_block(copy.deepcopy(real_model(folder, masks=False))).to(dtype)
-    update = FedSGDClient(victim).update(inputs, names=attack.needs(victim))
-    view = AttackerView(victim, [update], Pixels(192, HALF, HALF))
-    assert attack.unsupported(view) is None
-    return attack.run(view, generator=torch.Generator())
 
 
 def values(folder: Path, key: str) -> Tensor:
@@ -156,17 +134,16 @@ def test_ceiling_per_image(shared_data: Path) -> None:
 @pytest.mark.parametrize("engine", ["batched", "breaching"])
 def test_april_gives_the_expected_psnr(shared_data: Path, engine: str) -> None:
     """In float64 of each image, in float32 in the mean."""
-    inputs = stored(shared_data).fed("a")
-    found = april(shared_data, inputs, torch.float64, engine)
-    scores = psnr(found.images, inputs.images)
-    assert (scores - values(shared_data, "april_fp64")).abs().max() <= 0.05
-    ratio = found.diagnostics["cond_a"] / values(shared_data, "cond_fp64")
+    exact, rough = (
+        run(shared_data, stored(shared_data), "april", "a", dtype, engine=engine)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert (exact.psnr - values(shared_data, "april_fp64")).abs().max() <= 0.05
+    ratio = exact.found.diagnostics["cond_a"] / values(shared_data, "cond_fp64")
     assert (ratio - 1).abs().max() <= 1e-3
-    assert found.diagnostics["rank_a"].tolist() == [145.0] * 6
-    rough = april(shared_data, inputs, torch.float32, engine)
-    mean = psnr(rough.images, inputs.images).mean()
-    assert abs(mean - values(shared_data, "april_fp32").mean()) <= 2.0
-    assert (rough.diagnostics["rank_a"] < 145).all()
+    assert exact.found.diagnostics["rank_a"].tolist() == [145.0] * 6
+    assert abs(rough.psnr.mean() - values(shared_data, "april_fp32").mean()) <= 2.0
+    assert (rough.found.diagnostics["rank_a"] < 145).all()
 
 
 @pytest.mark.nightly
@@ -233,10 +210,10 @@ def test_under_autocast_more_uploads_give_more_and_six_nearly_everything(
     pictures, model = photographs(shared_data).first(5), real_model(shared_data)
     client, medians = ClientConfig(autocast="bf16"), {}
     names = ["pos_embed", "unk_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"]
-    updates = [
-        make_upload(model, [pictures.fed("c", round=round)], client, names=names, round=round)
-        for round in range(6)
-    ]
+    feeding, updates = Feeding(ClientConfig(), "c", 0.27, 16, 0), []
+    for round in range(6):
+        fed = feeding.input(pictures.images, pictures.labels, pictures.ids, round)
+        updates.append(make_upload(model, [fed], client, names=names, round=round))
     for uploads in (1, 2, 6):
         attack = find_attack("multi_round", {"uploads": uploads})
         view = AttackerView(model, updates[:uploads], Pixels(192, HALF, HALF), None, "plain")
@@ -256,13 +233,9 @@ def of_batches(
     """What an attack makes of the first steps of so many pictures, and the truth."""
     pictures = photographs(folder, 64, batch * steps, mixed=True)
     model, attack = real_model(folder, 64, masks=False), find_attack(name, options)
-    own = {name for name, _ in model.named_parameters()}
-    ids = [f"image {place}" for place in range(batch * steps)]
-    update = FedSGDClient(model, ClientConfig(batch=batch)).update(
-        ClientInput(pictures.images, pictures.labels, ids),
-        names=[name for name in attack.needs(model) if name in own],
-    )
-    view = AttackerView(model, [update], Pixels(64, HALF, HALF))
+    client = ClientConfig(batch=batch)
+    view, _ = planted_view(model, attack, "a", **vars(pictures), client=client)
+    view = replace(view, labels=None)
     assert attack.unsupported(view) is None
     return attack.run(view, generator=torch.Generator().manual_seed(0)), pictures.images
 
@@ -298,13 +271,10 @@ def test_every_token_without_the_gradient_of_positions(shared_data: Path, gamma:
     """At 96 pixels, of a plain client and under MJP, whose patches come in some order."""
     pictures = photographs(shared_data, 96, 2)
     model, attack = real_model(shared_data, 96, masks=gamma > 0), find_attack("token_peeling")
-    own = {name for name, _ in model.named_parameters()}
-    fed = pictures.fed("c" if gamma else "a", gamma=gamma)
-    update = make_upload(
-        model, [fed], ClientConfig(), names=[name for name in attack.needs(model) if name in own]
-    )
-    assert "pos_embed" not in update.grads
-    view = AttackerView(model, [update], Pixels(96, HALF, HALF), None, "plain")
+    setting = "c" if gamma else "a"
+    view, fed = planted_view(model, attack, setting, gamma=gamma, **vars(pictures))
+    assert "pos_embed" not in view.updates[0].grads
+    view = replace(view, labels=None)
     found = attack.run(view, generator=torch.Generator().manual_seed(0))
     for one, true in zip(found.images, pictures.images, strict=True):
         away = torch.cdist(to_patches(one.double(), 16), to_patches(true.double(), 16))

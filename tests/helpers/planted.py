@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -39,12 +39,14 @@ def planted_view(
     *,
     gamma: float = 0.27,
     images: Tensor | None = None,
+    labels: Tensor | None = None,
+    ids: Sequence[str] | None = None,
     client: ClientConfig | None = None,
 ) -> tuple[AttackerView, ClientInput]:
     """What the attacker sees of planted images in a setting, and what the client fed."""
     images = planted_images(size=model.card.img_size) if images is None else images
-    ids = [f"image {index}" for index in range(len(images))]
-    labels = torch.arange(len(images)) % 10
+    ids = [f"image {index}" for index in range(len(images))] if ids is None else ids
+    labels = torch.arange(len(images)) % 10 if labels is None else labels
     feeding = Feeding(ClientConfig(), setting, gamma, model.patch_size, 0)
     rounds = [feeding.input(images, labels, ids, round) for round in range(attack.uploads)]
     victim = with_closed_form_block(model) if attack.victim == "april_block" else model

@@ -28,30 +28,11 @@ from tests.helpers.runs import one_cell
 
 T = TypeVar("T")
 
-REGISTER = '''"""Adds the attack `trap` where `attacks` is imported."""
-import importlib.abc
-import importlib.util
-import sys
+REGISTER = '''"""Adds the attack `trap`; nothing of this is heavy to import."""
+from attacks import ATTACKS
+from mjp_privacy.core.registry import Entry
 
-
-class _After(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "attacks":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            from mjp_privacy.core.registry import Entry
-            module.ATTACKS.register("trap", Entry("trap_attack:Trap"))
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, _After())
+ATTACKS.register("trap", Entry("trap_attack:Trap"))
 '''
 ATTACK = '''"""Grey pictures, once the test lets it go on."""
 import os
