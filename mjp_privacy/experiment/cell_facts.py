@@ -282,9 +282,24 @@ def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_l
     is added to a config enters here only where it differs from its default, so that the rows of
     earlier runs stay finished.
     """
+    weights: Any = UNRESOLVED
+    if model is not None:
+        card = model.card
+        weights = {
+            "name": card.name,
+            "architecture": card.architecture,
+            "classes": card.num_classes,
+            "sha256": card.checkpoint.sha256,
+            "filled": card.checkpoint.notes,
+            "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
+            "position_embedding": model.position_embedding,
+            "unknown_embedding": model.unk_embed is not None,
+            "index_embedding": model.index_embed is not None,
+            "dal": model.dal_kind,
+        }
     content: dict[str, Any] = {
         "label": cell.model,
-        "model": UNRESOLVED if model is None else _model_identity(model),
+        "model": weights,
         "setting": cell.setting,
         "gamma": cell.gamma,
         "attack": _attack_identity(cell.attack),
@@ -314,19 +329,3 @@ def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
 def _digest(content: object) -> str:
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _model_identity(model: LoadedModel) -> dict[str, Any]:
-    card = model.card
-    return {
-        "name": card.name,
-        "architecture": card.architecture,
-        "classes": card.num_classes,
-        "sha256": card.checkpoint.sha256,
-        "filled": card.checkpoint.notes,
-        "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
-        "position_embedding": model.position_embedding,
-        "unknown_embedding": model.unk_embed is not None,
-        "index_embedding": model.index_embed is not None,
-        "dal": model.dal_kind,
-    }

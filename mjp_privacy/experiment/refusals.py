@@ -8,7 +8,7 @@ say after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -99,15 +99,13 @@ def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | Non
     client = cell.client
     model = variants.of(cell.victim, cell.dtype, client.positions, client.adapters)
     trainer = FedSGDClient(model, client)
-    known = dict(model.named_parameters())
-    try:
-        needed = names(model)
-    except Exception:  # an attack of anybody's, whose own code fails; the run tells it
-        return None
-    sent = trainer.wanted([name for name in needed if name in known])
     further = {"partners": client.partners, "position_noise": client.position_noise}
-    update = trainer.described(_empty(known, sent), **further)
-    return _asked(cell, model, [update] * cell.uploads, labelled=True)
+
+    def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
+        update = trainer.described(_empty(model, trainer.wanted(needed)), **further)
+        return [update] * cell.uploads
+
+    return _asked(cell, model, names, uploads, labelled=True)
 
 
 def foreseen_of_series(
@@ -124,24 +122,22 @@ def foreseen_of_series(
     assert not isinstance(cell.attacker, Control)
     if refusal := lacking(series, cell.attacker, outline) or refused_by_setting(cell):
         return refusal
-    known = dict(outline.named_parameters())
-    try:
-        needed = names(outline)
-    except Exception:  # an attack of anybody's, whose own code fails; the run tells it
-        return None
-    updates = []
-    for number in range(cell.uploads):
-        uploads = [each.uploads[number] for each in series]
-        present = frozenset.intersection(*(frozenset(sent_by(upload)) for upload in uploads))
-        sent = [name for name in needed if name in present and name in known]
-        updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
+
+    def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
+        updates = []
+        for number in range(cell.uploads):
+            of_round = [each.uploads[number] for each in series]
+            sent = [name for name in needed if all(name in sent_by(each) for each in of_round)]
+            updates.append(replace(stacked(of_round[:1], [], META), grads=_empty(outline, sent)))
+        return updates
+
     labelled = all(
         first.header.labels is not None
         # or readable off the classifier's gradient
         or (first.header.batch == 1 and not sent_by(first).isdisjoint((HEAD, HEAD_BIAS)))
         for first in (each.first for each in series)
     )
-    return _asked(cell, outline, updates, labelled=labelled)
+    return _asked(cell, outline, names, uploads, labelled=labelled)
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
@@ -156,8 +152,9 @@ def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Ref
     return None
 
 
-def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+def _empty(model: LoadedModel, names: Sequence[str]) -> dict[str, Tensor]:
     """Gradients of one step (1, *shape) without values."""
+    parameters = dict(model.named_parameters())
     return {
         name: torch.empty(1, *parameters[name].shape, dtype=parameters[name].dtype, device=META)
         for name in names
@@ -165,18 +162,30 @@ def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, 
 
 
 def _asked(
-    cell: Cell, model: LoadedModel, updates: Sequence[ClientUpdate], *, labelled: bool
+    cell: Cell,
+    model: LoadedModel,
+    names: Names,
+    uploads: Callable[[Sequence[str]], Sequence[ClientUpdate]],
+    *,
+    labelled: bool,
 ) -> Refusal | None:
-    """What the attack answers; None where it would have to look at values, which are not there.
+    """What the attack answers of the uploads of those parameters that the model has; None where it
+    would have to look at values, which are not there, or where its own code fails.
 
     Then it is asked in the run, with uploads that have values.
     """
     assert not isinstance(cell.attacker, Control)
+    known = {name for name, _ in model.named_parameters()}
+    try:
+        needed = [name for name in names(model) if name in known]
+    except Exception:  # an attack of anybody's
+        return None
+    updates = uploads(needed)
     card, batch = model.card, updates[0].batch
     labels = torch.zeros(batch, dtype=torch.long) if labelled else None
     pixels = Pixels(card.img_size, card.mean, card.std)
     view = AttackerView(model, updates, pixels, labels, SETTINGS[cell.setting].against)
     try:
         return cell.attacker.unsupported(view)
-    except Exception:  # an attack of anybody's; on a tensor without values errors are of any class
+    except Exception:  # on a tensor without values errors are of any class
         return None

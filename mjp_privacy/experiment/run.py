@@ -189,7 +189,6 @@ class Run:
         job, source = self.job, self.source
         with lock(self.root):
             self.store = RunStore(self.root)
-            self.store.check_format()
             damaged = self.store.damaged()
             whole = self.store.without(damaged)
             try:

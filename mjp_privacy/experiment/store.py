@@ -193,8 +193,6 @@ class RunStore:
         """
         import pyarrow as pa
 
-        if rows["image_id"].duplicated().any():
-            raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
         table = with_pictures(table, list(rows["image_id"]), pictures)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
@@ -432,8 +430,7 @@ class CellRows:
             tables.append(table.replace_schema_metadata(None))
         with ROWS.reading(self.files[0].path.parent):
             whole = pa.concat_tables(tables, promote_options="permissive")
-        order = np.argsort(whole["block"].to_numpy(), kind="stable")
-        whole = whole if (np.diff(order) == 1).all() else whole.take(order)
+        whole = whole.sort_by("block")  # in the order of the files, else
         return whole if "block" in (columns or OF_IMAGE) else whole.drop_columns(["block"])
 
 

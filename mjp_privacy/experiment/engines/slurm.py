@@ -29,7 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from submitit import Job, SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -185,34 +184,30 @@ class SlurmEngine:
     def _array(self, workers: Sequence[SlurmWorker]) -> Sequence[Job[None]]:
         """Submit an array. Where this process is part of a job itself, its jobs do not inherit its
         shape."""
-        conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-        with clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
-            os.environ.update(conf)
-            folder = self.job_file.parent / "slurm" / self.name
-            executor = SlurmExecutor(folder, max_num_timeout=REQUEUES)
-            executor.update_parameters(**self._parameters())
-            return executor.submit_array(workers)
-
-    def _parameters(self) -> Mapping[str, Any]:
-        """What submitit writes into the batch script."""
         config, threads = self.config, one_thread_environment()
         gpus = (1 if config.gpus_per_task is None else int(config.gpus_per_task)) * self.on_gpu
         exports = [f"export {name}={shlex.quote(value)}" for name, value in threads.items()]
-        return {
-            "job_name": self.name,
-            "partition": config.partition,
-            "account": config.account,
-            "qos": config.qos,
-            "time": config.minutes or MINUTES,
-            "mem": config.memory_gb and f"{round(config.memory_gb * 1024)}MB",
-            "gpus_per_node": gpus or None,
-            "cpus_per_task": 1,
-            "srun_args": ["--cpus-per-task=1"],  # srun does not take sbatch's
-            "array_parallelism": self.longest,
-            "setup": [*exports, *config.setup],
-            "wckey": None,
-            "additional_parameters": {"requeue": True, **config.slurm_options},
-        }
+        folder = self.job_file.parent / "slurm" / self.name
+        executor = SlurmExecutor(folder, max_num_timeout=REQUEUES)
+        executor.update_parameters(
+            job_name=self.name,
+            partition=config.partition,
+            account=config.account,
+            qos=config.qos,
+            time=config.minutes or MINUTES,
+            mem=config.memory_gb and f"{round(config.memory_gb * 1024)}MB",
+            gpus_per_node=gpus or None,
+            cpus_per_task=1,
+            srun_args=["--cpus-per-task=1"],  # srun does not take sbatch's
+            array_parallelism=self.longest,
+            setup=[*exports, *config.setup],
+            wckey=None,
+            additional_parameters={"requeue": True, **config.slurm_options},
+        )
+        conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        with clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
+            os.environ.update(conf)
+            return executor.submit_array(workers)
 
 
 def cancel(name: str) -> None:
