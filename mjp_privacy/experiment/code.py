@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
@@ -98,8 +98,7 @@ class SourceReader:
 
     def __init__(self) -> None:
         self._codes: dict[tuple[str, ...], SourceCode] = {}
-        self._files: dict[str, Path | None] = {}
-        self._modules: dict[str, _Module] = {}
+        self._file, self._module = cache(self._find_file), cache(self._read_module)
 
     def code_of(self, attack: str, defenses: Sequence[str] = ()) -> SourceCode:
         """The code of a registered attack or control, and of defences given as lines of text."""
@@ -143,31 +142,26 @@ class SourceReader:
             names.add(target)
         return {name for name in names if self._file(name) is not None}
 
-    def _module(self, name: str) -> _Module:
+    def _read_module(self, name: str) -> _Module:
         """A module's source. One that is imported counts as it was when it was first read: a file
         that is edited later does not change what this process runs."""
-        if name not in self._modules:
-            spec = getattr(sys.modules.get(name), "__spec__", None)
-            known = _READ.get(name)
-            if spec is None or known is None or known[0] is not spec:
-                known = _READ[name] = (spec, _Module.read(name, self._file(name)))
-            self._modules[name] = known[1]
-        return self._modules[name]
+        spec, known = getattr(sys.modules.get(name), "__spec__", None), _READ.get(name)
+        if spec is None or known is None or known[0] is not spec:
+            known = _READ[name] = (spec, _Module.read(name, self._file(name)))
+        return known[1]
 
-    def _file(self, name: str) -> Path | None:
+    def _find_file(self, name: str) -> Path | None:
         """The source file of a module, found without importing it; None if there is none."""
-        if name not in self._files:
-            package, module = name.rpartition(".")[0], sys.modules.get(name)
-            origin = getattr(module, "__file__", None)
-            if module is None:
-                places = getattr(sys.modules.get(package), "__path__", None)
-                if package and places is None:
-                    file = self._file(package)
-                    places = [str(file.parent)] if file and file.name == "__init__.py" else []
-                origin = getattr(PathFinder.find_spec(name, places), "origin", None)
-            file = Path(origin or "")
-            self._files[name] = file if file.suffix == ".py" and file.is_file() else None
-        return self._files[name]
+        package, module = name.rpartition(".")[0], sys.modules.get(name)
+        origin = getattr(module, "__file__", None)
+        if module is None:
+            places = getattr(sys.modules.get(package), "__path__", None)
+            if package and places is None:
+                file = self._file(package)
+                places = [str(file.parent)] if file and file.name == "__init__.py" else []
+            origin = getattr(PathFinder.find_spec(name, places), "origin", None)
+        file = Path(origin or "")
+        return file if file.suffix == ".py" and file.is_file() else None
 
 
 def _sha256(text: str) -> str:

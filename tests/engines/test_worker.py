@@ -45,11 +45,9 @@ def done(job: Job, *place: int) -> News:
 
 
 def test_what_is_done_of_a_task_is_told_and_found_by_who_tries_it_again(job: Job) -> None:
-    for place in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]:
-        told = done(job, *place)
-        assert (told.error, told.units, told.finished) == ("", 3, 0)
-    again = done(job, 0, 0, 0, 2)
-    assert (again.units, again.finished) == (0, 3)
+    for attempt, found in (1, (3, 0)), (2, (0, 3)):
+        told = done(job, 0, 0, 1, attempt)
+        assert (told.error, told.units, told.finished) == ("", *found)
 
 
 def test_an_error_is_told_in_the_tasks_file(job: Job) -> None:

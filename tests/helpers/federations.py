@@ -67,21 +67,18 @@ def plain_forward(model: torch.nn.Module, task: Task, places: list[int]) -> torc
     return torch.nn.functional.cross_entropy(model((pixels - mean) / std), labels)
 
 
-FLOWER_MODEL = {**MJP, "img_size": 28, "patch_size": 7, "embed_dim": 16, "dal": "nonlinear"}
-
-
 def small_federation(**changes: Any) -> FederationConfig:
     """Three MJP clients with two images each, all in every round; two probes in round 1."""
     fields: dict[str, Any] = {
         "rounds": 3,
-        "model": FLOWER_MODEL,
+        "model": {**MJP, "img_size": 28, "patch_size": 7, "embed_dim": 16, "dal": "nonlinear"},
         "clients": {"number": 3, "per_round": 3},
         "client": {"batch": 2, "dal": True, "plain_share": 0.5},
         "gamma": 0.27,
         "record": {"rounds": [1], "images": 2},
         "train_images": 24,
     }
-    return config(**{**fields, **changes})
+    return config(**fields | changes)
 
 
 def federated_images(root: Path) -> Path:
