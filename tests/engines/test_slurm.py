@@ -21,7 +21,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines import slurm as slurm_module
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmEngine, SlurmWorker
-from mjp_privacy.experiment.engines.worker import last_words, task_file
+from mjp_privacy.experiment.engines.worker import task_file
 from tests.helpers.trap import until
 
 SCRIPTS = {
@@ -153,25 +153,16 @@ def test_jobs_of_an_array_are_told_apart_with_their_last_words(
     engine.start([0, 1, 2])
     slurm.say({f"1_{n}": "RUNNING|None" for n in range(3)})
     assert not engine.gone()
-    log = tmp_path / "my run" / "work" / "slurm" / engine.name / "1_1_0_log.err"
-    log.write_text("RuntimeError: no GPU\nsrun: error: node7: task 0: Exited with exit code 1\n")
+    folder = tmp_path / "my run" / "work" / "slurm" / engine.name
+    others = "slurmstepd: error: x\nsrun: error: node7: task 0: Exited with exit code 1\n\n"
+    (folder / "1_1_0_log.err").write_text(f"RuntimeError: no GPU\n{others}")
+    (folder / "1_2_0_log.err").write_text(others)
     slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None", "1_1": "FAILED|NonZeroExitCode"})
     gone = engine.gone()
     assert {*gone} == {1, 2}
     assert gone[1].endswith(": RuntimeError: no GPU")
+    assert gone[2].endswith(": srun: error: node7: task 0: Exited with exit code 1")
     assert not engine.gone()
-
-
-def test_the_last_line_of_a_log_is_the_workers_own(tmp_path: Path) -> None:
-    assert last_words(tmp_path / "log") == ""
-    for text, line in (
-        ("", ""),
-        ("srun: error: node7: task 0: Killed\n", ": srun: error: node7: task 0: Killed"),
-        ("MemoryError\nslurmstepd: error: x\nsrun: error: y\n\n", ": MemoryError"),
-        ("submitit WARNING (x) - Bypassing signal SIGTERM\nsrun: x\n", ": srun: x"),
-    ):
-        (tmp_path / "log").write_text(text)
-        assert last_words(tmp_path / "log") == line
 
 
 # what is submitted --------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from mjp_privacy.models import tensor_files
 from tests.helpers.runs import (
     attack,
     cells,
+    flip,
     names,
     one_cell,
     photograph,
@@ -92,10 +93,9 @@ def test_a_damaged_and_a_missing_file_are_named_and_made_again_and_then_nothing(
 ) -> None:
     out, config = Path(shutil.copytree(whole, tmp_path / "run")), tiny(dtypes=BOTH)
     missing, flipped, *_ = sorted(out.glob("rows/*/00001.*.parquet"))
-    content = bytearray(flipped.read_bytes())
-    content[len(content) // 2] ^= 1
     missing.unlink()
-    flipped.write_bytes(content)
+    flip(flipped)
+    content = flipped.read_bytes()
     assert attack(images, out, config).exit_code == 0
     assert str(flipped.relative_to(out)) in said(out)
     assert (out / "damaged" / flipped.relative_to(out)).read_bytes() == content

@@ -228,7 +228,7 @@ def test_under_autocast_more_uploads_give_more_and_six_nearly_everything(
 
 
 def of_batches(
-    folder: Path, name: str, batch: int, steps: int, **options: object
+    folder: Path, name: str, batch: int, steps: int, /, **options: object
 ) -> tuple[Reconstruction, Tensor]:
     """What an attack makes of the first steps of so many pictures, and the truth."""
     pictures = photographs(folder, 64, batch * steps, mixed=True)

@@ -3,14 +3,11 @@ was converted. tools/crash-test kills them.
 
 On the machine of oracle/machine.json every number and every stored tensor is equal to the last bit.
 Elsewhere keys and statuses are equal and numbers within TOLERANCE.
-
-MJP_PRIVACY_ORACLE=all lets two workers try all cases, in place of QUICK.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -23,8 +20,6 @@ import pytest
 from tests.golden import oracle
 from tools import convert_run
 
-QUICK = ("uploads", "batches", "minute")
-SOME = tuple(oracle.CASES) if os.environ.get("MJP_PRIVACY_ORACLE") == "all" else QUICK
 Inputs = Callable[[str], Path]
 
 FROZEN_ON = json.loads((oracle.HOME / "machine.json").read_text())
@@ -56,7 +51,7 @@ def test_in_this_process(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", oracle.CASES)
 def test_by_two_workers(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
     same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run", workers=2))
 

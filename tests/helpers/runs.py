@@ -96,6 +96,13 @@ def attack(
     return run_experiment(config or tiny(), images=images, out=out, device="cpu", **arguments)
 
 
+def flip(path: Path, share: float = 0.5, bit: int = 0) -> None:
+    """Change one bit of a file, at this share of it."""
+    content = bytearray(path.read_bytes())
+    content[int(share * (len(content) - 1))] ^= 1 << bit
+    path.write_bytes(content)
+
+
 # what a run left ----------------------------------------------------------------------------------
 
 

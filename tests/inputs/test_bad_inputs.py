@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from mjp_privacy.cli import COMMANDS
+from tests.helpers.runs import flip
 from tests.inputs.base import UPLOAD
 from tests.inputs.called import Outcome, called
 from tests.inputs.tensors import tensor_changes, with_state, with_tensors
@@ -114,12 +115,6 @@ def half(place: Path) -> None:
     written(content[: len(content) // 2])(place)
 
 
-def one_bit(place: Path) -> None:
-    content = bytearray(place.read_bytes())
-    content[len(content) // 2] ^= 4
-    written(bytes(content))(place)
-
-
 def a_pipe(place: Path) -> None:
     place.unlink()
     os.mkfifo(place)
@@ -194,7 +189,7 @@ REFUSED: list[tuple[str, Words, Spoil]] = [
     (f"uploads/{UPLOAD}.json", ATTACK_UPLOADS, field("noise", {"entry": -1})),
     (f"uploads/{UPLOAD}.json", CHECK, field("weights", "x" * 5000)),
     (TRUTH, ATTACK_UPLOADS, with_tensors(lambda held: held.update(images=held["images"][:0]))),
-    ("uploads/weights/*.safetensors", CHECK, one_bit),
+    ("uploads/weights/*.safetensors", CHECK, flip),
     (MODEL, own(MODEL), with_tensors(tensor_changes()["all complex64"])),
     ("model.pth", own("model.pth"), with_state(lambda state: [1, 2])),
     ("images/labels.csv", ("sample", *GOOD["sample"]), labels("a.png,1", "b.png,2")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,10 +85,3 @@ def same_pictures(found: Mapping[str, Tensor] | None, number: int) -> bool:
         and found[name].numpy().tobytes() == tensor.numpy().tobytes()
         for name, tensor in wanted.items()
     )
-
-
-def flip(path: Path, share: float, bit: int = 0) -> None:
-    """Change one bit of a file, at this share of it."""
-    content = bytearray(path.read_bytes())
-    content[int(share * (len(content) - 1))] ^= 1 << bit
-    path.write_bytes(content)

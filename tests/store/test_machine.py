@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore, stored_files
-from tests.store.material import flip, same_pictures, scores, write
+from tests.helpers.runs import flip
+from tests.store.material import same_pictures, scores, write
 
 IMAGES = ("a.png", "class_1/b.png", "c:d", "e~1", "nan", "ü\n")
 Key = tuple[str, str]  # a cell and an image

@@ -11,7 +11,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import long_rows, read_frame
-from tests.store.material import flip
+from tests.helpers.runs import flip
 from tools.convert_run import main
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"
