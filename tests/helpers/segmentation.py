@@ -7,41 +7,23 @@ import numpy as np
 from PIL import Image
 
 from mjp_privacy.training.config import TrainingConfig, load_training, merged
-from tests.helpers.training import PICTURES_AS_THEY_ARE
+from tests.helpers import training
 
-CLASSES = 3
+CLASSES = training.CLASSES
 
 
 def content(**changes: Any) -> dict[str, Any]:
     """Fields of a small segmentation's config: crops of 16 px, 16 patches, four blocks."""
-    fields: dict[str, Any] = {
-        "name": "small",
-        "task": "segmentation",
-        "model": {
-            "img_size": 16,
-            "patch_size": 4,
-            "embed_dim": 16,
-            "depth": 4,
-            "num_heads": 2,
-            "num_classes": CLASSES,
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.25, 0.25, 0.25],
-            "drop_path": 0,
-        },
-        "recipe": {
-            "epochs": 2,
-            "batch": 4,
-            "lr": 0.003,
-            "warmup_epochs": 0.5,
-            "precision": "float32",
-            "label_smoothing": 0.0,
-        },
-        "augmentation": dict(PICTURES_AS_THEY_ARE),
-        "segmentation": {"head": "linear", "channels": 16},
-        "jigsaw": {"position_init": "controlled"},
-        "log_every": 2,
-        "checkpoint_minutes": 0,
-    }
+    plain = {"unknown_embedding": False, "dal": "none"}
+    fields = training.content(
+        task="segmentation",
+        model={"img_size": 16, "patch_size": 4, "depth": 4, "drop_path": 0, **plain},
+        recipe={"batch": 4, "label_smoothing": 0.0},
+        augmentation={"crop_padding": 4},
+        segmentation={"head": "linear", "channels": 16},
+        jigsaw={"shuffle": "none", "gamma": 0.03, "position_init": "controlled"},
+        data={"store": "files"},
+    )
     return merged(fields, changes)
 
 
