@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ import torch
 from PIL import Image
 
 from mjp_privacy import cli
-from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.machine import one_thread, one_thread_environment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import long_rows, read_frame
 
@@ -180,9 +182,22 @@ def run(name: str, place: Path, out: Path, workers: int = 0) -> Path:
     place    the folder that `inputs` made
     workers  of the engine `local`, in place of this process
     """
-    case = CASES.get(name, OLD_RUN)
-    call(command(name, place, out, workers), case.exit_code)
-    return out / "attack" if case.federation else out
+    call(command(name, place, out, workers), CASES.get(name, OLD_RUN).exit_code)
+    return run_folder(name, out)
+
+
+def started(name: str, place: Path, out: Path, workers: int = 0) -> subprocess.Popen[bytes]:
+    """The same command as a process of its own, with one thread."""
+    words = [sys.executable, "-m", "mjp_privacy", *command(name, place, out, workers)]
+    paths = {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = {**os.environ, **one_thread_environment(), **paths}
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet)
+
+
+def run_folder(name: str, out: Path) -> Path:
+    """Where the attacked run is of a command with this --out."""
+    return out / "attack" if name in CASES and CASES[name].federation else out
 
 
 def call(words: Sequence[str], exit_code: int = 0, thread: bool = False) -> None:
