@@ -398,8 +398,8 @@ class PatchLattice(PixelLattice):
         if (batch := view.updates[0].batch) != 1:
             text = f"the patches of {batch} pictures are mixed; batch 1 is needed"
             return Refusal("batch", text)
-        if any(view.model.patch_norms):
-            return Refusal("block", "patches are normalised where they are embedded")
+        if view.model.patch_norms[0] is not None:
+            return Refusal("block", "patches are normalised before they are embedded")
         if (patches := view.model.grid.patches) > self.most:
             text = f"N = {patches} patches, and a lattice of {self.most} at most"
             if view.model.grid.rows == view.model.grid.columns:

@@ -9,9 +9,12 @@ With mean and sigma unknown, a token z + added = s u + (multiple of ones) gives 
 
     s u / w - (e + c + added) / w = (W n + b) / sigma - mean / sigma - (multiple of 1 / w),
 
-linear in n / sigma, 1 / sigma, s and the two multiples. Of x, n tells all but the mean: its
-variance v is told by the norm's eps, for n has the variance v / (v + eps), and then by 8-bit
-pixels, whose differences are whole. The mean is guessed, by borders and a prior.
+linear in n / sigma, 1 / sigma, s and the two multiples. Where positions are added before the last
+norm (CLIP's ln_pre), y = W n + b + e, and 1 / sigma multiplies e as well.
+
+Of x, n tells all but the mean: its variance v is told by the norm's eps, for n has the variance
+v / (v + eps), and then by 8-bit pixels, whose differences are whole. The mean is guessed, by
+borders and a prior.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +32,7 @@ from attacks.equations.patch_system import normalisation, normalised
 from attacks.equations.span import Knowledge
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.vit import TokenNorm, token_norm
 
 SCALES = torch.logspace(-0.2, 0.2, 1200, dtype=torch.float64)  # of a patch's contrast, if it is off
 PIXELS = 256  # of a patch that are looked at
@@ -41,7 +46,8 @@ class Embedding:
     weight: Tensor  # W (D, p)
     bias: Tensor  # b (D,)
     before: nn.LayerNorm | None
-    after: nn.LayerNorm | None
+    after: nn.Module | None  # a LayerNorm, or an RMSNorm, whose mean is 0
+    sums: bool = False  # whether `after` is given the sum with positions
 
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> Embedding:
@@ -53,7 +59,10 @@ class Embedding:
             place, before = projection.order.argsort(), deepcopy(before)
             for parameter in before.parameters():
                 parameter.data = parameter.data[place]
-        return cls(weight, bias, before, after)
+        first = getattr(model, "norm_pre", None)
+        if isinstance(first, nn.Identity | None):
+            return cls(weight, bias, before, after)
+        return cls(weight, bias, before, first, sums=True)
 
     @torch.no_grad()
     def inputs(self, patches: Tensor) -> Tensor:
@@ -66,12 +75,28 @@ class Embedding:
         embedded = self.inputs(patches) @ self.weight.mT + self.bias
         return embedded if self.after is None else self.after(embedded)
 
+    @torch.no_grad()
+    def tokens(self, inputs: Tensor, offsets: Tensor) -> Tensor:
+        """Block 0's inputs (N, D) of inputs n (N, p), with these `offsets` of their places."""
+        if self.after is None:
+            return inputs @ self.weight.mT + offsets
+        if self.sums:
+            summed: Tensor = self.after(inputs @ self.weight.mT + offsets)
+            return summed
+        embedded: Tensor = self.after(inputs @ self.weight.mT + self.bias)
+        return embedded - self.constant + offsets
+
     @property
     def constant(self) -> Tensor:
         """(D,) what is added to every embedding: b, or the last norm's bias."""
-        if self.after is None:
-            return self.bias
-        return torch.zeros_like(self.bias) if self.after.bias is None else self.after.bias.detach()
+        return self.bias if self._last is None else self._last.bias
+
+    @cached_property
+    def _last(self) -> TokenNorm | None:
+        """What the last norm computes."""
+        found = None if self.after is None else token_norm(self.after)
+        like = self.bias
+        return found and TokenNorm(found.weight.to(like), found.bias.to(like), found.centres)
 
     @property
     def is_plain(self) -> bool:
@@ -82,9 +107,7 @@ class Embedding:
 
     def scaled(self, vectors: Tensor) -> Tensor:
         """Vectors (..., D) over the last norm's weight."""
-        if self.after is None or self.after.weight is None:
-            return vectors
-        return vectors / self.after.weight.detach()
+        return vectors if self._last is None else vectors / self._last.weight
 
     def reduced(self, vectors: Tensor) -> Tensor:
         """Known vectors (..., D) of a token's equations, less what no equation tells."""
@@ -92,18 +115,33 @@ class Embedding:
             return vectors - vectors.mean(-1, keepdim=True)
         return self.scaled(vectors)
 
-    def moves(self, basis: Tensor, anchor: Tensor) -> Tensor:
-        """(k, D) what the equations' unknowns move, but for the length s: first those of y."""
+    def moves(self, basis: Tensor, anchor: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """(k, D) what the equations' unknowns move, but for the length s: first those of y.
+
+        offsets  (D,) of a token's place; None: what of it all places have in common
+        """
         moves = basis @ self.weight.mT
         if self.after is None:
             return self.reduced(moves)
         ones = torch.ones_like(self.bias)
-        others = torch.stack((self.weight @ anchor + self.bias, self.scaled(ones), ones))
-        return torch.cat((moves, others))
+        others = [self.scaled(ones), ones]
+        if not self.sums:
+            others = [self.weight @ anchor + self.bias, *others]
+        elif offsets is not None:
+            others = [self.scattered(anchor, offsets), *others]
+        return torch.cat((moves, torch.stack(others)))
 
-    def fixed(self, anchor: Tensor) -> Tensor:
-        """(D,) what the anchor adds to the known vectors."""
-        return anchor @ self.weight.mT if self.after is None else torch.zeros_like(self.bias)
+    def scattered(self, anchor: Tensor, offsets: Tensor) -> Tensor:
+        """(..., D) what 1 / sigma multiplies at places with these offsets, where a norm is given
+        the sum with positions."""
+        return anchor @ self.weight.mT + offsets
+
+    def known(self, anchor: Tensor, offsets: Tensor, added: Tensor) -> Tensor:
+        """The known vectors (..., D) of equations: of places, of what attention added, or both."""
+        if self.sums:
+            return self.reduced(self.constant + added)
+        fixed = anchor @ self.weight.mT if self.after is None else 0
+        return self.reduced(offsets + fixed + added)
 
     def patches(self, unknowns: Tensor, basis: Tensor, anchor: Tensor) -> Tensor:
         """The patches n (m, p) with these unknowns (m, k)."""

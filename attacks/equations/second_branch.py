@@ -75,7 +75,11 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
         expected, branch, out = empty.clone(), TwoLayers.of(model), model.get_submodule(PROJ)
         patches, embedding = to_patches(x[0], model.patch_size), Embedding.of(model)
         there = slice(model.prefix, model.prefix + len(patches))
-        expected[there] += embedding(patches) - embedding(0 * patches)
+        if embedding.sums:
+            offsets = input_of(model, model.norm_pre, 0 * x)[0][there]
+            expected[there] = embedding.tokens(patches, offsets)
+        else:
+            expected[there] += embedding(patches) - embedding(0 * patches)
         r = z + layer_scales(block)[0](out(summed))
         u = branch.norm(z if branch.beside else r)
         after = (r if branch.last is None else u) + branch.scaled(branch.second(branch.hidden(u)))

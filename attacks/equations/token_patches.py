@@ -45,7 +45,6 @@ from attacks.equations.span import (
     Knowledge,
     hull_rows,
     masked_basis,
-    sees_a_norm,
     split_hull,
 )
 from attacks.equations.token_peeling import PeeledTokens, tokens_of
@@ -100,10 +99,20 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
     if refusal is None and model.unk_embed is not None and "index_embed" in names:
         text = "index embeddings tell masked patches' places, which is not read"
         return Refusal("model", text)
-    if refusal is None and any(model.patch_norms):
-        text = "patches are normalised where they are embedded: batch 1 is needed"
-        return Refusal("batch", text) if batch > 1 else lacks_gradients(view, PATCH)
-    return refusal or sees_a_norm(model)
+    before, after = model.patch_norms
+    first = getattr(model, "norm_pre", torch.nn.Identity())
+    if refusal is not None or (before is after is None and isinstance(first, nn.Identity)):
+        return refusal
+    if before is not None and batch > 1:
+        text = "patches are normalised before they are embedded: batch 1 is needed"
+        return Refusal("batch", text)
+    is_scaled = model.patch_embed.proj.bias is not None  # what tells a norm's sigma
+    if not is_scaled and (
+        after or (model.pos_embed is None and not isinstance(first, nn.Identity))
+    ):
+        text = "a norm behind an embedding without bias hides how much contrast a patch has"
+        return Refusal("model", text)
+    return lacks_gradients(view, PATCH)
 
 
 def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
@@ -179,7 +188,9 @@ class StepTokens:
         whole = self._given(model.blocks[0], self.embedding.inputs(nothing))
         places = slice(model.prefix, model.prefix + self.count)
         self.own, self.others = whole[places], [whole[: places.start], whole[places.stop :]]
-        if not self.embedding.is_plain:
+        if self.embedding.sums:
+            self.own = self._given(model.norm_pre, nothing)[places]
+        elif not self.embedding.is_plain:
             self.own = self.own - self.embedding(nothing) + self.embedding.constant
         self.tells_places = bool((self.own != self.own[:1]).any())
         self.masked = None
@@ -296,28 +307,51 @@ class StepTokens:
         def off(vectors: Tensor) -> Tensor:
             return vectors - vectors @ self.back @ self.moves
 
-        reduced, directions = self.embedding.reduced, self.embedding.scaled(tokens.directions)
-        there = off(reduced(offsets + self.embedding.fixed(self.anchor)))
-        here, along = off(reduced(added)), off(directions)
+        directions, nothing = self.embedding.scaled(tokens.directions), torch.zeros_like(added[:1])
+        known, along = partial(self.embedding.known, self.anchor), off(directions)
+        lengths = along.square().sum(1, keepdim=True)
+        if self.embedding.sums:  # s and 1 / sigma are unknown
+            here = off(known(nothing, added))
+            there = off(self.embedding.scattered(self.anchor, offsets))
+            both, size = along @ there.mT, there.square().sum(1)
+            first, second = (along * here).sum(1, keepdim=True), here @ there.mT
+            free = (lengths * size - both.square()).clamp_min(torch.finfo(both.dtype).tiny)
+            s = (size * first - both * second) / free
+            inverse = (both * first - lengths * second) / free
+            squares = here.square().sum(1, keepdim=True) - s * first + inverse * second
+            return squares.clamp_min(0).sqrt() / (s.abs() * directions.norm(dim=1, keepdim=True))
+        there, here = off(known(offsets, nothing)), off(self.embedding.reduced(added))
         squares = there.square().sum(1) + here.square().sum(1)[:, None] + 2 * here @ there.mT
         inner = along @ there.mT + (along * here).sum(1, keepdim=True)
-        lengths = along.square().sum(1, keepdim=True)
         scale = (inner / lengths).abs() * directions.norm(dim=1, keepdim=True)
         return (squares - inner.square() / lengths).clamp_min(0).sqrt() / scale
 
     def _patches(self, directions: Tensor, added: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Patches (m, p) of m tokens with these embeddings, and the relative errors (m,)."""
-        right = self.embedding.reduced(offsets + self.embedding.fixed(self.anchor) + added)
+        right = self.embedding.known(self.anchor, offsets, added)
         directions = self.embedding.scaled(directions)
+        if not self.embedding.sums:
+            return self._solved(directions, right, self.moves, self.back)
+        solved = []
+        for one, known, place in zip(directions, right, offsets.expand_as(right), strict=True):
+            moves = self.embedding.moves(self.basis, self.anchor, place)
+            solved.append(self._solved(one[None], known[None], moves, torch.linalg.pinv(moves)))
+        patches, misfits = zip(*solved, strict=True)
+        return torch.cat(patches), torch.cat(misfits)
+
+    def _solved(
+        self, directions: Tensor, right: Tensor, moves: Tensor, back: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Patches (m, p) of tokens with these known vectors (m, D), and relative errors (m,)."""
 
         def off(vectors: Tensor) -> Tensor:
-            return vectors - vectors @ self.back @ self.moves
+            return vectors - vectors @ back @ moves
 
         along = off(directions)
         scale = (off(right) * along).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
         rest = scale * directions - right
         misfit = off(rest).norm(dim=1) / (scale * directions).norm(dim=1)
-        return self.embedding.patches(rest @ self.back, self.basis, self.anchor), misfit
+        return self.embedding.patches(rest @ back, self.basis, self.anchor), misfit
 
     def _refined(self, tokens: PeeledTokens, found: StepPicture) -> StepPicture:
         """The same with what block 0's attention adds to this very picture, where that fits better:
@@ -538,7 +572,7 @@ class StepTokens:
         if self.masked is not None:
             offsets = torch.where(masked[fits][:, None], self.masked[:1], offsets)
         patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
-        z, attended = offsets + patches @ self.weight.mT, tokens.attended[fits]
+        z, attended = self.embedding.tokens(patches, offsets), tokens.attended[fits]
         if tokens.taken_out is not None:
             along, sums = tokens.directions[fits], _centred(z + added[fits])
             lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)

@@ -55,6 +55,13 @@ class Named(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["part"], name)
 
+    @property
+    def tells_attention(self) -> bool:
+        """Whether this block's queries, keys and values are known."""
+        attn: Any = self.attn
+        layer = getattr(attn, "joined", getattr(attn, "qkv", None))
+        return isinstance(layer, nn.Linear | JoinedLayers) and hasattr(attn, "num_heads")
+
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
         return self.part.register_forward_pre_hook(hook, **options)
 

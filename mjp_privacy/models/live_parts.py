@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live_blocks import Pair, Ran, named_block
@@ -36,6 +37,7 @@ CLASSIFIERS = (
 """What networks call the linear layer that gives the classes."""
 MOST_OTHERS = 5
 """Rows of a table of positions that are not of patches: a class token's and four registers'."""
+NEAR = 1e-4  # up to which embedded patches are the same
 MOST_ROWS = 128
 """Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
 STRETCHES = "interpolate_pos_encoding"
@@ -97,10 +99,16 @@ class Renamed(nn.Module):
         if shown is None and run and run[-1].part is module:
             self.other_size = _other_size(module, grid, projection)
         blocks = _blocks(module, run)
+        if norm := _norm_behind(module, blocks, projection, grid):
+            self.patch_embed.norm = norm
+        elif table is not None and (norm := _norm_behind(module, blocks, projection, grid, table)):
+            self.norm_pre = norm
         self.head = _classifier(module, blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
+            if named is not None and not named.tells_attention:  # of tokens that are all alike
+                named = named_block(block, _run(module, _picture_like(x), **self.options))
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
         self.others = nn.ModuleDict()
@@ -197,16 +205,22 @@ def _rows_by_columns(
     module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
 ) -> Grid | None:
     """The patches of a network that adds a table of rows and one of columns, whose gradients are
-    sums over patches; None of another network."""
+    sums over patches; None of another network, as of one that stretches its tables."""
     counts = [table[..., 0].numel() for table in tables.values()]
     if len(counts) != 2 or max(counts) > MOST_ROWS:
         return None
-    for grid in (Grid(*counts), Grid(*reversed(counts))):
-        pixels = grid.pixels(int(projection.kernel_size[0]))
-        run = _run(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
-        if run and run[-1].part is module:
+    for rows, columns in (counts, counts[::-1]):
+        grid, larger = Grid(rows, columns), Grid(rows + 1, columns + 1)
+        if _takes(module, projection, grid) and not _takes(module, projection, larger):
             return grid
     return None
+
+
+def _takes(module: nn.Module, projection: nn.Conv2d, grid: Grid) -> bool:
+    """Whether a network computes something of pictures of so many patches."""
+    pixels = grid.pixels(int(projection.kernel_size[0]))
+    run = _run(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
+    return bool(run) and run[-1].part is module
 
 
 def _grid(
@@ -235,15 +249,10 @@ def _square(table: nn.Parameter | None) -> Grid | None:
 def _other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
     """Height and width of pictures of as many patches that the network takes, too; of several the
     nearest to a square."""
-    count = grid.patches
     for rows in range(grid.rows - 1, 0, -1):
-        if count % rows:
-            continue
-        size = Grid(rows, count // rows).pixels(int(projection.kernel_size[0]))
-        x = projection.weight.new_zeros(1, projection.in_channels, *size)
-        run = _run(module, x)
-        if run and run[-1].part is module:
-            return size
+        other = Grid(rows, grid.patches // rows)
+        if other.patches == grid.patches and _takes(module, projection, other):
+            return other.pixels(int(projection.kernel_size[0]))
     return None
 
 
@@ -298,6 +307,43 @@ def _classifier(
         if is_named_so and outputs and (logits is None or outputs == logits.shape[-1]):
             return part
     return nn.Identity()
+
+
+def _picture_like(x: Tensor) -> Tensor:
+    """A random picture of this shape."""
+    generator = torch_generator("a picture by which parts of a network are told")
+    return torch.randn(x.shape, generator=generator).to(x)
+
+
+def _norm_behind(
+    module: nn.Module,
+    blocks: nn.Module,
+    projection: nn.Conv2d,
+    grid: Grid,
+    table: nn.Parameter | None = None,
+) -> nn.Module | None:
+    """The norm before the blocks that is given embedded patches as they are, or with the last rows
+    of a table added, perhaps among other tokens; None where none is."""
+    patch, like = int(projection.kernel_size[0]), projection.weight
+    x = _picture_like(like.new_empty(1, projection.in_channels, *grid.pixels(patch)))
+    with torch.no_grad():
+        patches = to_patches(x[0], patch) @ like.flatten(1).mT
+    if projection.bias is not None:
+        patches = patches + projection.bias.detach()
+    if table is not None:
+        rows = table.detach().reshape(-1, patches.shape[1])
+        patches = patches + rows[len(rows) - len(patches) :]
+    inner = {*blocks.modules()}
+    for ran in _run(module, x) if len(inner) > 1 else []:
+        given = ran.given
+        is_outside = isinstance(given, Tensor) and ran.part not in inner
+        if is_outside and given.shape[-1:] == patches.shape[-1:]:
+            rows = given.reshape(-1, patches.shape[1])
+            for start in range(min(len(rows) - len(patches), MOST_OTHERS) + 1):
+                there = rows[start : start + len(patches)]
+                if token_norm(ran.part) and torch.allclose(there, patches, rtol=0, atol=NEAR):
+                    return ran.part
+    return None
 
 
 class ChannelsLast(nn.Module):

@@ -165,10 +165,14 @@ class Common(nn.Module):
         return int(getattr(projection, "in_channels", CHANNELS))
 
     @property
-    def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.LayerNorm | None]:
+    def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.Module | None]:
         """The norms of each patch before it is embedded, and of its embedding."""
-        projection = getattr(getattr(self, "patch_embed", None), "proj", None)
-        return getattr(projection, "norms", (None, None))
+        embed = getattr(self, "patch_embed", None)
+        before, after = getattr(getattr(embed, "proj", None), "norms", (None, None))
+        behind = getattr(embed, "norm", None)
+        if after is None and behind is not None and token_norm(behind):
+            after = behind
+        return before, after
 
     @property
     def patch_bias(self) -> Tensor:

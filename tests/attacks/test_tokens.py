@@ -129,6 +129,37 @@ def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
     assert found.diagnostics["certain"].tolist() == [0.0] * 4
 
 
+def unscaled() -> LoadedModel:
+    """A network whose patches are embedded without a bias and normalised, and get no positions."""
+    more = {"pos_embed": "none", "embed_norm_layer": timm.layers.RmsNorm}
+    network = other_vit(**more)
+    network.patch_embed.proj.bias = None
+    return network
+
+
+@pytest.mark.parametrize(
+    "more", [{"pre_norm": True}, {"embed_norm_layer": timm.layers.RmsNorm}], ids=["sums", "patches"]
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_norm_before_block_0_hides_no_patch(more: dict[str, Any], batch: int) -> None:
+    """Of sums with positions, as CLIP's, or of embedded patches, as AIMv2's."""
+    images = planted_images(batch, size=SIDE)
+    found = run(seen(other_vit(**more), images, batch=batch))
+    assert float(best(found.images, images).min()) > 60
+    assert found.diagnostics["certain"].tolist() == [1.0] * batch
+
+
+def test_a_norm_of_sums_hides_no_masked_patch() -> None:
+    model, images = planted_model(unknown_embedding=True, pre_norm=True), planted_images(1)
+    view, fed = planted_view(model, find_attack("token_peeling"), "c", images=images, gamma=0.5)
+    found = run(view)
+    assert torch.equal(found.mask, fed.mask)
+    away = torch.cdist(
+        *(to_patches(x[0].double(), model.patch_size) for x in (found.images, images))
+    )
+    assert float(away.amin(1).max()) < 1e-4
+
+
 @pytest.mark.parametrize("network", [rotary, relative])
 def test_pictures_of_a_batch_are_told_apart_without_a_table(
     network: Callable[[], LoadedModel],
@@ -215,7 +246,7 @@ class OneLayer(nn.Linear):
     [
         (lambda: other_vit(norm_layer=Doubled), {}, "none", "block"),
         (lambda: other_vit(mlp_layer=OneLayer), {}, "none", "block"),
-        (lambda: other_vit(pre_norm=True), {}, "none", "block"),
+        (lambda: unscaled(), {}, "none", "model"),
         (other_vit, {"batch": 100}, "none", "underdetermined"),
         (other_vit, {}, FC1, "missing_gradient"),
         (lambda: planted_model(unknown_embedding=True, index_embedding=True), {}, "none", "model"),

@@ -201,6 +201,29 @@ def test_torchs_encoder_layers_are_read_wherever_they_normalise(layer: dict[str,
     assert (single.best.exact, single.best.verified) == (1, 1)
 
 
+class Normed(Own):
+    """What the first block is given is normalised before, with positions or without."""
+
+    def __init__(self, with_positions: bool) -> None:
+        super().__init__(norm_first=True, batch_first=True)
+        self.with_positions, self.first_norm = with_positions, nn.LayerNorm(DIM)
+        nn.init.normal_(self.first_norm.bias, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).flatten(2).mT
+        z = z if self.with_positions else self.first_norm(z)
+        z = torch.cat((self.cls.expand(len(z), -1, -1), z), 1) + self.pos_embed
+        z = self.first_norm(z) if self.with_positions else z
+        return self.head(self.encoder(z).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("with_positions", [True, False])
+def test_a_norm_before_the_first_block_is_found(with_positions: bool) -> None:
+    torch.manual_seed(0)
+    batch = leak_of(Normed(with_positions), photographs(2), batch=2, attacks="token_peeling")
+    assert (batch.best.exact, batch.best.verified) == (2, 2)
+
+
 @pytest.mark.parametrize("kind", ["map", "rows and columns", "shuffled"])
 def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
     torch.manual_seed(0)
