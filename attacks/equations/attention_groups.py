@@ -7,7 +7,8 @@ Attention adds up the tokens of one picture. For a token with the query q and th
 is linear in the weights of all tokens y, which are 1 for its own picture's and 0 for others. Where
 a table tells places, they sum to 1 at each, and elsewhere over all places to N. Rotary positions
 and a relative bias change the exponents by what the places are, which is not yet known: the
-weights are nearly right then, and the groups that they form are.
+weights are nearly right then. Whether the groups are that they form, each token says: its sum lies
+among the values of its own group.
 """
 
 from __future__ import annotations
@@ -19,14 +20,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attacks.budget import spent
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
 
 ROUNDS = 3  # times that a group is told from its members' weights
+STARTS, STEPS = 8, 12
+"""Groupings from which tokens are assigned, and times that this is done from each."""
+HULL = 1e-2  # the mean error at which all tokens are in their groups
 
 
 def queries_keys_values(attention: Any) -> Any:
     """The layer of an attention's queries, keys and values, or its own layers as that."""
     return getattr(attention, "joined", getattr(attention, "qkv", None))
+
+
+def _queries_keys_values_of(
+    model: MJPVisionTransformer, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (heads, n, d) of block 0's inputs (n, D), not turned by places."""
+    block: Any = model.blocks[0]
+    attention = block.attn
+    with torch.no_grad():
+        given = block.norm1(z)
+        made = queries_keys_values(attention)(given)
+        biases: list[Any] = [getattr(attention, f"{name}_bias", None) for name in "qkv"]  # BEiT's
+        if all(bias is not None for bias in biases):
+            made = made + torch.cat(biases).to(made)
+        q, k, v = made.view(len(given), 3, attention.num_heads, -1).permute(1, 2, 0, 3)
+        q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
+    return q, k, v
 
 
 def weights_in_sums(
@@ -42,17 +65,8 @@ def weights_in_sums(
     """
     from scipy.optimize import nnls
 
-    block: Any = model.blocks[0]
-    attention, heads = block.attn, block.attn.num_heads
-    with torch.no_grad():
-        given = block.norm1(torch.cat((fixed, z)))
-        made = queries_keys_values(attention)(given)
-        biases: list[Any] = [getattr(attention, f"{name}_bias", None) for name in "qkv"]  # BEiT's
-        if all(bias is not None for bias in biases):
-            made = made + torch.cat(biases).to(made)
-    q, k, v = made.view(len(given), 3, heads, -1).permute(1, 2, 0, 3)
-    q, k = (getattr(attention, f"{a}_norm", nn.Identity())(x) for a, x in (("q", q), ("k", k)))
-    sums = attended.view(len(z), heads, 1, -1).transpose(0, 1)
+    q, k, v = _queries_keys_values_of(model, torch.cat((fixed, z)))
+    sums = attended.view(len(z), len(v), 1, -1).transpose(0, 1)
     weights, errors = list[Tensor](), list[float]()
     for index in range(len(z)):
         powers = (k @ q[:, len(fixed) + index, :, None])[:, :, 0] * q.shape[-1] ** -0.5
@@ -76,8 +90,6 @@ def groups(affinity: Tensor, count: int) -> list[Tensor]:
     The first group grows around one token, the next around one of those that are left; then all
     are assigned anew to the groups that they are nearest to, until nothing changes.
     """
-    from scipy.optimize import linear_sum_assignment  # half a second
-
     size = -(-len(affinity) // count)
     group = affinity.new_full((len(affinity),), -1, dtype=torch.long)
     for number in range(count):
@@ -89,12 +101,75 @@ def groups(affinity: Tensor, count: int) -> list[Tensor]:
             near = affinity[left][:, members].mean(1)
             members = left[near.argsort(descending=True)[:size]]
         group[members] = number
-    slots = torch.arange(count).repeat_interleave(size)
     for _ in range(len(affinity)):
         shares = torch.stack([affinity[:, group == g].mean(1) for g in range(count)], 1)
-        _, columns = linear_sum_assignment(-shares.nan_to_num()[:, slots].cpu().numpy())
-        moved = slots[torch.from_numpy(columns)].to(group)
-        if torch.equal(moved, group):
+        before, group = group, _assigned(-shares.nan_to_num())
+        if torch.equal(before, group):
             break
-        group = moved
     return [(group == number).nonzero().flatten() for number in range(count)]
+
+
+def _assigned(costs: Tensor) -> Tensor:
+    """The group of each token (m,), all groups of one size, for which costs (m, g) are least."""
+    from scipy.optimize import linear_sum_assignment
+
+    tokens, count = costs.shape
+    slots = torch.arange(count).repeat_interleave(-(-tokens // count))
+    _, columns = linear_sum_assignment(costs[:, slots].cpu().numpy())
+    return slots[torch.from_numpy(columns)].to(costs.device)
+
+
+def refined_groups(
+    model: MJPVisionTransformer, fixed: Tensor, z: Tensor, attended: Tensor, found: list[Tensor]
+) -> list[Tensor]:
+    """Groups in which each token's sum is one of its own group's values: in every head of weights
+    that are positive and add up to 1, whatever places make of queries and keys. Where the groups
+    are not so, tokens are assigned to where that fits best, from there or from random groups.
+    """
+    _, _, v = _queries_keys_values_of(model, torch.cat((fixed, z)))
+    sums = attended.view(len(z), len(v), -1).transpose(0, 1)
+    count, generator = len(found), torch_generator("groups of tokens", len(z))
+    best, least = found, math.inf
+    for start in range(STARTS):
+        if start:
+            order = torch.randperm(len(z), generator=generator).to(z.device)
+            found = [*order.chunk(count)]
+        for _ in range(STEPS):
+            errors = torch.stack([_hull_errors(v, sums, len(fixed), one) for one in found], 1)
+            total = float(errors.gather(1, _numbers(found, len(z))[:, None]).mean())
+            if total < least:
+                best, least = found, total
+            group = _assigned(errors)
+            if spent() or least < HULL or torch.equal(group, _numbers(found, len(z))):
+                break
+            found = [(group == number).nonzero().flatten() for number in range(count)]
+        if spent() or least < HULL:
+            break
+    return best
+
+
+def _numbers(found: list[Tensor], tokens: int) -> Tensor:
+    """The group of each token (m,)."""
+    group = torch.zeros(tokens, dtype=torch.long, device=found[0].device)
+    for number, members in enumerate(found):
+        group[members] = number
+    return group
+
+
+def _hull_errors(v: Tensor, sums: Tensor, fixed: int, members: Tensor) -> Tensor:
+    """How far (m,) sums (heads, m, d) are from what values of a group add up to, the mean of all
+    heads' relative errors."""
+    from scipy.optimize import nnls
+
+    own = torch.cat((torch.arange(fixed, device=members.device), fixed + members))
+    errors = np.zeros((len(v), sums.shape[1]))
+    for head, (values, of_head) in enumerate(zip(v, sums, strict=True)):
+        length = float(of_head.square().sum(1).mean().sqrt())
+        left = torch.cat((values[own].mT / length, values.new_ones(1, len(own)))).cpu().numpy()
+        right = torch.cat((of_head / length, of_head.new_ones(len(of_head), 1)), 1).cpu().numpy()
+        for place, one in enumerate(right):
+            try:
+                errors[head, place] = nnls(left, one, maxiter=10_000)[1]
+            except (RuntimeError, ValueError):  # it did not converge, or met no number
+                errors[head, place] = 1.0
+    return torch.from_numpy(errors.mean(0)).to(v)

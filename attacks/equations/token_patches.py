@@ -27,7 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
-from attacks.equations.attention_groups import groups, queries_keys_values, weights_in_sums
+from attacks.equations.attention_groups import (
+    groups,
+    queries_keys_values,
+    refined_groups,
+    weights_in_sums,
+)
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.embedding import Embedding
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
@@ -512,9 +517,12 @@ class StepTokens:
         if tokens.attended is None or not len(fits):
             return [self._nothing()] * self.batch
         where = torch.zeros_like(misfits, dtype=torch.long)
-        weights, _ = self._weights(tokens, added, fits, where, where.bool())
+        seen = self._seen(tokens, added, fits, where, where.bool())
+        adds_up = misfits.new_full((1, len(fits)), 1 / self.count)
+        weights, _ = weights_in_sums(self.model, *seen, adds_up)
+        found = groups((weights + weights.mT) / 2, self.batch)
         pictures = list[StepPicture]()
-        for members in groups((weights + weights.mT) / 2, self.batch):
+        for members in refined_groups(self.model, *seen, found):
             pieces = fits[members]
             solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
             pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
@@ -567,6 +575,19 @@ class StepTokens:
     ) -> tuple[Tensor, Tensor]:
         """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
         (m,)."""
+        seen = self._seen(tokens, added, fits, where, masked)
+        if self.masked is None:  # each place has one token of a picture
+            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
+            adds_up = adds_up[adds_up.any(1)]
+        else:  # all places together have N
+            adds_up = added.new_full((1, len(fits)), 1 / self.count)
+        return weights_in_sums(self.model, *seen, adds_up)
+
+    def _seen(
+        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What block 0 is given beside patches (f, D), of tokens `fits` at these places (m, D), and
+        what attention adds up for them (m, D)."""
         assert tokens.attended is not None
         where, offsets = where[fits], self.own[where[fits]]
         if self.masked is not None:
@@ -577,12 +598,7 @@ class StepTokens:
             along, sums = tokens.directions[fits], _centred(z + added[fits])
             lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
             attended = lengths * tokens.taken_out[fits]
-        if self.masked is None and self.tells_places:  # each place has one token of a picture
-            adds_up = nn.functional.one_hot(where).T.to(z)
-            adds_up = adds_up[adds_up.any(1)]
-        else:  # all places together have N
-            adds_up = z.new_full((1, len(where)), 1 / self.count)
-        return weights_in_sums(self.model, torch.cat(self.others), z, attended, adds_up)
+        return torch.cat(self.others), z, attended
 
 
 def _centred(vectors: Tensor) -> Tensor:

@@ -87,13 +87,17 @@ class Pair(nn.Module):
         return self.mlp.register_forward_hook(ended, **options)
 
 
-def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
+def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Named | None:
     """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
     a linear layer, a norm, and two linear layers, of which the first may be two that gate each
     other (`fc1_g` and `fc1_x`), each branch perhaps scaled. A norm behind them is `norm3`: that of
     a block that normalises sums, as torch's do where nothing else is said; its attention is given
     block 0's input itself. `beside` says that the two layers are given it, too, and not the sum
-    with attention's."""
+    with attention's.
+
+    turned  queries and keys may be turned by their places, or looks biased by these: then values
+            are told alone
+    """
     names = {id(part): name for name, part in block.named_modules()}
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
@@ -138,7 +142,10 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     attn = Named(attention, proj=parts[out])
     if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
         before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
-        attn.__dict__.update(_queries_keys_values(before_out, seen[id(parts[out])].given) or {})
+        attended = seen[id(parts[out])].given
+        told = _queries_keys_values(before_out, attended)
+        told = told or (_values_alone(before_out, attended) if turned else None)
+        attn.__dict__.update(told or {})
     timms = (*(GATED if len(firsts) > 1 else (FIRST,)), "fc2")
     named = Named(
         block,
@@ -209,6 +216,8 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
         if len(group) < count or not same:
             continue
         split = torch.cat([ran.output for ran in group], -1)
+        if torch.allclose(split, split[..., :1, :]):  # tokens that are all alike tell nothing
+            return None
         for scale, share in scalings:
             order, heads = _order_of(split, attended, fused=count == 1, scale=scale, share=share)
             if order is not None:
@@ -219,6 +228,45 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
                 ).repeat_interleave(width)
                 layers = tuple(ran.part for ran in group)
                 return {"joined": JoinedLayers(layers, order, factors), "num_heads": heads}
+    return None
+
+
+def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
+    """The same where values alone are told: what an attention adds up lies among them, head by
+    head, however it looks at them. Tokens then count as if all looked at all others alike."""
+    from scipy.optimize import nnls
+
+    width = attended.shape[-1]
+    tokens = attended.numel() // width  # of the one picture
+    factors = torch.ones(3 * width, dtype=torch.float64)
+    factors[:width] = 0.0
+    number = torch.arange(3 * width)
+    for count, outputs in ((1, 3 * width), (3, width)):
+        group = before[-count:]
+        if len(group) < count or any(ran.output.numel() != tokens * outputs for ran in group):
+            continue
+        split = torch.cat([ran.output for ran in group], -1).reshape(tokens, 3 * width).double()
+        for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
+            each = width // heads
+            orders = [number.view(3, width)]
+            if count == 1:
+                orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
+                orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+            for order, kind in itertools.product(orders, (2, 1, 0)):
+                values = split[:, order[kind]].unflatten(1, (heads, each)).transpose(0, 1)
+                sums = attended.reshape(tokens, heads, each)[:QUERIES].transpose(0, 1).double()
+                least = SAME_SUMS * float(sums.norm(dim=-1).max())
+                lefts = torch.cat((values, values.new_ones(heads, tokens, 1)), 2).mT.numpy()
+                rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()
+                if all(
+                    nnls(left, one, maxiter=10_000)[1] <= least
+                    for left, of_head in zip(lefts, rights, strict=True)
+                    for one in of_head
+                ):
+                    others = [place for place in range(3) if place != kind]
+                    taken = order[[*others, kind]].flatten()
+                    layers = tuple(ran.part for ran in group)
+                    return {"joined": JoinedLayers(layers, taken, factors), "num_heads": heads}
     return None
 
 

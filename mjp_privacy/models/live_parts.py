@@ -108,7 +108,8 @@ class Renamed(nn.Module):
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
             if named is not None and not named.tells_attention:  # of tokens that are all alike
-                named = named_block(block, _run(module, _picture_like(x), **self.options))
+                other = _run(module, _picture_like(x), **self.options)
+                named = named_block(block, other, turned=True)
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
         self.others = nn.ModuleDict()

@@ -14,7 +14,7 @@ from skimage import data
 from torch import Tensor, nn
 
 from attacks import find_attack
-from attacks.equations.attention_groups import groups
+from attacks.equations.attention_groups import groups, refined_groups
 from attacks.equations.patch_order import PatchOrder
 from attacks.equations.second_branch import FC1, PROJ, equations_hold
 from attacks.head_features import features_of
@@ -178,6 +178,22 @@ def test_tokens_that_attention_adds_up_are_one_group() -> None:
     affinity = 0.6 * same + 0.5 * torch.rand(13, 13, dtype=torch.float64)
     found = sorted(sorted(owner[group].tolist()) for group in groups(affinity, 3))
     assert found == [[0] * 5, [1] * 4, [2] * 4]
+
+
+def test_tokens_in_wrong_groups_are_moved_to_where_their_sums_lie() -> None:
+    """However attention looks at the tokens of a picture."""
+    model, random = planted_model(), torch.Generator().manual_seed(0)
+    z = torch.randn(10, model.embed_dim, generator=random).to(model.like)
+    owner = torch.randperm(10, generator=random) % 2
+    with torch.no_grad():
+        values = model.blocks[0].attn.qkv(model.blocks[0].norm1(z)).chunk(3, 1)[2]
+    values = values.unflatten(1, (model.blocks[0].attn.num_heads, -1)).transpose(0, 1)
+    looks = torch.randn(len(values), 10, 10, generator=random).to(z)
+    looks = looks.masked_fill(owner[:, None] != owner, -torch.inf).softmax(-1)
+    attended = (looks @ values).transpose(0, 1).flatten(1)
+    wrong = [torch.arange(0, 10, 2), torch.arange(1, 10, 2)]
+    found = refined_groups(model, z[:0], z, attended, wrong)
+    assert sorted(sorted(owner[group].tolist()) for group in found) == [[0] * 5, [1] * 5]
 
 
 FROZEN = ("pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias")

@@ -349,6 +349,57 @@ def test_an_attention_need_not_say_how_many_heads_it_has() -> None:
     assert float(found.best.residual) < 1e-6
 
 
+class Rotated(Block):
+    """With queries and keys turned by their places, of layers that say what they are, and no table;
+    `says` whether it says its number of heads, too, or has one layer of all three."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__("one" if says == "fused" else "three")
+        self.says = says
+        if says == "fused":
+            self.qkv = self.layers[0]
+        else:
+            self.wv, self.wq, self.wk = self.layers
+        del self.layers
+        if says != "heads":
+            del self.heads
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y, places = self.ln1(z), torch.arange(z.shape[1]).to(z)
+        whole = self.qkv(y).chunk(3, -1) if self.says == "fused" else None
+        q, k, v = whole or (self.wq(y), self.wk(y), self.wv(y))
+        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in (q, k, v))
+        turn = torch.polar(
+            torch.ones(()).to(z), places[:, None] / torch.arange(1, DIM // 8 + 1).to(z)
+        )
+        q, k = (
+            torch.view_as_real(
+                torch.view_as_complex(one.unflatten(-1, (-1, 2)).contiguous()) * turn
+            )
+            for one in (q, k)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(q.flatten(-2), k.flatten(-2), v)
+        z = z + self.out(mixed.transpose(1, 2).flatten(2))
+        return z + self.branch(self.ln2(z)), z
+
+
+class WithoutTable(ByHand):
+    """Its blocks alone know of places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.encoder(self.embed(x).flatten(2).permute(2, 0, 1))
+        return self.head(z.mean(0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("says", ["heads", "no heads", "fused"])
+def test_batches_are_told_apart_where_attention_turns_queries_and_keys(says: str) -> None:
+    torch.manual_seed(4)
+    network = WithoutTable("three", "list")
+    network.blocks = nn.ModuleList(Rotated(says) for _ in range(2))
+    found = leak_of(network, photographs(2), attacks="token_peeling", batch=2, img_size=32)
+    assert (found.best.exact, found.best.verified) == (2, 2)
+
+
 class Turned(nn.Module):
     """A block that turns its tokens for an attention that takes them first; its sums are
     normalised, and its attention has a layer scale."""
