@@ -66,6 +66,7 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures_of,
 )
+from attacks.equations.token_batches import BatchTokens
 from attacks.equations.token_patches import (
     StepTokens,
     lacks_equations,
@@ -174,8 +175,8 @@ class LayerSpan(Usual):
         sent = view.updates[0]
         if lacks_equations(model, sent.batch):
             return []
-        tokens = StepTokens(view, sent, step, model, self.prior, self.blocks)
-        pictures = tokens.pictures()
+        of_step = StepTokens if sent.batch == 1 else BatchTokens
+        pictures = of_step(view, sent, step, model, self.prior, self.blocks).pictures()
         return [_Picture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 

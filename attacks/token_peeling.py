@@ -26,6 +26,7 @@ from torch import Tensor
 from attacks.budget import image
 from attacks.equations.layers import client_model
 from attacks.equations.patch_system import pictures_of
+from attacks.equations.token_batches import BatchTokens
 from attacks.equations.token_patches import (
     StepPicture,
     StepTokens,
@@ -64,10 +65,11 @@ class TokenPeeling(Usual):
         if why := lacks_equations(model, update.batch):
             places = range(update.steps_in_all * update.batch)
             return Reconstruction(None, inapplicable=dict.fromkeys(places, why))
+        of_step = StepTokens if update.batch == 1 else BatchTokens
         found = list[StepPicture]()
         for step in range(update.steps_in_all):
             with image(step * update.batch, update.batch):
-                found += StepTokens(view, update, step, model, self.prior).pictures()
+                found += of_step(view, update, step, model, self.prior).pictures()
         images = [self._shown(view, one) for one in found]
         known = [one.token >= 0 for one in found]
         masks = view.model.unk_embed is not None and view.model.pos_embed is not None

@@ -10,9 +10,8 @@ embedding e, E_unk where MJP masked it, or none in a network without a table. Wh
 no gradient of the patch embedding, x may be any patch: exact still if it has fewer values than the
 embedding is wide, and else the most probable one whose embedding is this.
 
-Batches: attention adds up the tokens of one picture (`attention_groups`). A picture that was put
-together tells itself what attention adds, more exactly than gradients do, and its layers' inputs
-verify it (`layers`).
+A picture that was put together tells itself what attention adds, more exactly than gradients do,
+and its layers' inputs verify it (`layers`). `token_batches` has steps of several pictures.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
-from attacks.equations.attention_groups import (
-    groups,
-    queries_keys_values,
-    refined_groups,
-    weights_in_sums,
-)
+from attacks.equations.attention_groups import queries_keys_values
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.embedding import Embedding
 from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
@@ -70,9 +64,6 @@ ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
 fit no better before this ends."""
-ROUNDS, HALF = 3, 0.5
-"""Times that a picture's tokens are told from each other's weights, and the mean weight from which
-one is of it where masks leave it open which places have a token."""
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
 
 
@@ -235,17 +226,12 @@ class StepTokens:
         sent = self.grads[f"{FC2}.weight"].cpu().numpy().tobytes()
         generator = torch_generator("token peeling", hashlib.sha256(sent).hexdigest())
         most = self.batch * self.model.tokens
-        nearly = self.batch > 1  # a picture of a batch is put together by attention's sums
-        tokens = tokens_of(self.model, self.grads, most, generator, nearly=nearly)
+        tokens = tokens_of(self.model, self.grads, most, generator, nearly=self.batch > 1)
         if tokens is None:
             return [self._pictured(self._nothing())] * self.batch
         added = self._added(tokens)
         places = self._fitted(tokens, added, self.own)
-        if self.batch == 1:
-            found = [self._alone(tokens, added, places)]
-        else:
-            together = self._joined if self.tells_places else self._grouped
-            found = [self._refined(tokens, one) for one in together(tokens, added, places)]
+        found = self._found(tokens, added, places)
         return [self._verified(self._pictured(one)) for one in found]
 
     def _pictured(self, found: StepPicture) -> StepPicture:
@@ -368,7 +354,7 @@ class StepTokens:
         directions = tokens.directions
         if tokens.taken_out is not None:  # which this very picture's takes the place of
             scaled = layer_scales(self.model.blocks[0])[0]
-            directions = directions + _centred(scaled(tokens.taken_out @ self._out.weight.mT))
+            directions = directions + centred(scaled(tokens.taken_out @ self._out.weight.mT))
         for _ in range(REFINEMENTS):
             added = self._attention(self._sums(found))
             patches, misfits = self._patches(
@@ -398,6 +384,10 @@ class StepTokens:
         knowledge = Knowledge(self.anchor.expand(self.count, -1), self.basis, ~known)
         return replace(found, patches=complete(knowledge, self.energy, known, found.patches))
 
+    def _found(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The step's pictures, with these errors (T, N) of tokens' equations at places."""
+        return [self._alone(tokens, added, places)]
+
     # one picture ----------------------------------------------------------------------------------
 
     def _alone(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> StepPicture:
@@ -423,11 +413,11 @@ class StepTokens:
         if tokens.lengths is None or not bool(known.any()):
             return found
         offsets = self.own if self.masked is None else self._offsets(found.hidden)
-        left, values, right = torch.linalg.svd(_centred(self.weight.mT).mT)
+        left, values, right = torch.linalg.svd(centred(self.weight.mT).mT)
         shown = int((values > SINGULAR * values[0]).sum())
         taken, free = right[:shown], right[shown:]
-        given = tokens.directions * tokens.lengths[:, None] - _centred(added)
-        given = given[found.token[known]] - _centred(offsets[known])
+        given = tokens.directions * tokens.lengths[:, None] - centred(added)
+        given = given[found.token[known]] - centred(offsets[known])
         solved = given @ left[:, :shown] / values[:shown] @ taken
         patches = (self.anchor @ taken.mT @ taken).expand(self.count, -1).clone()
         patches[known] = solved
@@ -500,106 +490,9 @@ class StepTokens:
         return moved.with_patches(slice(None), patches[there], found.misfits[there])
 
     def _others(self, tokens: PeeledTokens, own: Tensor) -> Tensor | None:
-        """What the layer behind attention receives of other tokens than a picture's own; None in a
-        step of one picture."""
-        if self.batch == 1 or tokens.received is None:
-            return None
-        is_other = torch.ones(len(tokens), dtype=torch.bool, device=own.device)
-        is_other[own] = False
-        return tokens.received[is_other]
-
-    # batches --------------------------------------------------------------------------------------
-
-    def _grouped(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The pictures of a step of several where no table tells a token's place."""
-        misfits = places[:, 0]
-        fits = (misfits < FITS).nonzero().flatten()
-        if tokens.attended is None or not len(fits):
-            return [self._nothing()] * self.batch
-        where = torch.zeros_like(misfits, dtype=torch.long)
-        seen = self._seen(tokens, added, fits, where, where.bool())
-        adds_up = misfits.new_full((1, len(fits)), 1 / self.count)
-        weights, _ = weights_in_sums(self.model, *seen, adds_up)
-        found = groups((weights + weights.mT) / 2, self.batch)
-        pictures = list[StepPicture]()
-        for members in refined_groups(self.model, *seen, found):
-            pieces = fits[members]
-            solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
-            pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
-        return pictures
-
-    def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
-        """The pictures of a step of several: tokens that attention adds up are of one."""
-        least, where = places.min(1)
-        masked = torch.zeros_like(where, dtype=torch.bool)
-        if self.masked is not None:
-            unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
-            masked, least = unplaced < least, torch.minimum(unplaced, least)
-        fits = (least < FITS).nonzero().flatten()
-        if tokens.attended is None or not len(fits):
-            return [self._nothing()] * self.batch
-        weights, errors = self._weights(tokens, added, fits, where, masked)
-        both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
-        here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
-        pictures = list[StepPicture]()
-        for _ in range(self.batch):
-            members = torch.where(left, errors, torch.inf).argmin()[None]
-            for _ in range(ROUNDS):
-                added_up = both[members].mean(0)
-                if self.masked is None:  # one at each place
-                    near = torch.where(here & left, added_up, -torch.inf)
-                    members = near.argmax(1)[near.isfinite().any(1)]
-                elif bool((left & (added_up > HALF)).any()):
-                    members = (left & (added_up > HALF)).nonzero().flatten()
-            left[members] = False
-            pictures.append(self._of_members(tokens, added, fits[members], where, masked))
-            if not bool(left.any()):
-                break
-        return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
-
-    def _of_members(
-        self, tokens: PeeledTokens, added: Tensor, members: Tensor, where: Tensor, masked: Tensor
-    ) -> StepPicture:
-        found, shown, pieces = self._nothing(), members[~masked[members]], members[masked[members]]
-        at = where[shown]
-        found.token[at] = shown
-        solved = self._patches(tokens.directions[shown], added[shown], self.own[at])
-        found = found.with_patches(at, *solved)
-        if self.masked is None or not len(pieces):
-            return found
-        solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
-        return self._placed(found, pieces, *solved, tokens)
-
-    def _weights(
-        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
-        (m,)."""
-        seen = self._seen(tokens, added, fits, where, masked)
-        if self.masked is None:  # each place has one token of a picture
-            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
-            adds_up = adds_up[adds_up.any(1)]
-        else:  # all places together have N
-            adds_up = added.new_full((1, len(fits)), 1 / self.count)
-        return weights_in_sums(self.model, *seen, adds_up)
-
-    def _seen(
-        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What block 0 is given beside patches (f, D), of tokens `fits` at these places (m, D), and
-        what attention adds up for them (m, D)."""
-        assert tokens.attended is not None
-        where, offsets = where[fits], self.own[where[fits]]
-        if self.masked is not None:
-            offsets = torch.where(masked[fits][:, None], self.masked[:1], offsets)
-        patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
-        z, attended = self.embedding.tokens(patches, offsets), tokens.attended[fits]
-        if tokens.taken_out is not None:
-            along, sums = tokens.directions[fits], _centred(z + added[fits])
-            lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
-            attended = lengths * tokens.taken_out[fits]
-        return torch.cat(self.others), z, attended
+        """What the layer behind attention receives of other tokens than a picture's `own`."""
+        return None
 
 
-def _centred(vectors: Tensor) -> Tensor:
+def centred(vectors: Tensor) -> Tensor:
     return vectors - vectors.mean(-1, keepdim=True)

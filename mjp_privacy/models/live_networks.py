@@ -43,6 +43,7 @@ from mjp_privacy.models.timm_networks import (
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
 
@@ -68,6 +69,9 @@ def of_live(
     whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
+    for part in [*whole.modules()]:  # what torch.compile made of parts
+        inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
+        part._modules.update({name: child for name, child in inner.items() if child is not None})
     of_timms = type(module).__module__.startswith("timm.")
     if not of_timms:
         embed_by_convolution(whole, img_size)
@@ -111,7 +115,7 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
     names = network.renamed or {}
     own = {
         names.get(name, name): gradient.movedim(2, -1) if name in network.maps else gradient
-        for name, gradient in sent.items()
+        for name, gradient in ((name.replace(f"{COMPILED}.", ""), g) for name, g in sent.items())
     }
     projection = network.patch_embed.proj
     if isinstance(projection, FlattenedPatches) and PROJECTION in own:

@@ -1,0 +1,126 @@
+"""Pictures of a client step of several: their tokens are told apart by what attention adds up.
+
+Where a table tells places, each has one token of every picture; masked tokens of MJP's clients, and
+all tokens of networks without a table, have none, and stand where borders and attention say once
+they are known to be of one picture (`attention_groups`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attacks.equations.attention_groups import groups, refined_groups, weights_in_sums
+from attacks.equations.token_patches import FITS, StepPicture, StepTokens, centred
+from attacks.equations.token_peeling import PeeledTokens
+
+ROUNDS, HALF = 3, 0.5
+"""Times that a picture's tokens are told from each other's weights, and the mean weight from which
+one is of it where masks leave it open which places have a token."""
+
+
+class BatchTokens(StepTokens):
+    """What one client step of several pictures says of their patches."""
+
+    def _found(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The step's pictures, in no order."""
+        together = self._joined if self.tells_places else self._grouped
+        return [self._refined(tokens, one) for one in together(tokens, added, places)]
+
+    def _others(self, tokens: PeeledTokens, own: Tensor) -> Tensor | None:
+        """What the layer behind attention receives of other tokens than a picture's `own`."""
+        if tokens.received is None:
+            return None
+        is_other = torch.ones(len(tokens), dtype=torch.bool, device=own.device)
+        is_other[own] = False
+        return tokens.received[is_other]
+
+    def _grouped(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The pictures of a step of several where no table tells a token's place."""
+        misfits = places[:, 0]
+        fits = (misfits < FITS).nonzero().flatten()
+        if tokens.attended is None or not len(fits):
+            return [self._nothing()] * self.batch
+        where = torch.zeros_like(misfits, dtype=torch.long)
+        seen = self._seen(tokens, added, fits, where, where.bool())
+        adds_up = misfits.new_full((1, len(fits)), 1 / self.count)
+        weights, _ = weights_in_sums(self.model, *seen, adds_up)
+        found = groups((weights + weights.mT) / 2, self.batch)
+        pictures = list[StepPicture]()
+        for members in refined_groups(self.model, *seen, found):
+            pieces = fits[members]
+            solved = self._patches(tokens.directions[pieces], added[pieces], self.own[:1])
+            pictures.append(self._placed(self._nothing(), pieces, *solved, tokens))
+        return pictures
+
+    def _joined(self, tokens: PeeledTokens, added: Tensor, places: Tensor) -> list[StepPicture]:
+        """The pictures of a step of several: tokens that attention adds up are of one."""
+        least, where = places.min(1)
+        masked = torch.zeros_like(where, dtype=torch.bool)
+        if self.masked is not None:
+            unplaced = self._fitted(tokens, added, self.masked[:1])[:, 0]
+            masked, least = unplaced < least, torch.minimum(unplaced, least)
+        fits = (least < FITS).nonzero().flatten()
+        if tokens.attended is None or not len(fits):
+            return [self._nothing()] * self.batch
+        weights, errors = self._weights(tokens, added, fits, where, masked)
+        both, left = (weights + weights.mT) / 2, torch.ones_like(fits, dtype=torch.bool)
+        here = where[fits][None] == torch.arange(self.count).to(where)[:, None]
+        pictures = list[StepPicture]()
+        for _ in range(self.batch):
+            members = torch.where(left, errors, torch.inf).argmin()[None]
+            for _ in range(ROUNDS):
+                added_up = both[members].mean(0)
+                if self.masked is None:  # one at each place
+                    near = torch.where(here & left, added_up, -torch.inf)
+                    members = near.argmax(1)[near.isfinite().any(1)]
+                elif bool((left & (added_up > HALF)).any()):
+                    members = (left & (added_up > HALF)).nonzero().flatten()
+            left[members] = False
+            pictures.append(self._of_members(tokens, added, fits[members], where, masked))
+            if not bool(left.any()):
+                break
+        return [*pictures, *[self._nothing()] * (self.batch - len(pictures))]
+
+    def _of_members(
+        self, tokens: PeeledTokens, added: Tensor, members: Tensor, where: Tensor, masked: Tensor
+    ) -> StepPicture:
+        found, shown, pieces = self._nothing(), members[~masked[members]], members[masked[members]]
+        at = where[shown]
+        found.token[at] = shown
+        solved = self._patches(tokens.directions[shown], added[shown], self.own[at])
+        found = found.with_patches(at, *solved)
+        if self.masked is None or not len(pieces):
+            return found
+        solved = self._patches(tokens.directions[pieces], added[pieces], self.masked[:1])
+        return self._placed(found, pieces, *solved, tokens)
+
+    def _weights(
+        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (m, m) of tokens `fits` for all of them in their attention, and what is left
+        (m,)."""
+        seen = self._seen(tokens, added, fits, where, masked)
+        if self.masked is None:  # each place has one token of a picture
+            adds_up = nn.functional.one_hot(where[fits]).T.to(added)
+            adds_up = adds_up[adds_up.any(1)]
+        else:  # all places together have N
+            adds_up = added.new_full((1, len(fits)), 1 / self.count)
+        return weights_in_sums(self.model, *seen, adds_up)
+
+    def _seen(
+        self, tokens: PeeledTokens, added: Tensor, fits: Tensor, where: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What block 0 is given beside patches (f, D), of tokens `fits` at these places (m, D), and
+        what attention adds up for them (m, D)."""
+        assert tokens.attended is not None
+        where, offsets = where[fits], self.own[where[fits]]
+        if self.masked is not None:
+            offsets = torch.where(masked[fits][:, None], self.masked[:1], offsets)
+        patches, _ = self._patches(tokens.directions[fits], added[fits], offsets)
+        z, attended = self.embedding.tokens(patches, offsets), tokens.attended[fits]
+        if tokens.taken_out is not None:
+            along, sums = tokens.directions[fits], centred(z + added[fits])
+            lengths = (along * sums).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)
+            attended = lengths * tokens.taken_out[fits]
+        return torch.cat(self.others), z, attended
