@@ -96,16 +96,14 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
         text = "index embeddings tell masked patches' places, which is not read"
         return Refusal("model", text)
     before, after = model.patch_norms
-    first = getattr(model, "norm_pre", torch.nn.Identity())
-    if refusal is not None or (before is after is None and isinstance(first, nn.Identity)):
+    of_sums = not isinstance(getattr(model, "norm_pre", None), nn.Identity | None)
+    if refusal is not None or (before is after is None and not of_sums):
         return refusal
     if before is not None and batch > 1:
         text = "patches are normalised before they are embedded: batch 1 is needed"
         return Refusal("batch", text)
-    is_scaled = model.patch_embed.proj.bias is not None  # what tells a norm's sigma
-    if not is_scaled and (
-        after or (model.pos_embed is None and not isinstance(first, nn.Identity))
-    ):
+    divided = after is not None or (of_sums and model.pos_embed is None)  # W n + b and no more
+    if divided and model.patch_embed.proj.bias is None:
         text = "a norm behind an embedding without bias hides how much contrast a patch has"
         return Refusal("model", text)
     return lacks_gradients(view, PATCH)

@@ -366,7 +366,7 @@ def tables_by_rows(whole: nn.Module) -> set[str]:
         return names
     for name, parameter in list(whole.named_parameters()):
         is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
-        if is_map and POSITIONS.search(name) and parameter.shape[2:] != projection.kernel_size:
+        if is_map and POSITIONS.search(name):
             inner, _, own = name.rpartition(".")
             parametrize.register_parametrization(whole.get_submodule(inner), own, ChannelsLast())
             names.add(name)

@@ -142,10 +142,10 @@ class Positions(Own):
     """Positions as a map that is added to the embedded picture, or as rows and columns; patches
     embedded by 1 × 1 behind a shuffle of pixels."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, side: int = 32) -> None:
         super().__init__(norm_first=True, batch_first=True)
         del self.pos_embed
-        self.kind, of = kind, 32 // PATCH
+        self.kind, of = kind, side // PATCH
         if kind == "map":
             self.pos_map = nn.Parameter(0.1 * torch.randn(1, DIM, of, of))
         else:
@@ -236,6 +236,12 @@ def test_positions_may_be_a_map_or_rows_and_columns(kind: str) -> None:
         Positions(kind), photographs(2), batch=2, attacks="token_peeling", img_size=size
     )
     assert batch.best.exact == 2
+
+
+def test_a_map_of_positions_may_be_as_large_as_a_patch() -> None:
+    torch.manual_seed(0)
+    found = leak_of(Positions("map", 64), photographs(1, 64), attacks="patch_gradient")
+    assert (found.best.exact, found.best.verified) == (1, 1)
 
 
 @pytest.mark.parametrize(
