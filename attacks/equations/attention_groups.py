@@ -23,16 +23,12 @@ from torch import Tensor, nn
 from attacks.budget import spent
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.live_blocks import queries_keys_values
 
 ROUNDS = 3  # times that a group is told from its members' weights
 STARTS, STEPS = 8, 12
 """Groupings from which tokens are assigned, and times that this is done from each."""
 HULL = 1e-2  # the mean error at which all tokens are in their groups
-
-
-def queries_keys_values(attention: Any) -> Any:
-    """The layer of an attention's queries, keys and values, or its own layers as that."""
-    return getattr(attention, "joined", getattr(attention, "qkv", None))
 
 
 def _queries_keys_values_of(

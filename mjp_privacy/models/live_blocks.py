@@ -31,6 +31,14 @@ class Ran(NamedTuple):
     output: Any
 
 
+def queries_keys_values(attention: Any) -> Any:
+    """The layer of an attention's queries, keys and values, or its own layers as that; None where
+    they, or the number of heads, are not known."""
+    layer = getattr(attention, "joined", getattr(attention, "qkv", None))
+    is_told = isinstance(layer, nn.Linear | JoinedLayers) and hasattr(attention, "num_heads")
+    return layer if is_told else None
+
+
 # block 0 under timm's names -----------------------------------------------------------------------
 
 
@@ -54,13 +62,6 @@ class Named(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["part"], name)
-
-    @property
-    def tells_attention(self) -> bool:
-        """Whether this block's queries, keys and values are known."""
-        attn: Any = self.attn
-        layer = getattr(attn, "joined", getattr(attn, "qkv", None))
-        return isinstance(layer, nn.Linear | JoinedLayers) and hasattr(attn, "num_heads")
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
         return self.part.register_forward_pre_hook(hook, **options)
@@ -240,7 +241,6 @@ def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
     tokens = attended.numel() // width  # of the one picture
     factors = torch.ones(3 * width, dtype=torch.float64)
     factors[:width] = 0.0
-    number = torch.arange(3 * width)
     for count, outputs in ((1, 3 * width), (3, width)):
         group = before[-count:]
         if len(group) < count or any(ran.output.numel() != tokens * outputs for ran in group):
@@ -248,26 +248,37 @@ def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
         split = torch.cat([ran.output for ran in group], -1).reshape(tokens, 3 * width).double()
         for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
             each = width // heads
-            orders = [number.view(3, width)]
-            if count == 1:
-                orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
-                orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+            orders = _orders(width, heads, fused=count == 1)
             for order, kind in itertools.product(orders, (2, 1, 0)):
                 values = split[:, order[kind]].unflatten(1, (heads, each)).transpose(0, 1)
                 sums = attended.reshape(tokens, heads, each)[:QUERIES].transpose(0, 1).double()
                 least = SAME_SUMS * float(sums.norm(dim=-1).max())
                 lefts = torch.cat((values, values.new_ones(heads, tokens, 1)), 2).mT.numpy()
                 rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()
-                if all(
-                    nnls(left, one, maxiter=10_000)[1] <= least
-                    for left, of_head in zip(lefts, rights, strict=True)
-                    for one in of_head
-                ):
+                try:
+                    lie_inside = all(
+                        nnls(left, one, maxiter=10_000)[1] <= least
+                        for left, of_head in zip(lefts, rights, strict=True)
+                        for one in of_head
+                    )
+                except (RuntimeError, ValueError):  # it did not converge, or met no number
+                    continue
+                if lie_inside:
                     others = [place for place in range(3) if place != kind]
                     taken = order[[*others, kind]].flatten()
                     layers = tuple(ran.part for ran in group)
                     return {"joined": JoinedLayers(layers, taken, factors), "num_heads": heads}
     return None
+
+
+def _orders(width: int, heads: int, *, fused: bool) -> list[Tensor]:
+    """In which orders (3, D) outputs of so many heads may hold three kinds of numbers."""
+    number, each = torch.arange(3 * width), width // heads
+    orders = [number.view(3, width)]
+    if fused:
+        orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
+        orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+    return orders
 
 
 def _order_of(
@@ -282,13 +293,10 @@ def _order_of(
     found: tuple[Tensor | None, int] = (None, 0)
     width = attended.shape[-1]
     attended = attended[..., :QUERIES, :]
-    least, number = SAME_SUMS * float(attended.norm()), torch.arange(3 * width)
+    least = SAME_SUMS * float(attended.norm())
     for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
         each = width // heads
-        orders = [number.view(3, width)]
-        if fused:
-            orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
-            orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
+        orders = _orders(width, heads, fused=fused)
         for order, turn in itertools.product(orders, itertools.permutations(range(3))):
             taken = order[list(turn)].flatten()
             q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)

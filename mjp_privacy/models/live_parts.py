@@ -24,7 +24,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live_blocks import Pair, Ran, named_block
+from mjp_privacy.models.live_blocks import Pair, Ran, named_block, queries_keys_values
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
 from mjp_privacy.models.vit import token_norm
 
@@ -99,15 +99,18 @@ class Renamed(nn.Module):
         if shown is None and run and run[-1].part is module:
             self.other_size = _other_size(module, grid, projection)
         blocks = _blocks(module, run)
-        if norm := _norm_behind(module, blocks, projection, grid):
-            self.patch_embed.norm = norm
-        elif table is not None and (norm := _norm_behind(module, blocks, projection, grid, table)):
-            self.norm_pre = norm
+        of_patches, of_sums = _norms_before(module, blocks, projection, grid, table)
+        if of_patches is not None:
+            self.patch_embed.norm = of_patches
+        elif of_sums is not None:
+            self.norm_pre = of_sums
         self.head = _classifier(module, blocks, run, self._logits(run))
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
-            if named is not None and not named.tells_attention:  # of tokens that are all alike
+            if (
+                named is not None and queries_keys_values(named.attn) is None
+            ):  # of tokens that are all alike
                 other = _run(module, _picture_like(x), **self.options)
                 named = named_block(block, other, turned=True)
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
@@ -316,35 +319,41 @@ def _picture_like(x: Tensor) -> Tensor:
     return torch.randn(x.shape, generator=generator).to(x)
 
 
-def _norm_behind(
+def _norms_before(
     module: nn.Module,
     blocks: nn.Module,
     projection: nn.Conv2d,
     grid: Grid,
-    table: nn.Parameter | None = None,
-) -> nn.Module | None:
-    """The norm before the blocks that is given embedded patches as they are, or with the last rows
-    of a table added, perhaps among other tokens; None where none is."""
+    table: nn.Parameter | None,
+) -> tuple[nn.Module | None, nn.Module | None]:
+    """The norms before the blocks that are given embedded patches, perhaps among other tokens: as
+    they are, and with the last rows of a table added; None where none is."""
     patch, like = int(projection.kernel_size[0]), projection.weight
     x = _picture_like(like.new_empty(1, projection.in_channels, *grid.pixels(patch)))
     with torch.no_grad():
         patches = to_patches(x[0], patch) @ like.flatten(1).mT
     if projection.bias is not None:
         patches = patches + projection.bias.detach()
-    if table is not None:
-        rows = table.detach().reshape(-1, patches.shape[1])
-        patches = patches + rows[len(rows) - len(patches) :]
-    inner = {*blocks.modules()}
-    for ran in _run(module, x) if len(inner) > 1 else []:
-        given = ran.given
-        is_outside = isinstance(given, Tensor) and ran.part not in inner
-        if is_outside and given.shape[-1:] == patches.shape[-1:]:
-            rows = given.reshape(-1, patches.shape[1])
-            for start in range(min(len(rows) - len(patches), MOST_OTHERS) + 1):
-                there = rows[start : start + len(patches)]
-                if token_norm(ran.part) and torch.allclose(there, patches, rtol=0, atol=NEAR):
-                    return ran.part
-    return None
+    inner, count = {*blocks.modules()}, len(patches)
+    run = _run(module, x) if len(inner) > 1 else []
+
+    def given(expected: Tensor) -> nn.Module | None:
+        for part, tokens, _ in run:
+            if not isinstance(tokens, Tensor) or tokens.shape[-1:] != expected.shape[-1:]:
+                continue
+            rows = tokens.reshape(-1, tokens.shape[-1])
+            starts = range(min(len(rows) - count, MOST_OTHERS) + 1)
+            is_there = any(
+                torch.allclose(rows[start : start + count], expected, rtol=0, atol=NEAR)
+                for start in starts
+            )
+            if is_there and part not in inner and token_norm(part):
+                return part
+        return None
+
+    if table is None:
+        return given(patches), None
+    return given(patches), given(patches + table.detach().reshape(-1, patches.shape[1])[-count:])
 
 
 class ChannelsLast(nn.Module):

@@ -153,13 +153,10 @@ def attack_gradients(
             scored = made.scored(private, size)
             results[name] = replace(scored, seconds=time.perf_counter() - began)
     notes = [*batch_notes(size, several, results), *uploads.notes]
-    strongest, is_known = (
-        refused.get("token_peeling"),
-        any(made.verified for made in results.values()),
-    )
-    if size > 1 and strongest is not None and not is_known:
+    why = refused.get("token_peeling")
+    if size > 1 and why is not None and not any(made.verified for made in results.values()):
         notes.append(
-            f"token_peeling, which finds most batches exactly, was refused ({strongest}): what "
+            f"token_peeling, which finds most batches exactly, was refused ({why}): what "
             "other attacks find says less than such an upload holds"
         )
     none = torch.zeros(1)
