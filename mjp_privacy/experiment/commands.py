@@ -26,7 +26,12 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
-from mjp_privacy.experiment.overrides import unreached, with_changes, with_published_attacks
+from mjp_privacy.experiment.overrides import (
+    unreached,
+    with_changes,
+    with_only,
+    with_published_attacks,
+)
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -91,6 +96,8 @@ class AttackArguments:
     and images."""
     gamma: float | None = None
     """Shuffle ratio of settings b and c, instead of the config's."""
+    only: tuple[str, ...] = ()
+    """Attack only models whose names hold one of these texts."""
     published_only: bool = False
     """Run those of the config's attacks alone that the paper ran."""
     attack_seconds: float | None = None
@@ -128,6 +135,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     check_experiment(experiment, named)
     if arguments.uploads is not None:
         _refuse_idle_options(arguments, configured, arguments.uploads)
+    experiment = with_only(experiment, arguments.only)
     if arguments.published_only:
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
@@ -198,6 +206,7 @@ def _refuse_idle_options(arguments: AttackArguments, configured: Experiment, upl
         "weights": bool(arguments.weights),
         "labels": arguments.labels is not None,
         "gamma": arguments.gamma is not None,
+        "only": bool(arguments.only),
         **{name: bool(getattr(arguments, name)) for name in MODEL_OPTIONS},
         "client": changed.client != configured.client,
         "dtypes": changed.dtypes != configured.dtypes,

@@ -78,6 +78,28 @@ def with_published_attacks(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, attacks=attacks, grid=grid)
 
 
+def with_only(experiment: Experiment, texts: Sequence[str]) -> Experiment:
+    """The experiment with those of its models alone whose names hold one of these texts; () changes
+    nothing.
+
+    with_only(load_experiment("atlas_grid"), ["DINOv3", "clip"])
+    """
+    names = [name for name in experiment.models if any(t.lower() in name.lower() for t in texts)]
+    for text in texts:
+        if not any(text.lower() in name.lower() for name in names):
+            unknown = unknown_name("model", text, list(experiment.models))
+            raise UserError(f"--only: expected a part of a model's name. {unknown}")
+    if not texts:
+        return experiment
+    grid = tuple(
+        dataclasses.replace(entry, models=kept)
+        for entry in experiment.grid
+        if (kept := tuple(model for model in entry.models if model in names))
+    )
+    models = {name: experiment.models[name] for name in names}
+    return dataclasses.replace(experiment, models=models, grid=grid)
+
+
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     """The experiment with this shuffle ratio in settings b and c; cells that become equal are kept
     once.

@@ -36,6 +36,7 @@ from mjp_privacy.experiment.overrides import (
     decided,
     unreached,
     with_gamma,
+    with_only,
     with_published_attacks,
     with_weights,
 )
@@ -200,6 +201,17 @@ def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
     alone = expand(with_published_attacks(experiment))
     assert {(c.attack.title, c.dtype) for c in alone} == {("april", "float32")}
     assert [c.gamma for c in alone if c.setting != "a"] == [0.9] * 6 + [0.27] * 6
+
+
+def test_only_the_models_whose_names_hold_a_text() -> None:
+    experiment = load_experiment("atlas_grid")
+    assert with_only(experiment, []) == experiment
+    alone = with_only(experiment, ["dinov3", "CLIP"])
+    assert {cell.model for cell in expand(alone)} == {"DINOv3 S/16", "CLIP B/16", "CLIP B/16 + MJP"}
+    whole = {cell_key(cell, experiment) for cell in expand(experiment)}
+    assert {cell_key(cell, alone) for cell in expand(alone)} < whole
+    with pytest.raises(UserError, match="DINOv9"):
+        with_only(experiment, ["DINOv3", "DINOv9"])
 
 
 def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
