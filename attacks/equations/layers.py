@@ -37,12 +37,14 @@ one class only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -135,46 +137,51 @@ class LayerSpans:
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
         (m,) for normalised pictures (m, C, H, W)."""
-        return self._share(pictures, torch.ones(1, 1, device=pictures.device))
+        of_layers = self._outside(pictures)
+        return torch.stack([rest.sum(1) / length.sum(1) for rest, length in of_layers]).mean(0)
 
-    def _share(self, pictures: Tensor, counts: Tensor) -> Tensor:
-        """The same of those tokens that count, (m, T) of 1 and 0."""
-        shares = []
+    def _outside(self, pictures: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """By layer, what of each token's input (m, T) lies outside, and that input, squared."""
+        found = list[tuple[Tensor, Tensor]]()
         with inputs_of(self.model, self.bases) as seen:
             through_blocks(self.model, pictures, self.blocks)
             for name, basis in self.bases.items():
                 inputs = seen[name]
                 basis = basis.to(inputs)
                 rest = inputs - (inputs @ basis.mT) @ basis
-                length = inputs.detach().square().sum(2)
-                counted = counts.to(inputs)
-                shares.append((rest.square().sum(2) * counted).sum(1) / (length * counted).sum(1))
-        return torch.stack(shares).mean(0)
+                found.append((rest.square().sum(2), inputs.detach().square().sum(2)))
+        return found
 
     def sees_mixtures(self, picture: Tensor, enough: float) -> bool:
         """Whether a mixture of the batch's pictures would not pass, as one picture (1, C, H, W)
         shows: each patch in turn is exchanged for the one that is least like it, and whatever
-        stands in the place of one patch must show in other tokens.
+        stands in the place of one patch must show in other tokens. So must what stands in the
+        places of several, such as a window of attention: no part of the picture is told from the
+        rest alone.
 
         Where a new network's branches are nearly nothing, its tokens do not see each other.
         """
-        if self.batch == 1:
-            return True
+        return self.batch == 1 or self.is_coherent(picture, enough)
+
+    def is_coherent(self, picture: Tensor, enough: float) -> bool:
+        """Whether every part of a picture (1, C, H, W) shows in tokens of the rest."""
         patches, size = to_patches(picture[0], self.model.patch_size), self.model.patch_size
         places = torch.arange(len(patches), device=patches.device)
         trials = patches.expand(len(patches), -1, -1).clone()
         trials[places, places] = patches[torch.cdist(patches, patches).argmax(1)]
-        counts = patches.new_ones(len(patches), self.model.tokens)
-        counts[places, self.model.prefix + places] = 0
-        shares = list[Tensor]()
+        shown = list[Tensor]()
         with torch.no_grad():
-            for some, counted in zip(trials.split(AT_ONCE), counts.split(AT_ONCE), strict=True):
-                shares.append(self._share(to_images(some, self.model.grid, size), counted))
+            for some in trials.split(AT_ONCE):
+                of_layers = self._outside(to_images(some, self.model.grid, size))
+                parts = [rest / length.sum(1, keepdim=True) for rest, length in of_layers]
+                shown.append(torch.stack(parts).mean(0))
             own = float(self.off(picture))
-        least = torch.cat(shares).min(0)
+        shares = torch.cat(shown).double()  # (N, T): what of each patch's exchange each token shows
+        shares[places, self.model.prefix + places] = 0
+        least = shares.sum(1).min(0)
         trial = to_images(trials[least.indices][None], self.model.grid, size)
-        distinct = float(least.values) > DOUBTED * own
-        return distinct and not self._fits(trial, float(least.values), enough)
+        shows = min(float(least.values), smallest_cut(_tied(shares, self.model.prefix)))
+        return shows > DOUBTED * own and not self._fits(trial, shows, enough)
 
     def passes(self, picture: Tensor, share: float, enough: float) -> bool:
         """Whether a normalised picture (1, C, H, W) of which this share lies outside counts as
@@ -192,6 +199,39 @@ class LayerSpans:
                 outside = (inputs @ basis.mT).square() @ self.doubts[name]  # of each, expected
                 expected.append(outside.sum() / inputs.square().sum())
         return share <= DOUBTED * float(torch.stack(expected).mean())
+
+
+def _tied(shares: Tensor, prefix: int) -> Tensor:
+    """How much (N, N) two patches show in each other's tokens, and both together in tokens that are
+    no patch's, from what each patch (N, T) shows in each token."""
+    count = len(shares)
+    own = shares[:, prefix : prefix + count]
+    others = torch.cat((shares[:, :prefix], shares[:, prefix + count :]), 1)
+    total = others.sum(0).clamp_min(torch.finfo(shares.dtype).tiny)
+    return own + own.mT + (others / total) @ others.mT
+
+
+def smallest_cut(weights: Tensor) -> float:
+    """The least sum of weights (n, n) between two parts of n things, by Stoer and Wagner's way.
+
+    smallest_cut(torch.block_diag(torch.ones(3, 3), torch.ones(2, 2))) == 0
+    """
+    weights, least = weights.double().cpu().numpy().copy(), math.inf
+    np.fill_diagonal(weights, 0)
+    while len(weights) > 1:
+        bound, last, before = weights[0].copy(), 0, 0
+        bound[0] = -math.inf
+        for _ in range(len(weights) - 1):  # the one that is bound most to those before it
+            last, before = int(bound.argmax()), last
+            cut = float(bound[last])
+            bound += weights[last]
+            bound[last] = -math.inf
+        least = min(least, cut)
+        weights[before] += weights[last]
+        weights[:, before] += weights[:, last]
+        weights[before, before] = 0
+        weights = np.delete(np.delete(weights, last, 0), last, 1)
+    return least
 
 
 def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -> Tensor:

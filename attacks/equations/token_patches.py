@@ -50,7 +50,7 @@ from attacks.jigsaw import solve
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.jigsaw import Grid, to_images
 from mjp_privacy.models.live_blocks import queries_keys_values
 from mjp_privacy.models.vit import input_of
 
@@ -63,7 +63,19 @@ ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
 fit no better before this ends."""
+SAME = 1e-3  # relative difference up to which two orders show the same picture
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
+
+
+def other_orders(grid: Grid) -> list[Tensor]:
+    """Orders (N,) of patches in which a network that sees how far apart they are, but not in which
+    direction, or positions on a ring, computes the same as in their own: rolled by a row or a
+    column, turned and mirrored."""
+    own = torch.arange(grid.patches).view(grid.rows, grid.columns)
+    turned = [own.roll(1, 0), own.roll(1, 1), own.flip(0), own.flip(1), own.flip(0, 1)]
+    if grid.rows == grid.columns:
+        turned += [own.T, own.T.flip(0), own.T.flip(1), own.T.flip(0, 1)]
+    return [order.flatten() for order in turned if not torch.equal(order, own)]
 
 
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:
@@ -240,7 +252,8 @@ class StepTokens:
 
     def _verified(self, found: StepPicture) -> StepPicture:
         """The picture with what share of its layers' inputs lies outside their spans, where that is
-        what noise leaves there. Where borders told an order, only a network that sees it counts."""
+        what noise leaves there. Where borders told an order, it counts only if the network sees it:
+        all parts of the picture in each other, and no other order alike."""
         ordered = bool(found.hidden.any())
         if (ordered and self.masked is not None) or not bool((found.token >= 0).all()):
             return found
@@ -250,15 +263,23 @@ class StepTokens:
         if spans is None or spans.bases.keys() <= {QKV.removesuffix(".weight")}:
             return found  # block 0's first layer sees each patch alone
         enough = min(FOUND * torch.finfo(self.precision).eps ** 2, MOST)
-        patches, passing = found.patches, list[float]()
-        for shown in (patches, patches.roll(1, 0)) if ordered else (patches,):
-            x = to_images(shown, self.model.grid, self.model.patch_size).unsqueeze(0)
+        patches, size = found.patches, self.model.patch_size
+
+        def outside(shown: Tensor) -> float:
+            """Its share, or NaN where that is more than noise explains."""
+            x = to_images(shown, self.model.grid, size).unsqueeze(0)
             with torch.no_grad():
-                outside = float(spans.off(x))
-            passing += [outside] if spans.passes(x, outside, enough) else [math.nan]
-        if ordered and math.isfinite(passing[1]):
-            return found
-        return replace(found, outside=passing[0])
+                share = float(spans.off(x))
+            return share if spans.passes(x, share, enough) else math.nan
+
+        share = outside(patches)
+        if ordered and math.isfinite(share):
+            coherent = spans.is_coherent(to_images(patches, self.model.grid, size)[None], enough)
+            others = (patches[order] for order in other_orders(self.model.grid))
+            apart = (one for one in others if float((one - patches).norm() / patches.norm()) > SAME)
+            if not coherent or any(math.isfinite(outside(one)) for one in apart):
+                return found
+        return replace(found, outside=share)
 
     def _nothing(self) -> StepPicture:
         patches, order = self.anchor.expand(self.count, -1).clone(), torch.arange(self.count)
