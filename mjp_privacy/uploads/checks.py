@@ -47,6 +47,9 @@ RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers t
 LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
 FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
+FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
+"""Of contrast that are looked through, and on how many pixels."""
+NEARLY = 0.6  # of `levels_apart`, from which a factor is looked at closely
 
 Floats = tuple[float, float]
 Channels = tuple[float, float, float]
@@ -120,6 +123,12 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         found = f"with {min(fitting)[1]} they are 8-bit levels within [0, 1]"
     elif on_a_grid and off > RANDOM:
         found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
+    elif (scale := scale_on_a_grid(fed, std)) is not None:
+        found = (
+            f"with {scale:.4g} times their contrast they are 8-bit levels, as where the gradients "
+            "of positions and of the patch embedding were scaled apart (clipped, or a learning "
+            "rate, for each tensor)"
+        )
     elif outside > FEW:
         found = "no usual one fits, or its pixels or gradients were altered"
     else:
@@ -138,6 +147,32 @@ def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
     scale = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     turns = torch.exp(2j * math.pi * 255 * scale * fed.double().cpu())
     return float(torch.view_as_real(turns).flatten(1, 2).nanmean(1).norm(dim=1).min())
+
+
+def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
+    """The least factor by which a picture's contrast has to be multiplied for its pixels to be
+    8-bit levels; None where none of `FACTORS` does it.
+
+    scale_on_a_grid(1.25 * (levels / 255 - 0.5) / 0.5, (0.5, 0.5, 0.5))   # 0.8
+    """
+    known = fed.double().cpu()[:, ~fed.isnan().any(0).cpu()]
+    apart = max(len(known.mT) // PIXELS_TRIED, 1)
+    levels = known[:, ::apart] * torch.tensor(std, dtype=torch.float64)[:, None] * 255
+
+    def on_grid(factors: Tensor) -> Tensor:
+        turns = torch.exp(2j * math.pi * factors[:, None, None] * levels)
+        return turns.mean(2).abs().amin(1)
+
+    spread = float((levels - levels.mean(1, keepdim=True)).abs().max())
+    step = 1 / (3 * FACTORS[1] * max(spread, 1.0))  # a third of a level
+    count = math.ceil(math.log(FACTORS[1] / FACTORS[0]) / step)
+    for factors in torch.logspace(*map(math.log10, FACTORS), count, dtype=torch.float64).split(256):
+        for factor in factors[on_grid(factors) > NEARLY]:
+            near = factor * (step * torch.linspace(-5, 5, 201, dtype=torch.float64)).exp()
+            best = on_grid(near).max(0)
+            if float(best.values) > ON_A_GRID:
+                return float(near[best.indices])
+    return None
 
 
 def _candidates(
@@ -200,6 +235,10 @@ SHUFFLED = 0.7
 """Of the squared steps across borders: what is left at most of those of a shuffled picture. Put in
 order, 60 plain photographs (20 of scikit-image, at 32, 64 and 224 pixels) keep .94 or more; of
 120 with a quarter or half of the patches shuffled 119 keep .69 or less."""
+ABOVE, FLAT = 2.0, (0.5 / 255) ** 2
+"""Times the largest squared steps within patches that those across borders are at least where a
+picture was shuffled, and the least steps within: of 200 plain photographs they are 1.9 times as
+large at most, of mosaics 2.8, of nearly all of 600 with a quarter or more shuffled 2 or more."""
 LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
@@ -295,16 +334,23 @@ def of_unscored(
 
 def shuffled_patches(fed: Tensor, in_order: Tensor, patch_size: int) -> int:
     """How many patches of pictures (m, C, H, W) stand elsewhere in the same pictures put in order,
-    where the borders between patches say that they were shuffled; 0 where they do not."""
-    if border_steps(in_order, patch_size) > SHUFFLED * border_steps(fed, patch_size):
+    where the borders between patches say that they were shuffled; 0 where they do not, as in
+    mosaics, whose steps are as large within patches, or whose patches are flat."""
+    *within, border = steps_by_line(fed, patch_size)
+    if steps_by_line(in_order, patch_size)[-1] > SHUFFLED * border:
+        return 0
+    if border < ABOVE * max(within) or max(within) < FLAT:
         return 0
     apart = to_patches(fed.double(), patch_size) - to_patches(in_order.double(), patch_size)
     return int((apart.abs().amax(-1) > 1 / 255).sum())
 
 
-def border_steps(images: Tensor, patch_size: int) -> float:
-    """The mean squared step from pixel to pixel across the borders of patches."""
-    across = [images.diff(dim=dim) for dim in (-2, -1)]
-    at = slice(patch_size - 1, None, patch_size)
-    steps = across[0][..., at, :], across[1][..., at]
-    return float(torch.cat([step.double().flatten() for step in steps]).square().mean())
+def steps_by_line(images: Tensor, patch_size: int) -> list[float]:
+    """The mean squared step from one pixel to the next behind each line of the patches, the last of
+    which is their border."""
+    across = [images.diff(dim=-2).movedim(-2, 0), images.diff(dim=-1).movedim(-1, 0)]
+    lines = [[steps[line::patch_size] for steps in across] for line in range(patch_size)]
+    return [
+        float(torch.cat([part.double().flatten() for part in line]).square().mean())
+        for line in lines
+    ]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attacks import traits_of
-from attacks.shared_picture import SHARING
+from attacks.shared_picture import CERTAIN, SHARING
 from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
@@ -264,12 +264,14 @@ class Leak:
         if self.batch > 1 or SHARING in best.diagnostics:
             said += of_batch(best, self.condition)
         elif self.moved:
+            shape = self._other_shape
+            another = f", or of pictures of another shape ({shape})" if shape else ""
             said += (
                 f"{of_one(self.ranked[1], self.declared, self.condition)} That is the picture as "
                 f"it was fed: {self.moved} of its patches stand where their borders do not fit, as "
-                f"of a client that shuffles and masks none. {best.attack} put the same patches "
-                "back by their borders; that order is a guess, which no gradient of one upload "
-                "tells."
+                f"of a client that shuffles and masks none{another}. {best.attack} put the same "
+                "patches back by their borders; that order is a guess, which no gradient of one "
+                "upload tells."
             )
         else:
             said += of_one(best, self.declared, self.condition)
@@ -280,10 +282,14 @@ class Leak:
         """As far as what a picture is certain."""
         if self.other_size is None:
             return AS_DECLARED
-        other = size_text(self.other_size)
+        return f"{AS_DECLARED}, and pictures are square ({self._other_shape})"
+
+    @property
+    def _other_shape(self) -> str:
         return (
-            f"{AS_DECLARED} and pictures are square (the network takes {other} px as well: "
-            "img_size=… says which)"
+            f"the network takes {size_text(self.other_size)} px as well: img_size=… says which"
+            if self.other_size
+            else ""
         )
 
     def _score(self, made: Reconstructed) -> str:
@@ -307,8 +313,10 @@ class Leak:
         for name, why in {**self.refused, **self.skipped}.items():
             by_reason.setdefault(why, []).append(name)
         lines += [f"not {', '.join(names)}: {why}" for why, names in by_reason.items()]
-        labels = "" if self.labels is None else f"{self.labels.tolist()}, "
-        lines.append(f"labels: {labels}{self.label_source}")
+        labels, source = self.labels, self.label_source
+        if labels is None and self.ranked and self.best.labels is not None:
+            labels, source = self.best.labels, f"of {self.best.attack}'s pictures (.best.labels)"
+        lines.append(f"labels: {'' if labels is None else f'{labels.tolist()}, '}{source}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.verdict])
 
     @house_style()
@@ -338,11 +346,14 @@ others, by factors down to the second. It leaves a residual above the first; cli
 unless noise was added or the gradient is of half precision."""
 NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
 
-AS_DECLARED = "as far as mean, std and the order of channels are as declared"
+AS_DECLARED = (
+    "as far as mean, std and the order of channels are as declared, no tensor's gradient was "
+    "scaled by itself"
+)
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
-    "mixup change it), labels, sign, scale (lr, loss scale), weights, batch, mean and std, a "
-    "defence's error (`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them)"
+    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights, batch, mean and "
+    "std, a defence's error (`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them)"
 )
 
 
@@ -354,7 +365,7 @@ def of_one(best: Reconstructed, declared: float, condition: str) -> str:
     """
     fits, known = _explained(best, declared), not math.isnan(best.residual)
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
-    left = f"residual {best.residual:.2g}; {best.scaled_residual:.2g} {_times(best.factor)}"
+    left = _left(best)
     noise = ""
     if declared:
         noise = (
@@ -363,7 +374,7 @@ def of_one(best: Reconstructed, declared: float, condition: str) -> str:
         )
     if best.is_certain:
         why = f"it alone solves the equations of the patch embedding{solved}"
-        if not solved:
+        if CERTAIN in best.diagnostics:
             why = "the inputs of its layers are those that the upload shows"
         said = f"{best.attack}'s picture is certain: {why}, {condition}."
         if known and not fits:
@@ -410,6 +421,14 @@ def _explained(best: Reconstructed, declared: float) -> str:
     return ""
 
 
+def _left(best: Reconstructed) -> str:
+    """What the pictures leave of the uploaded gradient, at the scale that fits it best and as they
+    are: by the first, attacks are ranked."""
+    return (
+        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
+    )
+
+
 def _decibels(value: float) -> str:
     return f"≥ {CAP:g}" if value >= CAP else f"{value:.1f}"
 
@@ -426,7 +445,7 @@ def of_batch(best: Reconstructed, condition: str) -> str:
     assert best.images is not None
     of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
     explained, known = _explained(best, 0.0), not math.isnan(best.residual)
-    left = f"the uploaded gradient (residual {best.residual:.2g})"
+    left = f"the uploaded gradient ({_left(best)})"
     whole = f"As a whole {best.attack}'s batch {explained}" if explained else ""
     if whole and best.labels is not None:
         whole += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."

@@ -240,8 +240,13 @@ def own_uploads(
     told = shown[0]
     if told is not None and (several := _classes_of(first, models[0])) > 1:
         told = None
+        turned = _classes_of(first, models[0], -1) == 1
         notes.append(
-            f"the classifier's gradient points to at least {several} classes, and that of one "
+            "the classifier's gradient has one positive entry, where that of a picture has one "
+            "negative one: its sign is turned, as in weights after minus before (give "
+            "kind='weight_difference' and lr=…)"
+            if turned
+            else f"the classifier's gradient points to at least {several} classes, and that of one "
             "picture to one: this looks like a batch (give batch=…) or mixup"
         )
     if told is not None and len(classes) > 1:
@@ -300,12 +305,16 @@ def _update_of(sent: Mapping[str, Tensor], client: ClientStep, round: int) -> Cl
     )
 
 
-def _classes_of(update: ClientUpdate, model: LoadedModel) -> int:
+def _classes_of(update: ClientUpdate, model: LoadedModel, sign: int = 1) -> int:
     """How many classes the gradient of the classifier's bias points to at most in a step; 1 where
-    noise hides it."""
+    noise hides it.
+
+    sign  -1: were it turned
+    """
     bias = classifier_gradient(update, model).get(HEAD_BIAS)
     if bias is None or update.noise:
         return 1
+    bias = sign * bias
     strongest = bias.amin(1, keepdim=True)
     return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum(1).max())
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.equations.batches import differences, superposed
 from attacks.equations.lattice_pictures import NormTest
-from attacks.equations.layers import FOUND, LayerSpans
+from attacks.equations.layers import FOUND, LayerSpans, smallest_cut
 from attacks.equations.patch_system import patch_system
 from attacks.lattice.cost import Frame
 from attacks.lattice.search import sums_of
@@ -120,6 +120,19 @@ def test_where_nothing_is_found_the_guesses_of_batch_span_stand() -> None:
     assert torch.allclose(found.images, solved(view, "batch_span").images)
     assert found.diagnostics["certain"].tolist() == [0.0, 0.0]
     assert found.diagnostics["outside"].isnan().all()
+
+
+def test_the_smallest_cut_is_that_of_all_parts() -> None:
+    """Beside a search through all parts of seven things."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        weights = torch.rand(7, 7, generator=generator) ** 4
+        weights = weights + weights.mT
+        cuts = []
+        for part in range(1, 2**6):
+            here = torch.tensor([bool(part >> place & 1) for place in range(7)])
+            cuts.append(float(weights[here][:, ~here].sum()))
+        assert smallest_cut(weights) == pytest.approx(min(cuts))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0])

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.shared_picture import CERTAIN
 from mjp_privacy import attack_gradients, load_images, load_model
@@ -22,7 +23,7 @@ from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
-from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored
+from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored, scale_on_a_grid
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import client_step, declared_errors, own_uploads
 from tests.helpers.models import planted_model
@@ -224,6 +225,106 @@ def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
     assert "none (mean 0, std 1)" in wrong.verdict
 
 
+@pytest.mark.parametrize("factor", [0.2, 1.25, 3.0])
+def test_a_table_whose_gradient_was_scaled_by_itself_is_told_by_the_pictures_levels(
+    factor: float,
+) -> None:
+    known = declaring(planted_model(img_size=16), IMAGENET)
+    picture = (planted_images(1, 16) * 255).round() / 255
+    sent = as_fed(known, fed(picture, IMAGENET))
+    assert attacked(known, sent).best.is_certain
+    leak = attacked(known, {n: g * factor if n == "pos_embed" else g for n, g in sent.items()})
+    assert not leak.best.is_certain
+    assert leak.doubt
+    found = scale_on_a_grid(fed(picture, IMAGENET)[0] / factor, IMAGENET[1])
+    assert found == pytest.approx(factor, rel=1e-3)
+
+
+def test_a_turned_sign_is_told(model: LoadedModel, gradients: Gradients) -> None:
+    leak = attacked(model, {name: -gradient for name, gradient in gradients.items()})
+    assert any("weight_difference" in note for note in leak.notes)
+
+
+# what no gradient tells ---------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Self-attention of which each of 16 tokens sees some, the nearer the more."""
+
+    def __init__(self, sees: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(96, 288), nn.Linear(96, 96)
+        self.num_heads = 4
+        self.register_buffer("bias", bias.masked_fill(~sees, -1e9))
+
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5 + self.bias).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+PLACES = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
+APART = PLACES[:, None] - PLACES
+DISTANCE, DIRECTION = APART.norm(dim=2), APART @ torch.tensor([1.0, 0.4])
+WINDOW = (PLACES // 2) @ torch.tensor([2.0, 1.0])
+WINDOWS, ALL = WINDOW[:, None] == WINDOW, torch.ones(16, 16, dtype=torch.bool)
+
+
+def sent_by(sees: Tensor, bias: Tensor, pictures: Tensor, **options: Any) -> nn.Module:
+    """A ViT of 4 × 4 patches whose blocks attend so, with its gradients of these pictures."""
+    torch.manual_seed(0)
+    network: Any = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=96,
+        depth=2,
+        num_heads=4,
+        num_classes=10,
+        class_token=False,
+        global_pool="avg",
+        **options,
+    )
+    for block in network.blocks:
+        block.attn = Attention(sees, bias)
+        for matrix in (p for p in block.parameters() if p.ndim == 2):
+            nn.init.normal_(matrix, std=0.1)
+    labels = torch.arange(len(pictures)) + 3
+    nn.functional.cross_entropy(network((pictures - 0.5) / 0.5), labels).backward()
+    assert isinstance(network, nn.Module)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("sees", "bias", "is_told"),
+    [(ALL, DIRECTION, True), (ALL, DISTANCE, False), (WINDOWS, DIRECTION, False)],
+    ids=["direction", "distance", "windows"],
+)
+def test_an_order_that_attention_does_not_tell_is_not_certain(
+    sees: Tensor, bias: Tensor, is_told: bool
+) -> None:
+    """A mirrored order, or one of other windows, has the same inputs of all layers."""
+    picture = (planted_images(1, 32).float() * 255).round() / 255
+    network = sent_by(sees, bias, picture, pos_embed="none")
+    leak = attack_gradients(
+        network, mean=0.5, std=0.5, img_size=32, images=picture, attacks="token_peeling"
+    )
+    assert leak.best.is_certain == is_told
+    assert not is_told or leak.best.exact == 1
+
+
+@pytest.mark.parametrize(("sees", "are_told"), [(ALL, True), (WINDOWS, False)])
+def test_a_patchwork_of_windows_is_not_certain(sees: Tensor, are_told: bool) -> None:
+    pictures = (planted_images(2, 32).float() * 255).round() / 255
+    leak = attack_gradients(
+        sent_by(sees, DIRECTION, pictures),
+        **{"mean": 0.5, "std": 0.5, "batch": 2},
+        attacks="token_peeling",
+        images=pictures,
+    )
+    assert leak.best.verified == (2 if are_told else 0)
+    assert not are_told or leak.best.exact == 2
+
+
 # shuffled, or with defences that are named --------------------------------------------------------
 
 
@@ -235,6 +336,15 @@ def larger() -> LoadedModel:
 
 def photograph(place: int) -> Tensor:
     return list(load_images("embedded", size=64, limit=place + 1))[place][0].double()[None]
+
+
+def test_a_mosaic_is_not_taken_for_a_shuffled_picture(larger: LoadedModel) -> None:
+    for cell in (4, 8):
+        pixels = nn.functional.avg_pool2d(photograph(0), cell)
+        mosaic = nn.functional.interpolate(pixels, scale_factor=cell)
+        sent = gradient_of(larger, mosaic, LABEL)
+        leak = attacked(larger, sent, images=mosaic, attacks=["patch_gradient", "patch_jigsaw"])
+        assert (leak.best.attack, leak.moved) == ("patch_gradient", 0)
 
 
 @pytest.mark.parametrize(("place", "shuffles"), [(0, True), (4, False)])
