@@ -276,6 +276,8 @@ class Line:
     def frame(self) -> pd.DataFrame:
         """The rows of images that could be read, those that are not ok without scores."""
         readable, failed = self._readable, self._readable["status"] != "ok"
+        if not failed.any():
+            return readable
         scores = [name for name in scores_of(readable) if split(name)[1] != DIAGNOSTIC]
         return readable.assign(**{name: readable[name].mask(failed) for name in scores})
 
