@@ -169,7 +169,7 @@ def _part(line: Line, selection: Spec, folder: Path) -> Line:
     if "without" in selection:
         others = published_at(folder / selection["without"]).rows["image_id"]
         rows = rows[~rows["image_id"].isin(others)]
-    return Line(line.facts, rows)
+    return line if rows is line.rows else Line(line.facts, rows)
 
 
 def _lined(table: Spec, chosen: Sequence[tuple[Sequence[str], Line]]) -> Cells:
