@@ -508,9 +508,9 @@ class StepUpload:
         """
         step_alone = update.part(slice(step, step + 1))
         grads = {name: gradient(view, step_alone, name) for name in step_alone.grads}
-        rows, table = patch_system(view, step_alone).rows, grads[TABLE]
-        others = table.flatten(1, -2)[:, : view.model.before]
-        grads[TABLE] = torch.cat((others, rows), 1).view_as(table)
+        table = grads[TABLE].flatten(1, -2).clone()
+        table[:, view.model.rows_of_patches] = patch_system(view, step_alone).rows
+        grads[TABLE] = table.view_as(grads[TABLE])
         return cls(model, replace(step_alone, kind="gradient", grads=grads, dal_lambda=0.0))
 
     @property

@@ -10,25 +10,18 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy.models.live_runs import Ran
 from mjp_privacy.models.vit import ACTIVATION_LAYERS, token_norm
 
 FIRST, GATED = "fc1", ("fc1_g", "fc1_x")
 """timm's names of a two-layer network's first layer, and of two whose outputs gate each other."""
 QUERIES = 4  # of the tokens by whose sums an attention is told
 SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
-
-
-class Ran(NamedTuple):
-    """A part of a network that ran, with the first of what it was given and what it returned."""
-
-    part: nn.Module
-    given: Any
-    output: Any
 
 
 def queries_keys_values(attention: Any) -> Any:

@@ -28,9 +28,9 @@ from mjp_privacy.models.live_parts import (
     FlattenedPatches,
     Renamed,
     embed_by_convolution,
-    tables_by_rows,
     tell_size,
 )
+from mjp_privacy.models.live_tables import tables_by_rows
 from mjp_privacy.models.timm_networks import (
     IN_SIZE,
     Parts,
@@ -122,9 +122,10 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
         own[PROJECTION] = projection.placed(own[PROJECTION])
     if network.resampled is not None and TABLE in own:
         rows = own[TABLE].reshape(len(own[TABLE]), -1, network.embed_dim)
-        patches = network.resampled @ rows[:, network.before :].double()
-        table = torch.cat((rows[:, : network.before], patches.to(rows)), 1)
-        own[TABLE] = table.unsqueeze(1)
+        stored = slice(network.before, network.before + network.resampled.shape[1])
+        patches = network.resampled @ rows[:, stored].double()
+        parts = rows[:, : stored.start], patches.to(rows), rows[:, stored.stop :]
+        own[TABLE] = torch.cat(parts, 1).unsqueeze(1)
     return own
 
 
@@ -160,8 +161,10 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
             "of at most the size that the table was made for."
         )
     rows = stored.detach().reshape(-1, stored.shape[-1])
-    patches = (spread @ rows[parts.before :].double()).to(rows)
-    table = nn.Parameter(torch.cat((rows[: parts.before], patches)).unsqueeze(0))
+    of_patches = parts.rows_of_patches
+    patches = (spread @ rows[of_patches].double()).to(rows)
+    others = rows[: of_patches.start], rows[of_patches.stop :]
+    table = nn.Parameter(torch.cat((others[0], patches, others[1])).unsqueeze(0))
     if (resize := getattr(net, "set_input_size", None)) is not None:
         resize(img_size=size)
     for part in net.modules():
@@ -197,14 +200,14 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
     precise = copy.deepcopy(net).double()
     table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
     assert table is not None
-    count = Grid.in_pictures(x, int(parts.projection.kernel_size[0])).patches
-    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.before :]
+    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.rows_of_patches]
+    one, other = (input_of(precise, block, given)[0] for given in (x.double(), 0 * x.double()))
+    of_patches = (one != other).any(-1)
 
     def seen(positions: Tensor) -> Tensor:
         """Block 0's input at the patches (N, D), for these rows of the table."""
         held.copy_(positions)
-        tokens = input_of(precise, block, x.double())[0]
-        return tokens[len(tokens) - count :].clone()
+        return input_of(precise, block, x.double())[0][of_patches]
 
     nothing, columns = seen(torch.zeros_like(held)), []
     for some in torch.eye(len(held), dtype=torch.float64).split(width):

@@ -125,7 +125,7 @@ class MJPVisionTransformer(Common):
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
     family: ClassVar[str] = "vit"  # `sizes.Family`: other networks of Table 1 stand beside it
-    before: ClassVar[int] = 1  # rows of the table before the patches': the class token's
+    before: int = 1  # rows of the table before the patches': the class token's
     prefix: ClassVar[int] = 1  # tokens of block 0 before the patches': the class token
     adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
@@ -38,6 +37,7 @@ from mjp_privacy.models.checkpoints import (
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.mjp_vit import check_mask
+from mjp_privacy.models.patch_equation import HOLDS, gradients_of, misfit
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, Common, input_of, start_
 from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
@@ -47,8 +47,6 @@ STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
 FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
 """Fields of a model that a user may set; the rest is the network's own."""
-HOLDS = 1e-3
-"""Relative error of the patch equation up to which a network's parts are what they seem."""
 IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures are no squares."
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
@@ -69,6 +67,11 @@ class Parts:
     table: nn.Parameter | None
     grid: Grid
     before: int
+
+    @property
+    def rows_of_patches(self) -> slice:
+        """Of the table."""
+        return slice(self.before, self.before + self.grid.patches)
 
     @property
     def channels(self) -> int:
@@ -116,7 +119,7 @@ def parts_of(net: nn.Module) -> Parts:
             f"{projection.out_channels}, got {rows} of width {table.shape[-1]}. Give a network "
             "that adds its table to the embedded patches."
         )
-    return Parts(projection, table, grid, rows - grid.patches)
+    return Parts(projection, table, grid, getattr(net, "rows_before", rows - grid.patches))
 
 
 def kind_of(net: Any) -> str:
@@ -248,10 +251,11 @@ class TimmNetwork(WithCard, Common):
         assert table is not None
         rows = table.flatten(1, -2)
         hidden = mask.to(rows.device).reshape(-1, self.grid.patches, 1)
-        patches = torch.where(hidden, self.unk_embed, rows[:, self.before :])
-        others = rows[:, : self.before].expand(len(patches), -1, -1)
-        masked = torch.cat((others, patches), 1).unflatten(1, table.shape[1:-1])
-        self._parameters["pos_embed"] = masked
+        masked = rows.expand(len(hidden), -1, -1).clone()
+        masked[:, self.rows_of_patches] = torch.where(
+            hidden, self.unk_embed, rows[:, self.rows_of_patches]
+        )
+        self._parameters["pos_embed"] = masked.unflatten(1, table.shape[1:-1])
         try:
             yield
         finally:
@@ -277,33 +281,22 @@ def check_equation(network: TimmNetwork) -> None:
         )
     if network.pos_embed is None:
         return
-    drawn = {
-        name: torch.randn(p.shape, generator=generator).to(like) * START_STD
-        for name, p in network.named_parameters()
-        if p.ndim > 1 and not bool(p.any())
-    }
-    with (
-        code_of(
-            network.net,
-            "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
-            "its own",
-            "Leave out reparametrisations and checkpointing, which change no gradient.",
-        ),
-        torch.enable_grad(),
+    with code_of(
+        network.net,
+        "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of its "
+        "own",
+        "Leave out reparametrisations and checkpointing, which change no gradient.",
     ):
         weight = network.get_parameter("patch_embed.proj.weight")
-        table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
-        out = functional_call(network, drawn, (x,)).square().sum()
-        sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
+        sent = gradients_of(network, x, [network.pos_embed, weight])
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "
             "no gradient of them: the network leaves them out, or detaches them. Its gradients "
             "cannot be attacked as a ViT's."
         )
-    rows = sent[0].reshape(-1, network.embed_dim)[network.before :]
-    missed = rows.mT @ to_patches(x[0], network.patch_size) - sent[1].flatten(1)
-    off = float(missed.norm() / sent[1].norm())
+    rows = sent[0].reshape(-1, network.embed_dim)[network.rows_of_patches]
+    off = misfit(rows, to_patches(x[0], network.patch_size), sent[1].flatten(1))
     if not off <= HOLDS:  # also where it is no number
         raise UserError(
             f"{kind}: the gradient of its patch embedding is not that of "
@@ -395,7 +388,7 @@ def load_timm(
         network = _built(spec)
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
-        rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
+        rows = tensors["pos_embed"].flatten(1, -2)[:, network.rows_of_patches]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
     if not heads and spec.num_classes:
         fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}

@@ -152,6 +152,13 @@ class Common(nn.Module):
 
     patch_embed: Any
     embed_dim: int
+    grid: Grid
+    before: int
+
+    @property
+    def rows_of_patches(self) -> slice:
+        """The rows of the table of positions that belong to the patches."""
+        return slice(self.before, self.before + self.grid.patches)
 
     @property
     def like(self) -> Tensor:

@@ -1,0 +1,110 @@
+"""Uploads of networks of one's own, whose tables of positions are known by what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.modules import load_module
+from tests.uploads.test_own_networks import DIM, PATCH, Own, leak_of, photographs
+
+EQUATION = ("patch_gradient", 1, 1)
+
+
+class Placed(Own):
+    """With a table, in place of `pos_embed`, that has another name and rows for every token; the
+    class token stands behind the patches where it is `last`. `embed` may be a linear layer."""
+
+    def __init__(self, name: str, *, last: bool = False, linear: bool = False) -> None:
+        super().__init__(norm_first=True, batch_first=True)
+        del self.pos_embed
+        rows = 0.1 * torch.randn((32 // PATCH) ** 2 + 1, DIM)
+        self.name, self.last, self.linear = name, last, linear
+        embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+        setattr(self, name, embedding if name == "table" else nn.Parameter(rows[None]))
+        self.registers = nn.Parameter(torch.randn(1, 4, DIM))
+        self.mask_token = nn.Parameter(torch.randn(1, 1, DIM))
+        self.queries = nn.Parameter(torch.randn(1, len(rows), DIM))
+        if linear:
+            self.embed = nn.Linear(3 * PATCH**2, DIM)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.linear:
+            z = self.embed(nn.functional.unfold(x, PATCH, stride=PATCH).mT)
+        else:
+            z = self.embed(x).flatten(2).mT
+        cls = self.cls.expand(len(z), -1, -1)
+        table: Any = getattr(self, self.name)
+        table = table(torch.arange(z.shape[1] + 1)) if self.name == "table" else table
+        z = torch.cat((z, cls) if self.last else (cls, z), 1) + table
+        z = torch.cat((z, self.registers.expand(len(z), -1, -1)), 1)
+        return self.head(self.encoder(z).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["place_embed", "grid_embed", "location", "table"])
+def test_a_table_is_known_by_what_it_does(name: str) -> None:
+    torch.manual_seed(0)
+    found = leak_of(Placed(name), photographs(1), attacks="patch_gradient")
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+    found = leak_of(Placed(name, linear=True), photographs(1), attacks="patch_gradient")
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+
+
+@pytest.mark.parametrize("name", ["pos_embed", "location"])
+def test_the_patches_rows_are_found_where_the_class_token_is_last(name: str) -> None:
+    torch.manual_seed(0)
+    network = Placed(name, last=True)
+    found = leak_of(network, photographs(1), attacks=["patch_gradient", "april"])
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+    batch = leak_of(network, photographs(2), attacks="token_peeling", batch=2)
+    assert batch.best.exact == 2
+    one = load_module(network, mean=0.5, std=0.5)
+    assert (one.before, one.prefix, one.pos_embed is not None) == (0, 0, True)
+
+
+class MapOfPlaces(Own):
+    """With a map of places under another name."""
+
+    def __init__(self) -> None:
+        super().__init__(norm_first=True, batch_first=True)
+        del self.pos_embed
+        self.places = nn.Parameter(0.1 * torch.randn(1, DIM, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = (self.embed(x) + self.places).flatten(2).mT
+        return self.head(self.encoder(z).mean(1))  # type: ignore[no-any-return]
+
+
+def test_a_map_of_places_may_have_any_name() -> None:
+    torch.manual_seed(0)
+    found = leak_of(MapOfPlaces(), photographs(1), attacks="patch_gradient")
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+
+
+class WithoutTable(Own):
+    """With a fixed table, and as many learned rows that each token is compared with: no table."""
+
+    def __init__(self) -> None:
+        super().__init__(sine=True, norm_first=True, batch_first=True)
+        fixed = self.pos_embed.detach()
+        del self.pos_embed
+        self.register_buffer("pos_embed", fixed)
+        self.queries = nn.Parameter(torch.randn(17, DIM))
+        self.scales = nn.Parameter(torch.rand(16, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).flatten(2).mT
+        z = torch.cat((self.cls.expand(len(z), -1, -1), z * (1 + 0 * self.scales)), 1)
+        z = self.encoder(z + self.pos_embed)
+        return self.head((z + 0.1 * (z @ self.queries.mT).softmax(-1) @ self.queries).mean(1))  # type: ignore[no-any-return]
+
+
+def test_parameters_of_as_many_rows_are_no_tables() -> None:
+    torch.manual_seed(0)
+    assert load_module(WithoutTable(), mean=0.5, std=0.5, img_size=32).pos_embed is None
+    with pytest.raises(UserError, match="img_size"):
+        load_module(WithoutTable(), mean=0.5, std=0.5)
