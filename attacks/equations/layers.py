@@ -40,7 +40,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -58,6 +57,7 @@ from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 from mjp_privacy.models.vit import input_of, pictures_first
 
@@ -132,7 +132,7 @@ class LayerSpans:
 
     def precise(self) -> LayerSpans:
         """The same, looked at in float64."""
-        return replace(self, model=deepcopy(self.model).double())
+        return replace(self, model=copied(self.model).double())
 
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
@@ -530,7 +530,7 @@ class StepUpload:
 
 def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransformer:
     """A copy of the model with the weights that the client used; none is differentiated."""
-    model = deepcopy(view.model).requires_grad_(False)
+    model = copied(view.model).requires_grad_(False)
     with torch.no_grad():
         parameters = dict(model.named_parameters())  # also a table that `pos_embed` leaves out
         for name, value in weights(view, update).items():

@@ -10,7 +10,6 @@ one layer of both outputs. The layers' names are timm's, in a live network too (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from attacks.equations.embedding import Embedding
 from attacks.equations.layers import inputs_of
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live_blocks import GATED
 from mjp_privacy.models.vit import TokenNorm, input_of, pictures_first, token_norm
@@ -135,7 +135,7 @@ class TwoLayers:
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
         """The branch of a model's block 0, which is not differentiated."""
-        block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
+        block: Any = copied(model.blocks[0]).requires_grad_(False).eval()
         firsts = [
             block.get_submodule(name.removeprefix(f"{BLOCK}.")) for name in first_layers(model)
         ]

@@ -10,7 +10,7 @@ as long as there are no more of them than stored positions.
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width, size_text
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.live_blocks import call_attention, marked_order
 from mjp_privacy.models.live_parts import (
@@ -43,6 +44,8 @@ from mjp_privacy.models.timm_networks import (
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+CHECKPOINTS = re.compile("checkpoint")
+"""What attributes that have blocks computed again have in their names in timm and transformers."""
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
@@ -66,7 +69,7 @@ def of_live(
             f"{kind_of(module)}: expected the network that was traced or scripted, got what "
             "torch.jit made of it. Give the nn.Module."
         )
-    whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    whole = _to_work_on(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
@@ -100,13 +103,17 @@ def of_live(
     return network
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy, also of a network that keeps what it last computed as an attribute."""
-    kept = [value for part in module.modules() for value in vars(part).values()]
-    computed = [value for value in kept if isinstance(value, Tensor) and not value.is_leaf]
-    advice = "Give one that keeps no tensors of its last step."
+def _to_work_on(module: nn.Module) -> nn.Module:
+    """A copy of a network that computes in its backward pass what it did in its forward pass, where
+    parts could be told to compute it again: that changes no number, and hooks are gone by then."""
+    advice = "Give one of modules and tensors alone."
     with code_of(module, "that copy.deepcopy copies", advice):
-        return copy.deepcopy(module, {id(value): value.detach() for value in computed})
+        own = copied(module)
+    for part in own.modules():
+        for name, value in vars(part).items():
+            if value is True and CHECKPOINTS.search(name):
+                part.__dict__[name] = False
+    return own
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -197,7 +204,7 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
     Every channel of the table is stretched alike, so one pass shows as many columns of M as the
     table is wide.
     """
-    precise = copy.deepcopy(net).double()
+    precise = copied(net).double()
     table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
     assert table is not None
     width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.rows_of_patches]

@@ -6,7 +6,6 @@ compiler, SymPy), of which no attack needs any.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import Activation, Variant
 
@@ -240,7 +240,7 @@ def token_norm(part: nn.Module) -> TokenNorm | None:
     generator = torch_generator("tokens by which a norm is told")
     x = FAR * (0.5 + torch.randn(4, *shape, generator=generator, dtype=torch.float64))
     try:
-        own = copy.deepcopy(part).cpu().double()
+        own = copied(part).cpu().double()
         with torch.no_grad():  # without hooks, which are copied
             out, back = own.forward(x), own.forward(-x)
             bias, scaled = (out + back)[0] / 2, (out - back) / 2
