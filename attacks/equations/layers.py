@@ -79,7 +79,9 @@ def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
 
 def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None:
     """Why the layers' inputs of so many pictures fill their whole width, or None."""
-    tokens, width = model.tokens, model.embed_dim
+    tokens, width = model.tokens, model.token_width
+    if model.prefix + model.grid.patches > tokens:
+        return Refusal("block", model.other_tokens)
     if batch * tokens < width:
         return None
     most = (width - 1) // tokens

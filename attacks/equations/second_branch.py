@@ -42,7 +42,7 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
     if token_norm(block.norm2) is None:
         kind = type(block.norm2).__name__
         return f"before its two-layer network stands a {kind}, no norm that can be told"
-    return None
+    return model.other_tokens or None
 
 
 def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
@@ -53,6 +53,32 @@ def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
 def first_layers(model: MJPVisionTransformer) -> tuple[str, ...]:
     """The first layer of block 0's two-layer network, or two whose outputs gate each other."""
     return GATES if all(_has(model, name) for name in GATES) else (FC1,)
+
+
+def is_run_again(model: MJPVisionTransformer) -> bool:
+    """Whether layers of block 0 run more than once for a picture, or share their weights with
+    layers of other blocks, so that a gradient is the sum of several layers'."""
+    weights = [model.get_submodule(name).weight for name in layers_read(model)]
+    runs = [0] * len(weights)
+
+    def count(at: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            runs[at] += 1
+
+        return hook
+
+    handles = [
+        part.register_forward_hook(count(at))
+        for part in model.modules()
+        for at, weight in enumerate(weights)
+        if any(held is weight for held in part._parameters.values())
+    ]
+    pixels = model.grid.pixels(model.patch_size)
+    with torch.no_grad():
+        model(model.like.new_zeros(1, model.channels, *pixels))
+    for handle in handles:
+        handle.remove()
+    return max(runs) > 1
 
 
 def equations_hold(model: MJPVisionTransformer) -> bool:

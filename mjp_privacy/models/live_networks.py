@@ -156,6 +156,12 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
         )
     generator = torch_generator("a picture of another size")
     x = torch.randn(1, parts.channels, *size, generator=generator)
+    if not len(getattr(net, "blocks", ())):
+        raise UserError(
+            f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
+            f"{shown} px. Expected a network of blocks that stretches it, got none that can be "
+            "told. Give the img_size that the network was made for."
+        )
     takes = f"that takes pictures of {shown} px, as one built with dynamic_img_size does"
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))

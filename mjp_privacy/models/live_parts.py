@@ -126,7 +126,7 @@ class Renamed(nn.Module):
         """What is wanted of what the network returned; None where it did not end."""
         try:
             return self.logits(run[-1].output) if run and run[-1].part is self.rest else None
-        except StopIteration:  # nothing of it is a tensor
+        except UserError:  # nothing of it is a tensor
             return None
 
 

@@ -76,10 +76,13 @@ def positions_of(
     if shown := _rows_by_columns(module, named, projection):
         return Positions(shown, None, 0, True)
     if (table := _only(module, named)) is not None:
-        if _rows(table) > MOST_OTHERS and (found := tried(table)) is not None:
+        if (found := tried(table)) is not None:
             return found
         shown = _grid(module, table, patch, img_size)
-        grid = shown or _square(table)
+        grid, given = shown or _square(table), _grid(module, None, patch, img_size)
+        others = given is not None and given != grid and not takes(module, projection, grid)
+        if given is not None and others and takes(module, projection, given):
+            return Positions(given, None, 0, True)  # it is of something else, as of rows alone
         return Positions(grid, table, _rows(table) - grid.patches, shown is not None)
     for table in other_tables(module, projection.out_channels):
         if (found := tried(table)) is not None:

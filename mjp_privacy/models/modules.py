@@ -98,8 +98,18 @@ def load_module(
             raise
         refusal = error
     pixels = _normalisation(module, given)
+
+    def logits(returned: Any) -> Tensor:
+        """The first of the tensors that the network may mean."""
+        for answer in _answers(returned):
+            return answer
+        raise UserError(
+            f"{type(module).__name__}: expected a network that returns a tensor (B, outputs), or "
+            f"one among others, got {type(returned).__name__}. Give one that does."
+        )
+
     try:  # the module with its own forward
-        other = of_live(module, lambda x: next(_answers(x)), **pixels, img_size=img_size)
+        other = of_live(module, logits, **pixels, img_size=img_size)
     except NoPatches as error:
         raise error from refusal
     return cast(LoadedModel, other)

@@ -132,6 +132,8 @@ def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
     """Whatever a network's own code raises in this block, as a UserError."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"{kind_of(net)}: expected a network {expected}; it raised {format_error(error)}. "
@@ -193,28 +195,51 @@ class TimmNetwork(WithCard, Common):
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
 
     @cached_property
-    def _of_patches(self) -> Tensor:
-        """(tokens,) bool: which of the tokens that block 0 sees change with the picture."""
-        count, size = self.grid.patches, self.grid.pixels(self.patch_size)
+    def _changes(self) -> Tensor:
+        """(tokens, width) bool: which numbers that block 0 is given change with the picture."""
+        size = self.grid.pixels(self.patch_size)
+        like_patches = torch.ones(self.grid.patches, self.embed_dim, dtype=torch.bool)
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
-            return torch.ones(count, dtype=torch.bool)
+            return like_patches
         generator = torch_generator("a picture for the places of patches")
         pictures = torch.randn(2, 1, self.channels, *size, generator=generator).to(self.like)
         with torch.no_grad():
             one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
-            return torch.ones(count, dtype=torch.bool)
-        return (one != other).reshape(-1, self.embed_dim).any(1)
+            return like_patches
+        width = self.embed_dim if self.embed_dim in one.shape else one.shape[-1]
+        return (one != other).reshape(-1, width)
 
     @property
     def tokens(self) -> int:
         """How many tokens block 0 sees: the patches', and others before or behind them."""
-        return len(self._of_patches)
+        return len(self._changes)
 
     @property
     def prefix(self) -> int:
         """How many of block 0's tokens stand before the patches."""
-        return int(self._of_patches.byte().argmax())
+        return int(self._changes.any(1).byte().argmax())
+
+    @property
+    def token_width(self) -> int:
+        """Of the tokens that block 0 is given."""
+        return self._changes.shape[1]
+
+    @property
+    def other_tokens(self) -> str:
+        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
+        count, patches = int(self._changes.any(1).sum()), self.grid.patches
+        if count != patches:
+            return (
+                f"{patches} patches are embedded, and of block 0's tokens {count} depend on the "
+                "picture: what stands between them is not read"
+            )
+        if self.token_width != self.embed_dim:
+            return (
+                f"patches are embedded {self.embed_dim} wide, and block 0's tokens are "
+                f"{self.token_width} wide: what stands between them is not read"
+            )
+        return ""
 
     def train(self, mode: bool = True) -> TimmNetwork:
         """The mode of the network around and inside."""
@@ -273,6 +298,13 @@ def check_equation(network: TimmNetwork) -> None:
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
+    if given.ndim == 4 and given.shape[1] == x.shape[1] and given.shape != x.shape:
+        raise UserError(
+            f"{kind}: expected its patch embedding to be given the picture of {size_text(size)} "
+            f"px, got one of {size_text(tuple(given.shape[2:]))} px: what stands before it pads, "
+            "cuts or resizes pictures. Give the network behind that, and img_size=… of what it is "
+            "given."
+        )
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture, got "

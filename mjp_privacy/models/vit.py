@@ -161,6 +161,16 @@ class Common(nn.Module):
         return slice(self.before, self.before + self.grid.patches)
 
     @property
+    def token_width(self) -> int:
+        """Of the tokens that block 0 is given."""
+        return self.embed_dim
+
+    @property
+    def other_tokens(self) -> str:
+        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
+        return ""
+
+    @property
     def like(self) -> Tensor:
         """A parameter, which tells the network's device and precision."""
         return next(self.parameters())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
-from tests.uploads.test_own_networks import ByHand, Gated, leak_of, photographs
+from mjp_privacy import attack_gradients
+from mjp_privacy.core.errors import UserError
+from tests.uploads.test_own_networks import DIM, PATCH, ByHand, Gated, Own, leak_of, photographs
 
 GIVEN: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
 
@@ -43,3 +46,94 @@ def test_blocks_may_be_computed_again_in_the_backward_pass() -> None:
     assert found["patch_gradient"].exact == 1
     assert found["patch_gradient"].residual < 1e-6
     assert network.grad_checkpointing
+
+
+def test_blocks_that_share_their_weights_are_named_so() -> None:
+    torch.manual_seed(4)
+    network = ByHand("three", "list")
+    network.blocks[1] = network.blocks[0]
+    why = leak_of(network, photographs(1), **GIVEN).refused["token_peeling"]
+    assert "more than once" in why
+    network = ByHand("three", "list")
+    for part in ("out", "up", "down"):
+        getattr(network.blocks[1], part).weight = getattr(network.blocks[0], part).weight
+    assert "more than once" in leak_of(network, photographs(1), **GIVEN).refused["token_peeling"]
+
+
+class Neck(ByHand):
+    """With patches that are embedded otherwise than block 0 is given them: `wide`, and then
+    narrowed by a linear layer, with a table before it, or small, and then joined."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__("three", "list")
+        self.kind = kind
+        if kind == "joined":
+            first, second = nn.Conv2d(3, DIM, PATCH // 2, PATCH // 2), nn.Conv2d(DIM, DIM, 2, 2)
+            self.embed = nn.Sequential(first, nn.GELU(), second)  # type: ignore[assignment]
+        else:
+            self.embed, self.neck = nn.Conv2d(3, 2 * DIM, PATCH, PATCH), nn.Linear(2 * DIM, DIM)
+        if kind == "wide, with a table":
+            self.location = nn.Parameter(0.1 * torch.randn(1, 16, 2 * DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).flatten(2).mT
+        if self.kind == "wide, with a table":
+            z = z + self.location
+        z = z if self.kind == "joined" else self.neck(z)
+        z = torch.cat((self.cls.expand(len(z), -1, -1), z), 1) + self.pos_embed
+        return self.head(self.encoder(z.transpose(0, 1)).mean(0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["wide", "wide, with a table", "joined"])
+def test_tokens_that_are_no_embedded_patches_are_named_so(kind: str) -> None:
+    torch.manual_seed(4)
+    found = leak_of(Neck(kind), photographs(1), img_size=32)
+    assert "what stands between" in found.refused["token_peeling"]
+    assert not any("Error" in why for why in found.refused.values())
+    if kind == "wide, with a table":
+        assert (found.best.attack, found.best.exact) == ("patch_gradient", 1)
+
+
+class Rows(ByHand):
+    """With a learned table of rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__("three", "list")
+        self.row_pos = nn.Parameter(0.1 * torch.randn(4, 1, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).flatten(2).mT + self.row_pos.expand(4, 4, DIM).flatten(0, 1)
+        z = z + self.pos_embed[:, 1:]
+        return self.head(self.encoder(z.transpose(0, 1)).mean(0))  # type: ignore[no-any-return]
+
+
+def test_a_table_of_rows_alone_is_none_of_patches() -> None:
+    torch.manual_seed(4)
+    found = leak_of(
+        Rows(), photographs(1), attacks=["patch_gradient", "token_peeling"], img_size=32
+    )
+    assert "no table of positions" in found.refused["patch_gradient"]
+    assert (found.best.attack, found.best.exact) == ("token_peeling", 1)
+
+
+class Pads(Own):
+    """That pads pictures before it embeds them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(x, (4, 4, 4, 4)))
+
+
+class Says(Own):
+    """That returns no tensor."""
+
+    def forward(self, x: Tensor) -> Any:
+        return str(super().forward(x).argmax())
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Pads, "pads"), (Says, "tensor")])
+def test_what_stands_around_the_network_is_named(kind: Any, named: str) -> None:
+    network = kind(40, norm_first=True, batch_first=True)
+    sent = {name: torch.randn_like(p) for name, p in network.named_parameters()}
+    with pytest.raises(UserError, match=named) as caught:
+        attack_gradients(network, sent, mean=0.5, std=0.5, img_size=32 if kind is Pads else None)
+    assert "StopIteration" not in str(caught.value)
