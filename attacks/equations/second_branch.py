@@ -23,8 +23,8 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.live_blocks import GATED
-from mjp_privacy.models.vit import TokenNorm, input_of, pictures_first, token_norm
+from mjp_privacy.models.live_blocks import GATED, Named
+from mjp_privacy.models.vit import TokenNorm, first_tensor, input_of, pictures_first, token_norm
 
 BLOCK = "blocks.0"
 PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
@@ -113,11 +113,6 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
     return not (_differs(expected, z) or _differs(after, outputs[0]))
 
 
-def first_tensor(output: Any) -> Tensor:
-    """What a block hands on, which may stand beside its attention's weights."""
-    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
-
-
 def _has(module: nn.Module | None, name: str) -> bool:
     try:
         return module is not None and module.get_submodule(name) is not None
@@ -131,7 +126,10 @@ def _differs(one: Tensor, other: Tensor) -> bool:
 
 def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
     """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
-    plain ViT, a vector each where there is layer scale."""
+    plain ViT, a vector each, or a number, where there is layer scale."""
+    if isinstance(block, Named):
+        owned = [scale and scale[0]._parameters[scale[1]] for scale in block.scales]
+        return [(lambda x: x) if one is None else one.flatten().__mul__ for one in owned]
     parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
     found = [part if isinstance(part, Tensor) else next(part.parameters(), None) for part in parts]
     for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):

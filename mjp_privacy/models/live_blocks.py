@@ -35,9 +35,16 @@ def queries_keys_values(attention: Any) -> Any:
 # block 0 under timm's names -----------------------------------------------------------------------
 
 
+Scale = tuple[nn.Module, str]
+"""A parameter that multiplies what a branch adds, by the part that holds it and its name there."""
+
+
 class Named(nn.Module):
     """A part of a network with some of the layers inside it under these names and whatever else it
     holds under its own. It never runs: its hooks are the part's."""
+
+    scales: tuple[Scale | None, Scale | None] = (None, None)
+    """Of a block's attention and of its two-layer network (`live_scales`)."""
 
     def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
         super().__init__()
@@ -115,7 +122,7 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
         norm, behind = shared[0], firsts_at[0]
     else:
         return None
-    before, after = inside[:behind], inside[behind:]
+    after = inside[behind:]
     out, second = inside[earlier[-1]], inside[layers[-1]]
     firsts = [inside[at] for at in firsts_at]
     tokens = seen[id(parts[norm])].given
@@ -133,8 +140,6 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
             [part for part in ran if part not in called], [seen[id(x)] for x in called]
         )
         mlp = Inline(called[:-1], middle, called[-1])
-    scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
-    scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
     attn = Named(attention, proj=parts[out])
     if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
         before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
@@ -150,7 +155,6 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
         **({"norm2": parts[norm]} if parts[norm] not in first_norm else {}),
-        **scales,
     )
     named.__dict__.setdefault("norm2", parts[norm])
     named.__dict__["beside"] = bool(first_norm) and tokens is seen[id(first_norm[0])].given
@@ -325,12 +329,6 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
         if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):
             return middle
     return ran
-
-
-def _scales(part: nn.Module) -> bool:
-    """Whether a part of a block holds one vector and no more, as layer scale does."""
-    held = [*part.parameters()]
-    return len(held) == 1 and held[0].ndim == 1 and token_norm(part) is None
 
 
 # torch's own attention ----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.live_blocks import Pair, named_block, queries_keys_values
 from mjp_privacy.models.live_runs import Ran, convolution_of, embeds, picture_like, run_of, takes
+from mjp_privacy.models.live_scales import find_scales
 from mjp_privacy.models.live_tables import MOST_OTHERS, Positions, likely_grids, positions_of
 from mjp_privacy.models.timm_networks import CHANNELS, kind_of
 from mjp_privacy.models.vit import token_norm
@@ -100,6 +101,13 @@ class Renamed(nn.Module):
             ):  # of tokens that are all alike
                 other = run_of(module, picture_like(x), options=self.options)
                 named = named_block(block, other, turned=True)
+            if named is not None:
+                picture = picture_like(x)
+                find_scales(
+                    block,
+                    named,
+                    lambda also: run_of(module, picture, *also, options=self.options),
+                )
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
         self.others = nn.ModuleDict()

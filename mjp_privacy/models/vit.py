@@ -281,6 +281,11 @@ class _Reached(Exception):
         self.given = given
 
 
+def first_tensor(output: Any) -> Tensor:
+    """What a block hands on, which may stand beside its attention's weights."""
+    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
+
+
 def pictures_first(layer: nn.Module, tokens: Tensor) -> Tensor:
     """Tokens (B, T, D) of what a layer sees; torch's own attention takes them as (T, B, D) where
     nothing else is said."""

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
-from tests.uploads.test_own_networks import DIM, PATCH, ByHand, Gated, Own, leak_of, photographs
+from tests.uploads.test_own_networks import (
+    DIM,
+    PATCH,
+    Beside,
+    Block,
+    ByHand,
+    Gated,
+    Own,
+    RootMeanSquare,
+    leak_of,
+    photographs,
+)
 
 GIVEN: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
 
@@ -137,3 +148,60 @@ def test_what_stands_around_the_network_is_named(kind: Any, named: str) -> None:
     with pytest.raises(UserError, match=named) as caught:
         attack_gradients(network, sent, mean=0.5, std=0.5, img_size=32 if kind is Pads else None)
     assert "StopIteration" not in str(caught.value)
+
+
+class Scaled(Block):
+    """With one vector or number for each of these branches, under names of its own; all start
+    alike."""
+
+    def __init__(self, branches: str, numbers: int = DIM, norm: Any = nn.LayerNorm) -> None:
+        super().__init__("three", norm)
+        self.g, self.weights_of = (nn.Parameter(torch.full((1, numbers), 0.3)) for _ in range(2))
+        if "a" not in branches:
+            self.g = None  # type: ignore[assignment]
+        if "b" not in branches:
+            self.weights_of = None  # type: ignore[assignment]
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.ln1(z)
+        q, k, v = (layer(y).unflatten(-1, (4, -1)).transpose(1, 2) for layer in self.layers)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        z = z + (1 if self.g is None else self.g) * self.out(mixed)
+        branch = self.branch(self.ln2(z))
+        return z + (1 if self.weights_of is None else self.weights_of) * branch, y
+
+
+class ScaledBeside(Beside):
+    """Both branches beside each other, with a vector each."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.g, self.weights_of = (nn.Parameter(torch.full((DIM,), 0.3)) for _ in range(2))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.ln1(z)
+        q, k, v = (layer(y).unflatten(-1, (4, -1)).transpose(1, 2) for layer in self.layers)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return z + self.g * self.out(mixed) + self.weights_of * self.branch(self.ln2(z)), y
+
+
+SCALED = {
+    "of attention": lambda: Scaled("a"),
+    "of attention, another norm": lambda: Scaled("a", norm=RootMeanSquare),
+    "of the two layers": lambda: Scaled("b"),
+    "of both": lambda: Scaled("ab"),
+    "numbers": lambda: Scaled("ab", 1),
+    "beside each other": ScaledBeside,
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_layer_scales_are_found_whatever_they_are_called(kind: str) -> None:
+    torch.manual_seed(4)
+    network = ByHand("three", "list")
+    network.blocks = nn.ModuleList(SCALED[kind]() for _ in range(2))
+    for name, parameter in network.blocks.named_parameters():
+        if name.endswith(("g", "weights_of")) and parameter.numel() == DIM:
+            parameter.data.uniform_(0.3, 1)
+    found = leak_of(network, photographs(1), **GIVEN)
+    assert (found.best.exact, found.best.verified) == (1, 1)
