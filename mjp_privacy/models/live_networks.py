@@ -75,7 +75,8 @@ def of_live(
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
         part._modules.update({name: child for name, child in inner.items() if child is not None})
-    of_timms = type(module).__module__.startswith("timm.")
+    of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
+    of_timms &= hasattr(getattr(module, "patch_embed", None), "proj")
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
@@ -178,6 +179,8 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
     patches = (spread @ rows[of_patches].double()).to(rows)
     others = rows[: of_patches.start], rows[of_patches.stop :]
     table = nn.Parameter(torch.cat((others[0], patches, others[1])).unsqueeze(0))
+    if stored.ndim == 4:  # a grid
+        table = nn.Parameter(table.data.unflatten(1, Grid.of(size, patch)))
     if (resize := getattr(net, "set_input_size", None)) is not None:
         resize(img_size=size)
     for part in net.modules():

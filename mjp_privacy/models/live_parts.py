@@ -66,8 +66,8 @@ class Renamed(nn.Module):
         if projection is None:
             raise NoPatches(
                 f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                "without overlap embeds, got none: no gradient of this network is a sum over "
-                "patches. Give another network."
+                "without overlap embeds, got none: the attacks read that layer's gradient. Give "
+                "another network."
             )
         patch = int(projection.kernel_size[0])
         positions = positions_of(module, projection, img_size, logits)

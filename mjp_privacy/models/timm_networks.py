@@ -90,8 +90,9 @@ def parts_of(net: nn.Module) -> Parts:
     if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
         raise UserError(
             f"{name}: expected patches that one convolution without overlap embeds "
-            "(patch_embed.proj), got none: no gradient of this network is a sum over patches. "
-            "Give another network; inverting_gradients meets a Swin or a ResNet of this package."
+            "(patch_embed.proj), got none: the attacks read that layer's gradient. Give another "
+            "network, or the live one (load_module) if another of its layers embeds patches; "
+            "inverting_gradients meets a Swin or a ResNet of this package."
         )
     (patch, tall), colours = projection.kernel_size, projection.in_channels
     height, width = getattr(embed, "img_size", None) or (0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from mjp_privacy.models.modules import load_module
 from tests.uploads.test_own_networks import DIM, PATCH, Own, leak_of, photographs
 
 EQUATION = ("patch_gradient", 1, 1)
+READ = ["patch_gradient", "token_peeling", "layer_span", "token_span"]
 
 
 class Placed(Own):
@@ -108,3 +110,29 @@ def test_parameters_of_as_many_rows_are_no_tables() -> None:
     assert load_module(WithoutTable(), mean=0.5, std=0.5, img_size=32).pos_embed is None
     with pytest.raises(UserError, match="img_size"):
         load_module(WithoutTable(), mean=0.5, std=0.5)
+
+
+@pytest.mark.parametrize("size", [None, 64, 48])
+def test_timms_networks_that_embed_patches_elsewhere_are_read(size: int | None) -> None:
+    """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched to
+    pictures of other sizes; layer scale as after training."""
+    torch.manual_seed(0)
+    sizes: Any = {"embed_dim": DIM, "depth": 2, "num_heads": 4, "num_classes": 10, "img_size": 64}
+    network = timm.create_model("naflexvit_base_patch16_gap", pos_embed_grid_size=(4, 4), **sizes)
+    for name, scale in network.named_parameters():
+        if "gamma" in name:
+            nn.init.constant_(scale, 0.1)
+    found = leak_of(network, photographs(1, size or 64), img_size=size, attacks="patch_gradient")
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+
+
+@pytest.mark.parametrize("name", ["mixer_s32_224", "convnext_atto"])
+def test_timms_networks_without_a_table_say_so(name: str) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model(name, num_classes=10)
+    nn.init.normal_(network.get_classifier().weight, std=0.02)
+    found = leak_of(
+        network, photographs(1, 64).repeat(1, 1, 4, 4)[..., :224, :224], img_size=224, attacks=READ
+    )
+    assert "no table of positions" in found.refused["patch_gradient"]
+    assert not any("Error" in why for why in found.refused.values())
