@@ -100,8 +100,8 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
             are told alone
     """
     names = {id(part): name for name, part in block.named_modules()}
-    ends = [at for at, ran in enumerate(run) if ran.part is block]
-    run = run[: ends[0]] if ends else run  # it may be run again
+    end = next((at for at, ran in enumerate(run) if ran.part is block), len(run))
+    run = run[:end]  # it may be run again
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
     layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]

@@ -123,7 +123,7 @@ def named_tables(module: nn.Module, width: int) -> dict[str, nn.Parameter]:
 def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
     """What may be a table of positions under another name: parameters of so many columns that are
     no layer's weights."""
-    layers = (nn.Linear, nn.modules.conv._ConvNd)
+    layers = (nn.Linear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
     return [
         parameter
         for part in module.modules()

@@ -300,11 +300,11 @@ def check_equation(network: TimmNetwork) -> None:
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
     if given.ndim == 4 and given.shape[1] == x.shape[1] and given.shape != x.shape:
+        got = size_text((given.shape[2], given.shape[3]))
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture of {size_text(size)} "
-            f"px, got one of {size_text(tuple(given.shape[2:]))} px: what stands before it pads, "
-            "cuts or resizes pictures. Give the network behind that, and img_size=… of what it is "
-            "given."
+            f"px, got one of {got} px: what stands before it pads, cuts or resizes pictures. Give "
+            "the network behind that, and img_size=… of what it is given."
         )
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(

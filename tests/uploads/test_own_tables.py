@@ -114,8 +114,8 @@ def test_parameters_of_as_many_rows_are_no_tables() -> None:
 
 @pytest.mark.parametrize("size", [None, 64, 48])
 def test_timms_networks_that_embed_patches_elsewhere_are_read(size: int | None) -> None:
-    """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched to
-    pictures of other sizes; layer scale as after training."""
+    """NaFlexVit: a linear layer of flattened patches, and a table that is a grid and is stretched
+    to pictures of other sizes; layer scale as after training."""
     torch.manual_seed(0)
     sizes: Any = {"embed_dim": DIM, "depth": 2, "num_heads": 4, "num_classes": 10, "img_size": 64}
     network = timm.create_model("naflexvit_base_patch16_gap", pos_embed_grid_size=(4, 4), **sizes)
