@@ -27,20 +27,14 @@ from mjp_privacy.models.live_blocks import call_attention, marked_order
 from mjp_privacy.models.live_parts import (
     STRETCHES,
     FlattenedPatches,
+    NoPatches,
     Renamed,
     embed_by_convolution,
     tell_size,
 )
 from mjp_privacy.models.live_tables import tables_by_rows
-from mjp_privacy.models.timm_networks import (
-    IN_SIZE,
-    Parts,
-    TimmNetwork,
-    code_of,
-    kind_of,
-    of_timm,
-    parts_of,
-)
+from mjp_privacy.models.network_parts import IN_SIZE, Parts, code_of, kind_of, parts_of
+from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
@@ -68,6 +62,11 @@ def of_live(
         raise UserError(
             f"{kind_of(module)}: expected the network that was traced or scripted, got what "
             "torch.jit made of it. Give the nn.Module."
+        )
+    if next(module.parameters(), None) is None:
+        raise NoPatches(
+            f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
+            "whose gradients were sent."
         )
     whole = _to_work_on(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
@@ -100,7 +99,7 @@ def of_live(
         network.resampled = torch.linalg.pinv(spread.mT)
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     network.renamed, network.maps = renamed, frozenset(maps)
-    network.other_size = getattr(net, "other_size", None)
+    network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
 
 

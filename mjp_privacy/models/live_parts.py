@@ -25,7 +25,7 @@ from mjp_privacy.models.live_blocks import Pair, named_block, queries_keys_value
 from mjp_privacy.models.live_runs import Ran, convolution_of, embeds, picture_like, run_of, takes
 from mjp_privacy.models.live_scales import find_scales
 from mjp_privacy.models.live_tables import MOST_OTHERS, Positions, likely_grids, positions_of
-from mjp_privacy.models.timm_networks import CHANNELS, kind_of
+from mjp_privacy.models.network_parts import CHANNELS, kind_of
 from mjp_privacy.models.vit import token_norm
 
 CLASSIFIERS = (

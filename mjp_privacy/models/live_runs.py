@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.timm_networks import CHANNELS
+from mjp_privacy.models.network_parts import CHANNELS
 from mjp_privacy.models.vit import token_norm
 
 

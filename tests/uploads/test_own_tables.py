@@ -68,6 +68,26 @@ def test_the_patches_rows_are_found_where_the_class_token_is_last(name: str) -> 
     assert (one.before, one.prefix, one.pos_embed is not None) == (0, 0, True)
 
 
+class Stretched(Placed):
+    """Which stretches the patches' rows of its table to the picture; the last is the class's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x)
+        rows, side = self.location[:, :-1].mT, int((self.location.shape[1] - 1) ** 0.5)
+        if z.shape[-1] != side:
+            places = rows.unflatten(2, (side, side))
+            rows = nn.functional.interpolate(places, z.shape[-2:], mode="bicubic").flatten(2)
+        cls = (self.cls + self.location[:, -1:]).expand(len(z), -1, -1)
+        return self.head(self.encoder(torch.cat((z.flatten(2).mT + rows.mT, cls), 1)).mean(1))  # type: ignore[no-any-return]
+
+
+def test_a_table_with_the_class_token_last_may_be_stretched() -> None:
+    torch.manual_seed(0)
+    network, images = Stretched("location", last=True), photographs(1, 24)
+    found = leak_of(network, images, img_size=24, attacks="patch_gradient")
+    assert (found.best.attack, found.best.exact, found.best.verified) == EQUATION
+
+
 class MapOfPlaces(Own):
     """With a map of places under another name."""
 
