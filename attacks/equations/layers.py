@@ -80,7 +80,7 @@ def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
 def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None:
     """Why the layers' inputs of so many pictures fill their whole width, or None."""
     tokens, width = model.tokens, model.token_width
-    if model.prefix + model.grid.patches > tokens:
+    if tokens < model.grid.patches:
         return Refusal("block", model.other_tokens)
     if batch * tokens < width:
         return None

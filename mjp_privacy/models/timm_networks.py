@@ -136,8 +136,10 @@ class TimmNetwork(WithCard, Common):
 
     @property
     def other_tokens(self) -> str:
-        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
-        count, patches = int(self._changes.any(1).sum()), self.grid.patches
+        """Why block 0's tokens are not one for each embedded patch, of its width; or "", as for an
+        outline without weights, in which nothing can be told."""
+        patches, outline = self.grid.patches, self._changes.is_meta
+        count = patches if outline else int(self._changes.any(1).sum())
         if count != patches:
             return (
                 f"{patches} patches are embedded, and of block 0's tokens {count} depend on the "
