@@ -22,7 +22,6 @@ normalised. A term is its weight times a mean over the pictures.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import sys
@@ -44,6 +43,7 @@ from attacks.equations.least_squares import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 
 PASSED_THROUGH = ("breaching", "breaching.cases", "breaching.cases.models")
 """The packages that stand above what the attackers import, parents first."""
@@ -188,7 +188,7 @@ class UploadedParameters(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(names)
-        self.model = copy.deepcopy(model)
+        self.model = copied(model)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in self.names)
         self.register_buffer("mask", mask, persistent=False)

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -75,6 +74,7 @@ from attacks.equations.token_patches import (
 )
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class LayerSpan(Usual):
         """The pictures of a step whose tokens are all found, and that their layers verify."""
         if lacks_tokens(view) is not None:
             return []
-        model = deepcopy(left.model).double()
+        model = copied(left.model).double()
         sent = view.updates[0]
         if lacks_equations(model, sent.batch):
             return []

@@ -11,7 +11,6 @@ minutes on one core.
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import sys
 import time
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import shuffle_patches
 
 ATTACKS = ("patch_gradient", "masked_span")
@@ -48,7 +48,7 @@ class Client:
     fed: Tensor = field(init=False)  # (B, 3, S, S) in [0, 1], what it fed, in the model's units
 
     def __post_init__(self) -> None:
-        self.model = copy.deepcopy(self.model)
+        self.model = copied(self.model)
         self.fed = self.picture[None]
 
     def gradient(

@@ -20,7 +20,6 @@ borders and a prior.
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +31,7 @@ from attacks.equations.patch_system import normalisation, normalised
 from attacks.equations.span import Knowledge
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.vit import TokenNorm, token_norm
 
 SCALES = torch.logspace(-0.2, 0.2, 1200, dtype=torch.float64)  # of a patch's contrast, if it is off
@@ -56,7 +56,7 @@ class Embedding:
         weight, bias = projection.weight.detach().flatten(1), model.patch_bias.detach()
         before, after = model.patch_norms
         if before is not None and before.elementwise_affine:  # in the order of the layer's inputs
-            place, before = projection.order.argsort(), deepcopy(before)
+            place, before = projection.order.argsort(), copied(before)
             for parameter in before.parameters():
                 parameter.data = parameter.data[place]
         first = getattr(model, "norm_pre", None)

@@ -40,7 +40,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -58,6 +57,7 @@ from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 from mjp_privacy.models.vit import input_of, pictures_first
 
@@ -79,7 +79,9 @@ def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
 
 def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None:
     """Why the layers' inputs of so many pictures fill their whole width, or None."""
-    tokens, width = model.tokens, model.embed_dim
+    tokens, width = model.tokens, model.token_width
+    if tokens < model.grid.patches:
+        return Refusal("block", model.other_tokens)
     if batch * tokens < width:
         return None
     most = (width - 1) // tokens
@@ -132,7 +134,7 @@ class LayerSpans:
 
     def precise(self) -> LayerSpans:
         """The same, looked at in float64."""
-        return replace(self, model=deepcopy(self.model).double())
+        return replace(self, model=copied(self.model).double())
 
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
@@ -508,9 +510,9 @@ class StepUpload:
         """
         step_alone = update.part(slice(step, step + 1))
         grads = {name: gradient(view, step_alone, name) for name in step_alone.grads}
-        rows, table = patch_system(view, step_alone).rows, grads[TABLE]
-        others = table.flatten(1, -2)[:, : view.model.before]
-        grads[TABLE] = torch.cat((others, rows), 1).view_as(table)
+        table = grads[TABLE].flatten(1, -2).clone()
+        table[:, view.model.rows_of_patches] = patch_system(view, step_alone).rows
+        grads[TABLE] = table.view_as(grads[TABLE])
         return cls(model, replace(step_alone, kind="gradient", grads=grads, dal_lambda=0.0))
 
     @property
@@ -530,7 +532,7 @@ class StepUpload:
 
 def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransformer:
     """A copy of the model with the weights that the client used; none is differentiated."""
-    model = deepcopy(view.model).requires_grad_(False)
+    model = copied(view.model).requires_grad_(False)
     with torch.no_grad():
         parameters = dict(model.named_parameters())  # also a table that `pos_embed` leaves out
         for name, value in weights(view, update).items():

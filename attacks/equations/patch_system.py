@@ -87,7 +87,7 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
 
 def patch_rows(model: MJPVisionTransformer, table: Tensor) -> Tensor:
     """The rows (n, N, D) of the patches in position tables (n, *table) or their gradients."""
-    return table.flatten(1, -2)[:, model.before :]
+    return table.flatten(1, -2)[:, model.rows_of_patches]
 
 
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
@@ -111,7 +111,7 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
     can_mask = view.model.unk_embed is not None
     if update.position_noise and can_mask:
         table = update.grads[TABLE].double().flatten(1, -2)
-        return drowned_rows(table, update.position_noise, view.model.before)
+        return drowned_rows(table, update.position_noise, view.model.rows_of_patches)
     rows = patch_rows(view.model, gradient(view, update, TABLE))
     hidden = zero_rows(rows, rounding_error(view, update))
     if TABLE in update.noise and can_mask:
@@ -155,21 +155,21 @@ def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
     return rows.abs().amax(-1) <= error
 
 
-def drowned_rows(table: Tensor, noise: float, before: int = 1) -> Tensor:
-    """Which patch rows of a noisy table (n, before + N, D) are no longer than noise alone; (n, N)
-    bool.
+def drowned_rows(table: Tensor, noise: float, of_patches: slice = slice(1, None)) -> Tensor:
+    """Which of the patches' rows of a noisy table (n, rows, D) are no longer than noise alone;
+    (n, N) bool.
 
     The standard deviation of the recipe's noise is `noise` times the rms of the table's nonzero
-    entries before the noise, the rows before the patches' included. How many entries are nonzero
+    entries before the noise, the other rows' included. How many entries are nonzero
     depends on the masked rows, so both are found in turn.
     """
     squares = table.square()
     total, entries = squares.sum((1, 2)), table[0].numel()
-    rows, width = squares[:, before:].mean(-1), table.shape[-1]
+    rows, width = squares[:, of_patches].mean(-1), table.shape[-1]
     longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
     hidden = torch.zeros_like(rows, dtype=torch.bool)
     for _ in range(NOISE_STEPS):
-        nonzero = ((~hidden).sum(-1) + before) * width
+        nonzero = entries - hidden.sum(-1) * width
         variance = noise**2 * total / (nonzero + noise**2 * entries)
         hidden = rows <= variance.unsqueeze(-1) * longest**2
     return hidden

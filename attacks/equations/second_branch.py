@@ -10,7 +10,6 @@ one layer of both outputs. The layers' names are timm's, in a live network too (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +21,10 @@ from attacks.equations.embedding import Embedding
 from attacks.equations.layers import inputs_of
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.live_blocks import GATED
-from mjp_privacy.models.vit import TokenNorm, input_of, pictures_first, token_norm
+from mjp_privacy.models.live_blocks import GATED, Named
+from mjp_privacy.models.vit import TokenNorm, first_tensor, input_of, pictures_first, token_norm
 
 BLOCK = "blocks.0"
 PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))
@@ -42,7 +42,7 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
     if token_norm(block.norm2) is None:
         kind = type(block.norm2).__name__
         return f"before its two-layer network stands a {kind}, no norm that can be told"
-    return None
+    return model.other_tokens or None
 
 
 def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
@@ -53,6 +53,32 @@ def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
 def first_layers(model: MJPVisionTransformer) -> tuple[str, ...]:
     """The first layer of block 0's two-layer network, or two whose outputs gate each other."""
     return GATES if all(_has(model, name) for name in GATES) else (FC1,)
+
+
+def is_run_again(model: MJPVisionTransformer) -> bool:
+    """Whether layers of block 0 run more than once for a picture, or share their weights with
+    layers of other blocks, so that a gradient is the sum of several layers'."""
+    weights = [model.get_submodule(name).weight for name in layers_read(model)]
+    runs = [0] * len(weights)
+
+    def count(at: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            runs[at] += 1
+
+        return hook
+
+    handles = [
+        part.register_forward_hook(count(at))
+        for part in model.modules()
+        for at, weight in enumerate(weights)
+        if any(held is weight for held in part._parameters.values())
+    ]
+    pixels = model.grid.pixels(model.patch_size)
+    with torch.no_grad():
+        model(model.like.new_zeros(1, model.channels, *pixels))
+    for handle in handles:
+        handle.remove()
+    return max(runs) > 1
 
 
 def equations_hold(model: MJPVisionTransformer) -> bool:
@@ -87,11 +113,6 @@ def equations_hold(model: MJPVisionTransformer) -> bool:
     return not (_differs(expected, z) or _differs(after, outputs[0]))
 
 
-def first_tensor(output: Any) -> Tensor:
-    """What a block hands on, which may stand beside its attention's weights."""
-    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
-
-
 def _has(module: nn.Module | None, name: str) -> bool:
     try:
         return module is not None and module.get_submodule(name) is not None
@@ -105,7 +126,10 @@ def _differs(one: Tensor, other: Tensor) -> bool:
 
 def layer_scales(block: nn.Module) -> list[Callable[[Tensor], Tensor]]:
     """What a block multiplies its attention's and its two-layer network's outputs by: nothing in a
-    plain ViT, a vector each where there is layer scale."""
+    plain ViT, a vector each, or a number, where there is layer scale."""
+    if isinstance(block, Named):
+        owned = [scale and scale[0]._parameters[scale[1]] for scale in block.scales]
+        return [(lambda x: x) if one is None else one.flatten().__mul__ for one in owned]
     parts = [getattr(block, name, nn.Identity()) for name in ("ls1", "ls2")]
     found = [part if isinstance(part, Tensor) else next(part.parameters(), None) for part in parts]
     for names in (("gamma_1", "gamma_2"), ("lambda_1", "lambda_2")):
@@ -135,7 +159,7 @@ class TwoLayers:
     @classmethod
     def of(cls, model: MJPVisionTransformer) -> TwoLayers:
         """The branch of a model's block 0, which is not differentiated."""
-        block: Any = deepcopy(model.blocks[0]).requires_grad_(False).eval()
+        block: Any = copied(model.blocks[0]).requires_grad_(False).eval()
         firsts = [
             block.get_submodule(name.removeprefix(f"{BLOCK}.")) for name in first_layers(model)
         ]

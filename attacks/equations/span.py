@@ -272,6 +272,8 @@ def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
     """Why block 0's input is not W x_i + beta + e_i, or None."""
     if any(model.patch_norms):
         return Refusal("block", "patches are normalised where they are embedded")
+    if model.other_tokens:
+        return Refusal("block", model.other_tokens)
     if isinstance(getattr(model, "norm_pre", None), torch.nn.Identity | None):
         return None
     return Refusal(

@@ -35,6 +35,7 @@ from attacks.equations.second_branch import (
     FC2,
     PROJ,
     equations_hold,
+    is_run_again,
     lacks_block,
     layer_scales,
     layers_read,
@@ -123,6 +124,8 @@ def lacks_tokens(view: AttackerView) -> Refusal | None:
 def lacks_equations(model: MJPVisionTransformer, batch: int) -> str:
     """Why a client's network, in float64, does not compute what the equations say; or ""."""
     block: Any = model.blocks[0]
+    if is_run_again(model):
+        return "block 0's layers run more than once, so that their gradients are sums over depths"
     if not equations_hold(model):
         return "block 0 computes something else than the equations of its tokens"
     told = queries_keys_values(block.attn) is not None and hasattr(block, "norm1")

@@ -39,7 +39,7 @@ among them; two first layers that gate each other are one layer of both outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from attacks.budget import spent
 from attacks.equations.second_branch import FC2, PROJ, TwoLayers, first_layers, layer_scales
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.copies import copied
 
 SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
 NEAR, FAR = 8, 32
@@ -340,7 +341,7 @@ class _Equations:
     def coarse(self) -> _Equations:
         """The same in float32."""
         one = copy(self)
-        one.branch = replace(self.branch, between=deepcopy(self.branch.between).float())
+        one.branch = replace(self.branch, between=copied(self.branch.between).float())
         one.rows, one.before, one.along = self.rows.float(), self.before.float(), self.along.float()
         one.sphere = self.sphere and (self.sphere[0].float(), self.sphere[1].float())
         return one

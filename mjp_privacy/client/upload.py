@@ -9,7 +9,6 @@ at the end.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 
 
@@ -148,7 +148,7 @@ def with_sinusoidal_positions(model: LoadedModel) -> LoadedModel:
             "client.positions: sinusoidal replaces a learned position table, but this model's is "
             f"{model.position_embedding}. Set positions: own, or use another model."
         )
-    altered = copy.deepcopy(model)
+    altered = copied(model)
     patches = sinusoidal_table(model.grid, model.embed_dim)
     with torch.no_grad():
         altered.table.zero_()

@@ -7,7 +7,6 @@ folder was made with.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
@@ -40,6 +39,7 @@ from mjp_privacy.experiment.source import (
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.loading import check_values, outline_model
 
 
@@ -219,7 +219,7 @@ def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
     gradient is withheld stay as they are.
     """
     mean = client.mean_gradient(inputs)
-    model = copy.deepcopy(client.model)
+    model = copied(client.model)
     with torch.no_grad():
         for name, gradient in mean.items():
             model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)

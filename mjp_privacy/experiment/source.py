@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from mjp_privacy.interfaces import (
 )
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
 
@@ -289,7 +289,7 @@ class ModelVariants:
             return self.model
         if key not in self._copies:
             base = self.model if positions == "own" else with_sinusoidal_positions(self.model)
-            alter = with_closed_form_block if block0 == "april_block" else copy.deepcopy
+            alter = with_closed_form_block if block0 == "april_block" else copied
             altered: LoadedModel = alter(base)  # type: ignore[assignment]
             if adapters is not None:
                 altered = with_adapters(altered, adapters, self.seed)

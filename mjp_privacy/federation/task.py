@@ -6,7 +6,6 @@ So a round can be computed anywhere, with its clients in any order, and computed
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.adapters import with_adapters
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.batches import Examples, decode_all, find_examples
 from mjp_privacy.training.config import Recipe, TrainingConfig
@@ -215,7 +215,7 @@ class Task:
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> LoadedModel:
         """A new network that holds a copy of these weights."""
-        model = copy.deepcopy(self.model)
+        model = copied(self.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])

@@ -11,7 +11,6 @@ of every A.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from torch.nn.utils import skip_init
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import LowRank
 
@@ -59,7 +59,7 @@ def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:
 
     with_adapters(load_model("cifar_vit"), LowRank(4), seed=0) has blocks.0.attn.qkv.lora_A.weight
     """
-    adapted = copy.deepcopy(model)
+    adapted = copied(model)
     if (own := adapted.adapters) is not None:
         if (own.rank, own.targets, own.scale) != (adapters.rank, adapters.targets, adapters.scale):
             raise UserError(

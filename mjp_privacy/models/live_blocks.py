@@ -10,25 +10,18 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy.models.live_runs import Ran
 from mjp_privacy.models.vit import ACTIVATION_LAYERS, token_norm
 
 FIRST, GATED = "fc1", ("fc1_g", "fc1_x")
 """timm's names of a two-layer network's first layer, and of two whose outputs gate each other."""
 QUERIES = 4  # of the tokens by whose sums an attention is told
 SAME_SUMS = 1e-4  # relative error up to which an attention computes what was seen
-
-
-class Ran(NamedTuple):
-    """A part of a network that ran, with the first of what it was given and what it returned."""
-
-    part: nn.Module
-    given: Any
-    output: Any
 
 
 def queries_keys_values(attention: Any) -> Any:
@@ -42,9 +35,16 @@ def queries_keys_values(attention: Any) -> Any:
 # block 0 under timm's names -----------------------------------------------------------------------
 
 
+Scale = tuple[nn.Module, str]
+"""A parameter that multiplies what a branch adds, by the part that holds it and its name there."""
+
+
 class Named(nn.Module):
     """A part of a network with some of the layers inside it under these names and whatever else it
     holds under its own. It never runs: its hooks are the part's."""
+
+    scales: tuple[Scale | None, Scale | None] = (None, None)
+    """Of a block's attention and of its two-layer network (`live_scales`)."""
 
     def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
         super().__init__()
@@ -100,6 +100,8 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
             are told alone
     """
     names = {id(part): name for name, part in block.named_modules()}
+    end = next((at for at, ran in enumerate(run) if ran.part is block), len(run))
+    run = run[:end]  # it may be run again
     inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
     parts = dict(block.named_modules())
     layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]
@@ -120,7 +122,7 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
         norm, behind = shared[0], firsts_at[0]
     else:
         return None
-    before, after = inside[:behind], inside[behind:]
+    after = inside[behind:]
     out, second = inside[earlier[-1]], inside[layers[-1]]
     firsts = [inside[at] for at in firsts_at]
     tokens = seen[id(parts[norm])].given
@@ -138,8 +140,6 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
             [part for part in ran if part not in called], [seen[id(x)] for x in called]
         )
         mlp = Inline(called[:-1], middle, called[-1])
-    scaling = {"ls1": before[before.index(out) :], "ls2": after[ends:]}
-    scales = {ls: parts[n] for ls, ran in scaling.items() for n in ran if _scales(parts[n])}
     attn = Named(attention, proj=parts[out])
     if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
         before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
@@ -155,7 +155,6 @@ def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Na
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
         **({"norm2": parts[norm]} if parts[norm] not in first_norm else {}),
-        **scales,
     )
     named.__dict__.setdefault("norm2", parts[norm])
     named.__dict__["beside"] = bool(first_norm) and tokens is seen[id(first_norm[0])].given
@@ -330,12 +329,6 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
         if got.shape == output.shape and torch.allclose(got, output, atol=1e-6):
             return middle
     return ran
-
-
-def _scales(part: nn.Module) -> bool:
-    """Whether a part of a block holds one vector and no more, as layer scale does."""
-    held = [*part.parameters()]
-    return len(held) == 1 and held[0].ndim == 1 and token_norm(part) is None
 
 
 # torch's own attention ----------------------------------------------------------------------------

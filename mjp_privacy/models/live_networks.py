@@ -10,7 +10,7 @@ as long as there are no more of them than stored positions.
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,28 +21,25 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width, size_text
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.live_blocks import call_attention, marked_order
 from mjp_privacy.models.live_parts import (
     STRETCHES,
     FlattenedPatches,
+    NoPatches,
     Renamed,
     embed_by_convolution,
-    tables_by_rows,
     tell_size,
 )
-from mjp_privacy.models.timm_networks import (
-    IN_SIZE,
-    Parts,
-    TimmNetwork,
-    code_of,
-    kind_of,
-    of_timm,
-    parts_of,
-)
+from mjp_privacy.models.live_tables import tables_by_rows
+from mjp_privacy.models.network_parts import IN_SIZE, Parts, code_of, kind_of, parts_of
+from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+CHECKPOINTS = re.compile("checkpoint")
+"""What attributes that have blocks computed again have in their names in timm and transformers."""
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
 SAME = 1e-4  # relative error up to which two networks compute the same
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
@@ -66,13 +63,19 @@ def of_live(
             f"{kind_of(module)}: expected the network that was traced or scripted, got what "
             "torch.jit made of it. Give the nn.Module."
         )
-    whole = _copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    if next(module.parameters(), None) is None:
+        raise NoPatches(
+            f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
+            "whose gradients were sent."
+        )
+    whole = _to_work_on(module).cpu().requires_grad_(True)  # what a client froze is there, too
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
         part._modules.update({name: child for name, child in inner.items() if child is not None})
-    of_timms = type(module).__module__.startswith("timm.")
+    of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
+    of_timms &= hasattr(getattr(module, "patch_embed", None), "proj")
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
@@ -96,17 +99,21 @@ def of_live(
         network.resampled = torch.linalg.pinv(spread.mT)
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     network.renamed, network.maps = renamed, frozenset(maps)
-    network.other_size = getattr(net, "other_size", None)
+    network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy, also of a network that keeps what it last computed as an attribute."""
-    kept = [value for part in module.modules() for value in vars(part).values()]
-    computed = [value for value in kept if isinstance(value, Tensor) and not value.is_leaf]
-    advice = "Give one that keeps no tensors of its last step."
+def _to_work_on(module: nn.Module) -> nn.Module:
+    """A copy of a network that computes in its backward pass what it did in its forward pass, where
+    parts could be told to compute it again: that changes no number, and hooks are gone by then."""
+    advice = "Give one of modules and tensors alone."
     with code_of(module, "that copy.deepcopy copies", advice):
-        return copy.deepcopy(module, {id(value): value.detach() for value in computed})
+        own = copied(module)
+    for part in own.modules():
+        for name, value in vars(part).items():
+            if value is True and CHECKPOINTS.search(name):
+                part.__dict__[name] = False
+    return own
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,9 +129,10 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
         own[PROJECTION] = projection.placed(own[PROJECTION])
     if network.resampled is not None and TABLE in own:
         rows = own[TABLE].reshape(len(own[TABLE]), -1, network.embed_dim)
-        patches = network.resampled @ rows[:, network.before :].double()
-        table = torch.cat((rows[:, : network.before], patches.to(rows)), 1)
-        own[TABLE] = table.unsqueeze(1)
+        stored = slice(network.before, network.before + network.resampled.shape[1])
+        patches = network.resampled @ rows[:, stored].double()
+        parts = rows[:, : stored.start], patches.to(rows), rows[:, stored.stop :]
+        own[TABLE] = torch.cat(parts, 1).unsqueeze(1)
     return own
 
 
@@ -148,6 +156,12 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
         )
     generator = torch_generator("a picture of another size")
     x = torch.randn(1, parts.channels, *size, generator=generator)
+    if not len(getattr(net, "blocks", ())):
+        raise UserError(
+            f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
+            f"{shown} px. Expected a network of blocks that stretches it, got none that can be "
+            "told. Give the img_size that the network was made for."
+        )
     takes = f"that takes pictures of {shown} px, as one built with dynamic_img_size does"
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))
@@ -160,8 +174,12 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
             "of at most the size that the table was made for."
         )
     rows = stored.detach().reshape(-1, stored.shape[-1])
-    patches = (spread @ rows[parts.before :].double()).to(rows)
-    table = nn.Parameter(torch.cat((rows[: parts.before], patches)).unsqueeze(0))
+    of_patches = parts.rows_of_patches
+    patches = (spread @ rows[of_patches].double()).to(rows)
+    others = rows[: of_patches.start], rows[of_patches.stop :]
+    table = nn.Parameter(torch.cat((others[0], patches, others[1])).unsqueeze(0))
+    if stored.ndim == 4:  # a grid
+        table = nn.Parameter(table.data.unflatten(1, Grid.of(size, patch)))
     if (resize := getattr(net, "set_input_size", None)) is not None:
         resize(img_size=size)
     for part in net.modules():
@@ -194,17 +212,17 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
     Every channel of the table is stretched alike, so one pass shows as many columns of M as the
     table is wide.
     """
-    precise = copy.deepcopy(net).double()
+    precise = copied(net).double()
     table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
     assert table is not None
-    count = Grid.in_pictures(x, int(parts.projection.kernel_size[0])).patches
-    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.before :]
+    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.rows_of_patches]
+    one, other = (input_of(precise, block, given)[0] for given in (x.double(), 0 * x.double()))
+    of_patches = (one != other).any(-1)
 
     def seen(positions: Tensor) -> Tensor:
         """Block 0's input at the patches (N, D), for these rows of the table."""
         held.copy_(positions)
-        tokens = input_of(precise, block, x.double())[0]
-        return tokens[len(tokens) - count :].clone()
+        return input_of(precise, block, x.double())[0][of_patches]
 
     nothing, columns = seen(torch.zeros_like(held)), []
     for some in torch.eye(len(held), dtype=torch.float64).split(width):

@@ -12,34 +12,28 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live_blocks import Pair, Ran, named_block, queries_keys_values
-from mjp_privacy.models.timm_networks import CHANNELS, kind_of
+from mjp_privacy.models.live_blocks import Pair, named_block, queries_keys_values
+from mjp_privacy.models.live_runs import Ran, convolution_of, embeds, picture_like, run_of, takes
+from mjp_privacy.models.live_scales import find_scales
+from mjp_privacy.models.live_tables import MOST_OTHERS, Positions, likely_grids, positions_of
+from mjp_privacy.models.network_parts import CHANNELS, kind_of
 from mjp_privacy.models.vit import token_norm
 
-POSITIONS = re.compile(r"pos(?!t)")
-"""What a table of positions has in its name in every library looked at."""
 CLASSIFIERS = (
     *("classifier", "head", "fc", "logits", "classification_head", "cls_head"),
     "cls_classifier",  # beside a teacher's
 )
 """What networks call the linear layer that gives the classes."""
-MOST_OTHERS = 5
-"""Rows of a table of positions that are not of patches: a class token's and four registers'."""
 NEAR = 1e-4  # up to which embedded patches are the same
-MOST_ROWS = 128
-"""Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
 STRETCHES = "interpolate_pos_encoding"
 """With which transformers' networks are told to take pictures of other sizes than their own."""
 
@@ -68,38 +62,32 @@ class Renamed(nn.Module):
         self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: Size | None = None
     ) -> None:
         super().__init__()
-        projection = _convolution(module)
+        projection = convolution_of(module)
         if projection is None:
             raise NoPatches(
                 f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                "without overlap embeds, got none: no gradient of this network is a sum over "
-                "patches. Give another network."
+                "without overlap embeds, got none: the attacks read that layer's gradient. Give "
+                "another network."
             )
-        patch, tables = int(projection.kernel_size[0]), _tables(module, projection.out_channels)
-        shown = _rows_by_columns(module, tables, projection)
-        table = None if shown else _only(module, tables)
-        shown = shown or _grid(module, table, patch, img_size)
-        grid = shown or _square(table)
-        if grid is None:
-            raise UserError(
-                f"{kind_of(module)}: expected the size of the client's pictures, since no table of "
-                f"positions shows it, got {img_size}. Give img_size=…, a side or (height, width)."
-            )
+        patch = int(projection.kernel_size[0])
+        positions = positions_of(module, projection, img_size, logits)
+        grid, table = positions.grid, positions.table
         if table is not None and not any(getattr(projection, "norms", ())):
             self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
         tell_size(self.patch_embed, grid, patch)
         self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
+        self.rows_before = positions.before
         is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
         self.options = {STRETCHES: True} if is_told else {}
         self.__dict__["rest"], self.logits = module, logits
         x = projection.weight.new_zeros(1, projection.in_channels, *grid.pixels(patch))
-        run = _run(module, x, **self.options)
-        if shown is None and run and run[-1].part is module:
+        run = run_of(module, x, options=self.options)
+        if not positions.is_shown and run and run[-1].part is module:
             self.other_size = _other_size(module, grid, projection)
         blocks = _blocks(module, run)
-        of_patches, of_sums = _norms_before(module, blocks, projection, grid, table)
+        of_patches, of_sums = _norms_before(module, blocks, projection, positions)
         if of_patches is not None:
             self.patch_embed.norm = of_patches
         elif of_sums is not None:
@@ -111,8 +99,15 @@ class Renamed(nn.Module):
             if (
                 named is not None and queries_keys_values(named.attn) is None
             ):  # of tokens that are all alike
-                other = _run(module, _picture_like(x), **self.options)
+                other = run_of(module, picture_like(x), options=self.options)
                 named = named_block(block, other, turned=True)
+            if named is not None:
+                picture = picture_like(x)
+                find_scales(
+                    block,
+                    named,
+                    lambda also: run_of(module, picture, *also, options=self.options),
+                )
             blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
         self.blocks = blocks
         self.others = nn.ModuleDict()
@@ -139,33 +134,8 @@ class Renamed(nn.Module):
         """What is wanted of what the network returned; None where it did not end."""
         try:
             return self.logits(run[-1].output) if run and run[-1].part is self.rest else None
-        except StopIteration:  # nothing of it is a tensor
+        except UserError:  # nothing of it is a tensor
             return None
-
-
-def _run(module: nn.Module, x: Tensor, **options: bool) -> list[Ran]:
-    """The parts of a network, in eval mode, in the order in which they end for a picture, itself
-    last; with tensors only of itself, of layers of tokens and of norms. Where it does not take the
-    picture, which the caller will meet, those that had ended."""
-    run: list[Ran] = []
-    norms = {part for part in module.modules() if token_norm(part)}
-
-    def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if part is module or _embeds(part) or part in norms:
-            run.append(Ran(part, next(iter((*given, *named.values())), None), output))
-        else:
-            run.append(Ran(part, None, None))
-
-    hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
-    try:
-        with torch.no_grad():
-            module.eval()(x, **options)
-    except Exception:  # whatever the network's own code raises
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return run
 
 
 def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
@@ -174,98 +144,14 @@ def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
     patch_embed.num_patches = grid.patches
 
 
-def _convolution(module: nn.Module) -> nn.Conv2d | None:
-    """The first convolution that embeds patches of a picture without overlap."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS:
-            side, down = part.kernel_size
-            is_whole = part.groups == 1 and part.dilation == (1, 1)
-            if part.stride == (side, side) and side == down > 1 and is_whole:
-                return part
-    return None
-
-
-def _tables(module: nn.Module, width: int) -> dict[str, nn.Parameter]:
-    """The tables of positions, by name; none where positions are told otherwise, as by rotation."""
-    return {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if POSITIONS.search(name) and parameter.shape[-1] == width
-        if parameter.numel() > width  # else of a class token
-    }
-
-
-def _only(module: nn.Module, tables: dict[str, nn.Parameter]) -> nn.Parameter | None:
-    """The one table of positions, or None where there is none."""
-    if len(tables) > 1:
-        raise UserError(
-            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
-            f"columns, got {', '.join(tables)}. Give a network that adds one table to its patches."
-        )
-    return next(iter(tables.values()), None)
-
-
-def _rows_by_columns(
-    module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
-) -> Grid | None:
-    """The patches of a network that adds a table of rows and one of columns, whose gradients are
-    sums over patches; None of another network, as of one that stretches its tables."""
-    counts = [table[..., 0].numel() for table in tables.values()]
-    if len(counts) != 2 or max(counts) > MOST_ROWS:
-        return None
-    for rows, columns in (counts, counts[::-1]):
-        grid, larger = Grid(rows, columns), Grid(rows + 1, columns + 1)
-        if _takes(module, projection, grid) and not _takes(module, projection, larger):
-            return grid
-    return None
-
-
-def _takes(module: nn.Module, projection: nn.Conv2d, grid: Grid) -> bool:
-    """Whether a network computes something of pictures of so many patches."""
-    pixels = grid.pixels(int(projection.kernel_size[0]))
-    run = _run(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
-    return bool(run) and run[-1].part is module
-
-
-def _grid(
-    module: nn.Module, table: nn.Parameter | None, patch: int, img_size: Size | None
-) -> Grid | None:
-    """The patches of the pictures that a network is made for, as its table's shape, its config or
-    the size that is given shows them; None where nothing does."""
-    if table is not None and table.ndim == 4 and min(table.shape[1:3]) > 1:
-        return Grid(*table.shape[1:3])
-    rows = None if table is None else table[..., 0].numel()
-    stated = [_stated_size(part) for part in module.modules()]
-    # Without a table pictures may be of any size.
-    for size in [img_size, *stated] if rows is None else [*stated, img_size]:
-        grid = Grid(0, 0) if size is None else Grid.of(size, patch)
-        if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
-            return grid
-    return None
-
-
-def _square(table: nn.Parameter | None) -> Grid | None:
-    """The largest square of patches that a table has rows for; None without a table."""
-    side = 0 if table is None else math.isqrt(table[..., 0].numel())
-    return Grid(side, side) if side else None
-
-
 def _other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
     """Height and width of pictures of as many patches that the network takes, too; of several the
     nearest to a square."""
     for rows in range(grid.rows - 1, 0, -1):
         other = Grid(rows, grid.patches // rows)
-        if other.patches == grid.patches and _takes(module, projection, other):
+        if other.patches == grid.patches and takes(module, projection, other):
             return other.pixels(int(projection.kernel_size[0]))
     return None
-
-
-def _stated_size(part: nn.Module) -> Size | None:
-    """The size of pictures that a part's config states, as transformers' do."""
-    size = getattr(getattr(part, "config", None), "image_size", None)
-    if isinstance(size, list | tuple) and len(size) == 2:
-        return int(size[0]), int(size[1])
-    return size if isinstance(size, int) else None
 
 
 def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
@@ -313,29 +199,23 @@ def _classifier(
     return nn.Identity()
 
 
-def _picture_like(x: Tensor) -> Tensor:
-    """A random picture of this shape."""
-    generator = torch_generator("a picture by which parts of a network are told")
-    return torch.randn(x.shape, generator=generator).to(x)
-
-
 def _norms_before(
     module: nn.Module,
     blocks: nn.Module,
     projection: nn.Conv2d,
-    grid: Grid,
-    table: nn.Parameter | None,
+    positions: Positions,
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """The norms before the blocks that are given embedded patches, perhaps among other tokens: as
-    they are, and with the last rows of a table added; None where none is."""
+    they are, and with their rows of a table added; None where none is."""
     patch, like = int(projection.kernel_size[0]), projection.weight
-    x = _picture_like(like.new_empty(1, projection.in_channels, *grid.pixels(patch)))
+    pixels = positions.grid.pixels(patch)
+    x = picture_like(like.new_empty(1, projection.in_channels, *pixels))
     with torch.no_grad():
         patches = to_patches(x[0], patch) @ like.flatten(1).mT
     if projection.bias is not None:
         patches = patches + projection.bias.detach()
     inner, count = {*blocks.modules()}, len(patches)
-    run = _run(module, x) if len(inner) > 1 else []
+    run = run_of(module, x) if len(inner) > 1 else []
 
     def given(expected: Tensor) -> nn.Module | None:
         for part, tokens, _ in run:
@@ -351,35 +231,10 @@ def _norms_before(
                 return part
         return None
 
-    if table is None:
+    if positions.table is None:
         return given(patches), None
-    return given(patches), given(patches + table.detach().reshape(-1, patches.shape[1])[-count:])
-
-
-class ChannelsLast(nn.Module):
-    """Shows a table (1, H, W, D) as the map (1, D, H, W) that a network adds to its own."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows.movedim(-1, 1)
-
-    def right_inverse(self, table: Tensor) -> Tensor:
-        """The table as it is kept."""
-        return table.movedim(1, -1).contiguous()
-
-
-def tables_by_rows(whole: nn.Module) -> set[str]:
-    """Keep, in place, tables of positions that are maps (1, D, H, W) as (1, H, W, D); the names of
-    these parameters, whose values stand elsewhere now."""
-    projection, names = _convolution(whole), set[str]()
-    if projection is None or _tables(whole, projection.out_channels):
-        return names
-    for name, parameter in list(whole.named_parameters()):
-        is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
-        if is_map and POSITIONS.search(name):
-            inner, _, own = name.rpartition(".")
-            parametrize.register_parametrization(whole.get_submodule(inner), own, ChannelsLast())
-            names.add(name)
-    return names
+    rows = positions.table.detach().reshape(-1, patches.shape[1])
+    return given(patches), given(patches + rows[positions.before :][:count])
 
 
 # patches that a linear layer embeds ---------------------------------------------------------------
@@ -418,14 +273,6 @@ class FlattenedPatches(nn.Conv2d):
         return embedded.movedim(-1, -3) if self.of_maps else embedded
 
 
-def _embeds(part: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """Whether a part computes the same linear function of each token: a linear layer does, and a
-    convolution of 1 × 1."""
-    if isinstance(part, nn.Conv2d):
-        return part.kernel_size == part.stride == (1, 1) and part.groups == 1
-    return isinstance(part, nn.Linear)
-
-
 def _of_patches(numbers: int) -> tuple[int, int] | None:
     """The channels and the side of flattened square patches of so many numbers; None: of none.
 
@@ -443,24 +290,24 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
 
     img_size  of the pictures, where no table of positions shows it
     """
-    if _convolution(whole) is not None:
+    if convolution_of(whole) is not None:
         return
     unknown = ""  # what does not show how many patches a layer would embed
     for name, layer in whole.named_modules():
-        if not _embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
+        if not embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
             continue
         channels, patch = shape
-        tables = _tables(whole, len(layer.weight))
-        table = next(iter(tables.values())) if len(tables) == 1 else None
-        if (grid := _grid(whole, table, patch, img_size) or _square(table)) is None:
-            unknown = " and ".join(tables) or "no table of positions"
-            continue
-        height, width = grid.pixels(patch)
-        x = torch.arange(channels * height * width).view(1, channels, height, width)
-        x = x.to(layer.weight)
-        run = _run(whole, x)
-        at = next((at for at, ran in enumerate(run) if _embeds(ran.part)), None)
-        if at is None or run[at].part is not layer:
+        grids, lacking = likely_grids(whole, len(layer.weight), patch, img_size)
+        for grid in grids:
+            height, width = grid.pixels(patch)
+            x = torch.arange(channels * height * width).view(1, channels, height, width)
+            x = x.to(layer.weight)
+            run = run_of(whole, x)
+            at = next((at for at, ran in enumerate(run) if embeds(ran.part)), None)
+            if at is not None and run[at].part is layer:
+                break
+        else:
+            unknown = lacking or unknown
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
@@ -491,6 +338,6 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
     if unknown and img_size is None:
         raise UserError(
             f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
-            f"convolution embeds patches, and of a linear layer {unknown} shows how many. Give "
-            "img_size=…."
+            f"convolution embeds patches, and {unknown} shows how many a linear layer would embed. "
+            "Give img_size=…."
         )

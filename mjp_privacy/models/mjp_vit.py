@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.vit import (
@@ -125,7 +125,7 @@ class MJPVisionTransformer(Common):
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
     family: ClassVar[str] = "vit"  # `sizes.Family`: other networks of Table 1 stand beside it
-    before: ClassVar[int] = 1  # rows of the table before the patches': the class token's
+    before: int = 1  # rows of the table before the patches': the class token's
     prefix: ClassVar[int] = 1  # tokens of block 0 before the patches': the class token
     adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
 
@@ -302,7 +302,7 @@ def _table(rows: int, dim: int) -> nn.Parameter:
 
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
     """A copy of the model with the altered block 0; a plain copy if it has that block already."""
-    altered = copy.deepcopy(model)
+    altered = copied(model)
     if altered.first_block == "closed_form":
         return altered
     altered.blocks[0] = ClosedFormBlock(altered.blocks[0])  # type: ignore[arg-type]

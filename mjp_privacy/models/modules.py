@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy as copying
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import ImageSize, Size, height_width, parse, schema
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live_networks import of_live
 from mjp_privacy.models.live_parts import NoPatches
@@ -98,8 +98,18 @@ def load_module(
             raise
         refusal = error
     pixels = _normalisation(module, given)
+
+    def logits(returned: Any) -> Tensor:
+        """The first of the tensors that the network may mean."""
+        for answer in _answers(returned):
+            return answer
+        raise UserError(
+            f"{type(module).__name__}: expected a network that returns a tensor (B, outputs), or "
+            f"one among others, got {type(returned).__name__}. Give one that does."
+        )
+
     try:  # the module with its own forward
-        other = of_live(module, lambda x: next(_answers(x)), **pixels, img_size=img_size)
+        other = of_live(module, logits, **pixels, img_size=img_size)
     except NoPatches as error:
         raise error from refusal
     return cast(LoadedModel, other)
@@ -230,7 +240,7 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
     """
     if next(module.parameters()).dtype.itemsize < 4:
         twins: dict[int, Any] = {}
-        module = copying.deepcopy(module, twins).float()
+        module = copied(module, twins).float()
         head = twins.get(id(head))
     like = next(module.parameters())
     size = height_width(copy.card.img_size)

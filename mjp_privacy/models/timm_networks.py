@@ -2,8 +2,8 @@
 
 An attack on patches needs three places of such a network and nothing of what comes after them: the
 convolution that embeds the patches, the table of positions that is added to them, if there is one,
-and how many of the table's rows belong to other tokens. `parts_of` finds them by shapes. What they
-are taken for is one equation, which `check_equation` measures on the network itself:
+and how many of the table's rows belong to other tokens (`network_parts`). What they are taken for
+is one equation, which `check_equation` measures on the network itself:
 
     patch_embed.proj.weight.grad = sum_i g_i x_i^T,    g_i = row i of pos_embed.grad
 
@@ -15,13 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import derive_seed, free_bytes, torch_generator
@@ -38,103 +37,18 @@ from mjp_privacy.models.checkpoints import (
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.mjp_vit import check_mask
+from mjp_privacy.models.network_parts import IN_SIZE, code_of, kind_of, parts_of
+from mjp_privacy.models.patch_equation import HOLDS, gradients_of, misfit
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, Common, input_of, start_
 from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
 
-CHANNELS = (3, 1)  # of colour and of grey pictures, which metrics and attacks take
 STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
 FIELDS = ("img_size", "num_classes", "mean", "std", "resize", "interpolation", "trained_gamma")
 """Fields of a model that a user may set; the rest is the network's own."""
-HOLDS = 1e-3
-"""Relative error of the patch equation up to which a network's parts are what they seem."""
-IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures are no squares."
 LAYER_SCALE, SCALES = 0.1, ("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")
 HEADS = ("head.weight", "head.fc.weight")
-
-# where a network embeds its patches ---------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Where a network embeds its patches and adds their positions.
-
-    table   none where the network has none, or adds it behind a norm of the embedded patches, so
-            that its gradient is not the patches'
-    before  rows of the table that stand before the patches' and belong to other tokens
-    """
-
-    projection: nn.Conv2d
-    table: nn.Parameter | None
-    grid: Grid
-    before: int
-
-    @property
-    def channels(self) -> int:
-        """Of the pictures."""
-        return self.projection.in_channels
-
-
-def parts_of(net: nn.Module) -> Parts:
-    """The parts of a network, found by shapes; a UserError says what it lacks.
-
-    parts_of(timm.create_model("vit_small_patch14_dinov2")).before is 1
-    """
-    name = kind_of(net)
-    embed: Any = getattr(net, "patch_embed", None)
-    projection = getattr(embed, "proj", None)
-    if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
-        raise UserError(
-            f"{name}: expected patches that one convolution without overlap embeds "
-            "(patch_embed.proj), got none: no gradient of this network is a sum over patches. "
-            "Give another network; inverting_gradients meets a Swin or a ResNet of this package."
-        )
-    (patch, tall), colours = projection.kernel_size, projection.in_channels
-    height, width = getattr(embed, "img_size", None) or (0, 0)
-    if colours not in CHANNELS:
-        raise UserError(
-            f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, as "
-            "of what layers before them make of a picture, which no equation here tells. Give a "
-            "network that embeds patches of colour or grey pictures."
-        )
-    if patch != tall or min(height, width) < patch:
-        raise UserError(
-            f"{name}: expected pictures of whole square patches, got {height}×{width} in patches "
-            f"of {patch}×{tall}. Give img_size, multiples of the patch."
-        )
-    grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
-    embed.img_size = grid.pixels(patch)  # the convolution never sees what is beyond
-    behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
-    behind_a_norm |= any(getattr(projection, "norms", ()))
-    if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
-        return Parts(projection, None, grid, 0)
-    rows, most = table[..., 0].numel(), grid.patches + 1 + getattr(net, "num_prefix_tokens", 0)
-    if not grid.patches <= rows <= most or table.shape[-1] != projection.out_channels:
-        raise UserError(
-            f"{name}: expected a table of {grid.patches} to {most} positions of width "
-            f"{projection.out_channels}, got {rows} of width {table.shape[-1]}. Give a network "
-            "that adds its table to the embedded patches."
-        )
-    return Parts(projection, table, grid, rows - grid.patches)
-
-
-def kind_of(net: Any) -> str:
-    """The class of a network, of one under other names (`live_networks.Renamed`) that inside."""
-    return type(getattr(net, "rest", net)).__name__
-
-
-@contextmanager
-def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
-    """Whatever a network's own code raises in this block, as a UserError."""
-    try:
-        yield
-    except Exception as error:
-        raise UserError(
-            f"{kind_of(net)}: expected a network {expected}; it raised {format_error(error)}. "
-            f"{advice}"
-        ) from error
-
 
 # the network --------------------------------------------------------------------------------------
 
@@ -190,28 +104,53 @@ class TimmNetwork(WithCard, Common):
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
 
     @cached_property
-    def _of_patches(self) -> Tensor:
-        """(tokens,) bool: which of the tokens that block 0 sees change with the picture."""
-        count, size = self.grid.patches, self.grid.pixels(self.patch_size)
+    def _changes(self) -> Tensor:
+        """(tokens, width) bool: which numbers that block 0 is given change with the picture."""
+        size = self.grid.pixels(self.patch_size)
+        like_patches = torch.ones(self.grid.patches, self.embed_dim, dtype=torch.bool)
         if not len(getattr(self.net, "blocks", ())):  # a Swin's stages have no such name
-            return torch.ones(count, dtype=torch.bool)
+            return like_patches
         generator = torch_generator("a picture for the places of patches")
         pictures = torch.randn(2, 1, self.channels, *size, generator=generator).to(self.like)
         with torch.no_grad():
             one, other = (input_of(self.net, self.blocks[0], x) for x in pictures)
         if not isinstance(one, Tensor):  # a network of one's own may hand on anything
-            return torch.ones(count, dtype=torch.bool)
-        return (one != other).reshape(-1, self.embed_dim).any(1)
+            return like_patches
+        width = self.embed_dim if self.embed_dim in one.shape else one.shape[-1]
+        return (one != other).reshape(-1, width)
 
     @property
     def tokens(self) -> int:
         """How many tokens block 0 sees: the patches', and others before or behind them."""
-        return len(self._of_patches)
+        return len(self._changes)
 
     @property
     def prefix(self) -> int:
         """How many of block 0's tokens stand before the patches."""
-        return int(self._of_patches.byte().argmax())
+        return int(self._changes.any(1).byte().argmax())
+
+    @property
+    def token_width(self) -> int:
+        """Of the tokens that block 0 is given."""
+        return self._changes.shape[1]
+
+    @property
+    def other_tokens(self) -> str:
+        """Why block 0's tokens are not one for each embedded patch, of its width; or "", as for an
+        outline without weights, in which nothing can be told."""
+        patches, outline = self.grid.patches, self._changes.is_meta
+        count = patches if outline else int(self._changes.any(1).sum())
+        if count != patches:
+            return (
+                f"{patches} patches are embedded, and of block 0's tokens {count} depend on the "
+                "picture: what stands between them is not read"
+            )
+        if self.token_width != self.embed_dim:
+            return (
+                f"patches are embedded {self.embed_dim} wide, and block 0's tokens are "
+                f"{self.token_width} wide: what stands between them is not read"
+            )
+        return ""
 
     def train(self, mode: bool = True) -> TimmNetwork:
         """The mode of the network around and inside."""
@@ -248,10 +187,11 @@ class TimmNetwork(WithCard, Common):
         assert table is not None
         rows = table.flatten(1, -2)
         hidden = mask.to(rows.device).reshape(-1, self.grid.patches, 1)
-        patches = torch.where(hidden, self.unk_embed, rows[:, self.before :])
-        others = rows[:, : self.before].expand(len(patches), -1, -1)
-        masked = torch.cat((others, patches), 1).unflatten(1, table.shape[1:-1])
-        self._parameters["pos_embed"] = masked
+        masked = rows.expand(len(hidden), -1, -1).clone()
+        masked[:, self.rows_of_patches] = torch.where(
+            hidden, self.unk_embed, rows[:, self.rows_of_patches]
+        )
+        self._parameters["pos_embed"] = masked.unflatten(1, table.shape[1:-1])
         try:
             yield
         finally:
@@ -269,6 +209,13 @@ def check_equation(network: TimmNetwork) -> None:
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
+    if given.ndim == 4 and given.shape[1] == x.shape[1] and given.shape != x.shape:
+        got = size_text((given.shape[2], given.shape[3]))
+        raise UserError(
+            f"{kind}: expected its patch embedding to be given the picture of {size_text(size)} "
+            f"px, got one of {got} px: what stands before it pads, cuts or resizes pictures. Give "
+            "the network behind that, and img_size=… of what it is given."
+        )
     if given.shape == x.shape and not torch.equal(given, x):
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture, got "
@@ -277,33 +224,22 @@ def check_equation(network: TimmNetwork) -> None:
         )
     if network.pos_embed is None:
         return
-    drawn = {
-        name: torch.randn(p.shape, generator=generator).to(like) * START_STD
-        for name, p in network.named_parameters()
-        if p.ndim > 1 and not bool(p.any())
-    }
-    with (
-        code_of(
-            network.net,
-            "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of "
-            "its own",
-            "Leave out reparametrisations and checkpointing, which change no gradient.",
-        ),
-        torch.enable_grad(),
+    with code_of(
+        network.net,
+        "whose gradient torch.autograd.grad computes, of a patch embedding with a weight of its "
+        "own",
+        "Leave out reparametrisations and checkpointing, which change no gradient.",
     ):
         weight = network.get_parameter("patch_embed.proj.weight")
-        table = drawn.setdefault("pos_embed", network.pos_embed.detach()).requires_grad_()
-        out = functional_call(network, drawn, (x,)).square().sum()
-        sent = torch.autograd.grad(out, [table, weight], allow_unused=True)
+        sent = gradients_of(network, x, [network.pos_embed, weight])
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "
             "no gradient of them: the network leaves them out, or detaches them. Its gradients "
             "cannot be attacked as a ViT's."
         )
-    rows = sent[0].reshape(-1, network.embed_dim)[network.before :]
-    missed = rows.mT @ to_patches(x[0], network.patch_size) - sent[1].flatten(1)
-    off = float(missed.norm() / sent[1].norm())
+    rows = sent[0].reshape(-1, network.embed_dim)[network.rows_of_patches]
+    off = misfit(rows, to_patches(x[0], network.patch_size), sent[1].flatten(1))
     if not off <= HOLDS:  # also where it is no number
         raise UserError(
             f"{kind}: the gradient of its patch embedding is not that of "
@@ -395,7 +331,7 @@ def load_timm(
         network = _built(spec)
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
-        rows = tensors["pos_embed"].flatten(1, -2)[:, network.before :]
+        rows = tensors["pos_embed"].flatten(1, -2)[:, network.rows_of_patches]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
     if not heads and spec.num_classes:
         fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}

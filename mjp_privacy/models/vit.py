@@ -6,7 +6,6 @@ compiler, SymPy), of which no attack needs any.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import Activation, Variant
 
@@ -152,6 +152,23 @@ class Common(nn.Module):
 
     patch_embed: Any
     embed_dim: int
+    grid: Grid
+    before: int
+
+    @property
+    def rows_of_patches(self) -> slice:
+        """The rows of the table of positions that belong to the patches."""
+        return slice(self.before, self.before + self.grid.patches)
+
+    @property
+    def token_width(self) -> int:
+        """Of the tokens that block 0 is given."""
+        return self.embed_dim
+
+    @property
+    def other_tokens(self) -> str:
+        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
+        return ""
 
     @property
     def like(self) -> Tensor:
@@ -233,7 +250,7 @@ def token_norm(part: nn.Module) -> TokenNorm | None:
     generator = torch_generator("tokens by which a norm is told")
     x = FAR * (0.5 + torch.randn(4, *shape, generator=generator, dtype=torch.float64))
     try:
-        own = copy.deepcopy(part).cpu().double()
+        own = copied(part).cpu().double()
         with torch.no_grad():  # without hooks, which are copied
             out, back = own.forward(x), own.forward(-x)
             bias, scaled = (out + back)[0] / 2, (out - back) / 2
@@ -262,6 +279,11 @@ class _Reached(Exception):
     def __init__(self, given: Tensor) -> None:
         super().__init__("reached")
         self.given = given
+
+
+def first_tensor(output: Any) -> Tensor:
+    """What a block hands on, which may stand beside its attention's weights."""
+    return output if isinstance(output, Tensor) else next(x for x in output if x is not None)
 
 
 def pictures_first(layer: nn.Module, tokens: Tensor) -> Tensor:

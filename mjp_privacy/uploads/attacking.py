@@ -308,8 +308,9 @@ def joined(view: AttackerView) -> AttackerView | Refusal:
     rounding: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
     for update in view.updates:
         system = patch_system(view, update)
-        others = system.rows.new_zeros(len(system.rows), view.model.before, system.rows.shape[-1])
-        grads[TABLE].append(torch.cat((others, system.rows), 1).unsqueeze(1))
+        table = torch.zeros_like(update.grads[TABLE].flatten(1, -2), dtype=system.rows.dtype)
+        table[:, view.model.rows_of_patches] = system.rows
+        grads[TABLE].append(table.unsqueeze(1))
         shape = view.model.patch_embed.proj.weight.shape[1:]
         grads[PATCH].append(system.total.unflatten(2, shape))
         if system.hidden_sum is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, Size, parse
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.copies import copied
 from mjp_privacy.models.live_networks import rebuilt_by_name
 from mjp_privacy.models.modules import Channels, load_module
 from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
@@ -213,7 +213,7 @@ def own_uploads(
     loaded = {id(module): load_module(module, **pixels) for module in modules}
     for key, own in loaded.items():
         if own.like.device.type != "cpu":  # where the gradients are
-            loaded[key] = copy.deepcopy(own).to("cpu")
+            loaded[key] = copied(own).to("cpu")
     models = [loaded[id(module)] for module in modules]
     sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
     steps = sorted({len(next(iter(one.values()))) for one in sent})

@@ -266,3 +266,11 @@ def test_a_live_module_is_attacked_and_its_upload_recorded(
     assert answers["patch_gradient"] == "yes"
     assert answers["april"].startswith("no")
     assert answers["patch_lattice"].startswith("no")  # 256 patches are too many for a lattice
+
+
+def test_an_outline_without_weights_lacks_no_tokens() -> None:
+    """In which no number is told from another."""
+    facts = {"img_size": 56, "mean": 0.5, "std": 0.5, "num_classes": 10}
+    outline = timm_networks.random_timm("vit_small_patch14_dinov2", facts, made_up=facts)
+    assert outline.like.is_meta
+    assert (outline.other_tokens, outline.token_width) == ("", 384)
