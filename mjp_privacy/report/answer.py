@@ -21,7 +21,7 @@ from mjp_privacy.report.clients import (
     card_clients,
     circumstances,
     images_of,
-    main_client,
+    rounds_of,
     short_gamma,
 )
 from mjp_privacy.report.figures import capped_median, exact_share
@@ -59,10 +59,10 @@ THREATS = {
 
 def build_card(clients: Sequence[Client]) -> Card:
     """The card of a report on these clients."""
-    shown_ones, further = card_clients(clients)
+    shown_ones, main, further = card_clients(clients)
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
-    rows, main = tuple(map(card_row, shown_ones)), main_client(shown_ones)
+    rows = tuple(map(card_row, shown_ones))
     row = rows[main]
     return Card(
         verdict=verdict(row),
@@ -113,15 +113,17 @@ def verdict(row: CardRow) -> str:
     if best is None:
         return "Not scored: the private pictures are not known here."
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
+    several = len(rounds_of(client, client.others)) > 1
+    when = f" in round {client.cell.other['round']}" if several else ""
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
     pictures = "the shuffled pictures" if shuffled else "these pictures"  # what was compared
     if not best.exact and (why := _failure(best, row.floor)):
         said = f"{defence} protects {pictures}" if client.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
     if client.defended:
-        said = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
+        said = f"{defence}{when} does not protect {'' if _most(best) else 'all of '}{pictures}"
     else:
-        said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
+        said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
     said += level if best.exact else f"{best.above_20} of {best.of} at 20 dB or more"

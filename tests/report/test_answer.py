@@ -209,6 +209,37 @@ def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
     assert made.further == len(gammas) + 1 - CARD_ROWS
 
 
+def recorded(round: int, *psnr: float, label: str = "MJP", **facts: Any) -> tuple[Any, ...]:
+    """A line on uploads of one round: its own weights, and a model that is named after it."""
+    model = {"model": f"{label}, round {round}", "checkpoint_sha": f"{round:02d}" * 32}
+    run_id, facts = f"{label} {round}", MASKED | facts | model
+    entry = intact(run_id, attack="masked_span", client_label=label, round=round, **facts)
+    return entry, [*psnr], ZERO
+
+
+@pytest.mark.parametrize("worst", [*range(3), CARD_ROWS + 1])
+def test_the_answer_is_about_the_round_that_leaks_most(tmp_path: Path, worst: int) -> None:
+    """And says which, also where the card has no room for all rounds; what a client with another
+    defence leaks does not count for it."""
+    rounds = [
+        recorded(n, *([math.inf, 30.0] if n == worst else [25.0, 30.0]), lr=0.1 / (n + 1))
+        for n in range(CARD_ROWS + 2)
+    ]
+    other = recorded(99, math.inf, math.inf, label="int8", defenses="int8", gamma=0.27)
+    prune = recorded(98, 10.0, 10.0, label="prune", defenses="prune 0.1")
+    made = card_of_lines(tmp_path, *rounds, other, prune)
+    assert (len(made.rows), made.further) == (CARD_ROWS, 4)
+    main = made.rows[made.main]
+    assert main.client.cell.other["round"] == worst
+    assert main.one_upload is not None
+    assert f"{main.one_upload.exact} of {main.one_upload.of}" in made.verdict
+    assert f"round {worst} " in made.verdict
+
+
+def test_one_round_needs_no_number_in_the_answer(tmp_path: Path) -> None:
+    assert "round" not in card_of_lines(tmp_path, recorded(7, 30.0)).verdict
+
+
 def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> None:
     """Three lines on overlapping images, of which one attack failed on one and stored no grey."""
     hits = {0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0, 4: 0.0, 5: 0.0, 6: 1.0}
