@@ -30,12 +30,12 @@ PLAIN_TO_SEE = 20
 """PSNR in dB from which a picture is usually recognisable."""
 
 NAMED = 2
-"""Attacks of a worst case that the card names."""
+"""Attacks of a worst case that the card names; the others are counted together."""
 
 HEADINGS: Mapping[str, str] = {
     "published": "published attack (APRIL)",
     "one_upload": "best attack, one upload",
-    "any_uploads": "best attack, several uploads",
+    "any_uploads": "best attack, any number of uploads",
     "floor": "without any gradient",
 }
 """The card's columns by the fields of a row."""
@@ -82,7 +82,7 @@ class CardFigure:
     trials: float | None = None  # as how many independent pictures they count; None: as themselves
     photographs: int | None = None  # of which the pictures are crops; None: each is one
     without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
-    chosen: tuple[tuple[str, int], ...] = ()  # the best attacks of a worst case, with their images
+    chosen: tuple[tuple[str, int], ...] = ()  # the attacks of a worst case, with their images
 
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
@@ -122,11 +122,14 @@ class CardFigure:
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
 
     def by(self) -> str:
-        """Its attacks in words: `pixel_lattice for 116 pictures, masked_span for 4`."""
+        """Its attacks in words, with all of its pictures: `pixel_lattice for 116 pictures,
+        masked_span for 4, others for 2`."""
         if len(self.chosen) < 2:
             return self.attack
-        (first, count), *others = self.chosen
-        return ", ".join([f"{first} for {count} pictures", *(f"{a} for {c}" for a, c in others)])
+        (first, count), *others = self.chosen[:NAMED]
+        words = [f"{first} for {counted(count, 'picture')}", *(f"{a} for {c}" for a, c in others)]
+        rest = sum(count for _, count in self.chosen[NAMED:])
+        return ", ".join([*words, *([f"others for {rest}"] if rest else [])])
 
 
 @dataclass(frozen=True)
@@ -229,8 +232,8 @@ def card_figure(client: Client, line: Line) -> CardFigure:
     score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
     counts = line.counts.items() if isinstance(line, DerivedLine) else ()
     ranked = sorted(counts, key=lambda item: -item[1])
-    chosen = tuple((attack, count) for attack, count in ranked if count)[:NAMED]
-    several = ", ".join(f"{attack} {count}" for attack, count in chosen)
+    chosen = tuple((attack, count) for attack, count in ranked if count)
+    several = ", ".join(f"{attack} {count}" for attack, count in chosen[:NAMED])
     return CardFigure(
         attack=chosen[0][0] if len(chosen) == 1 else several or line.attack,
         line=line.number,
@@ -299,7 +302,7 @@ REASONS_SHOWN = 4
 SHORT_HEADINGS = {
     "published": "APRIL as published",
     "one_upload": "best, one upload",
-    "any_uploads": "best, several",
+    "any_uploads": "best, any uploads",
     "floor": "no gradient",
 }
 

@@ -441,3 +441,16 @@ def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> N
     """Wilson's interval over the photographs, not over the crops."""
     figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
     assert f"{exact} of 20 exactly (6 photographs: {share})" in figure.counts()
+
+
+def test_the_attacks_of_a_figure_have_all_of_its_pictures(tmp_path: Path) -> None:
+    """Each picture is best by another attack; those that are not named are counted."""
+    for count in (1, 2, 3, 5):
+        lines = [
+            (intact(f"attack {at}"), [30.0 if picture == at else 10.0 for picture in range(count)])
+            for at in range(count)
+        ]
+        (row,) = card_of_lines(tmp_path / f"{count}", *lines).rows
+        assert row.one_upload is not None
+        numbers = re.findall(r" for (\d+)", row.one_upload.by())
+        assert sum(map(int, numbers)) == (count if count > 1 else 0)
