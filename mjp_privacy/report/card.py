@@ -51,7 +51,8 @@ ABSENT = {
 CAPTION = (
     "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
     "Mean: of each picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's "
-    "best attack, chosen with the private picture at hand: an upper bound. Without any gradient: "
+    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % interval "
+    "of the exact share, where crops of one photograph count as one picture. Without any gradient: "
     "the best picture made of no upload; an attack that gets no more has failed."
 )
 
@@ -90,7 +91,7 @@ class CardFigure:
 
     def counts(self, *, crops: bool = True) -> str:
         """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
-        `crops` is False: `20 of 20 exactly (6 photographs: at least 57 %)`."""
+        `crops` is False: `5 of 20 exactly (crops of 6 photographs: of others expect 5 to 66 %)`."""
         proven = f" ({self.proven})" if crops and self.proven else ""
         reached = f", {self.reached}" if self.reached else ""
         return f"{self.exact} of {self.of} exactly{proven}{reached}"
@@ -105,13 +106,13 @@ class CardFigure:
 
     @property
     def proven(self) -> str:
-        """What exact crops say of photographs, by Wilson's interval: `6 photographs: 5 to 66 %`;
-        empty where each picture is a photograph."""
+        """What exact crops say of other photographs, by Wilson's interval: `crops of 6 photographs:
+        of others expect 5 to 66 %`; empty where each picture is a photograph."""
         if self.photographs is None or not self.exact:
             return ""
         low, high = Share(self.exact, self.of, self.trials).interval
         share = f"at least {low:.0f} %" if self.exact == self.of else f"{low:.0f} to {high:.0f} %"
-        return f"{counted(self.photographs, 'photograph')}: {share}"
+        return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
 
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
