@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attacks import ATTACKS, traits_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
@@ -30,11 +29,11 @@ from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Line,
     failed_images,
-    late_images,
     options_of,
     traits,
 )
 from mjp_privacy.report.tables.text import number, percent
+from mjp_privacy.report.untried import not_tried
 from mjp_privacy.report.worst_case import has_truth, shown_attacks
 
 WORDS = 30
@@ -346,34 +345,6 @@ def threat_letter(line: Line) -> str:
     if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
     return "C" if cell.upload == "weight_difference" or cell.steps > 1 else "B"
-
-
-def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
-    """What this report did not try on its main client, in a few words; `clients`: all of them.
-
-    An attack was tried if it was run in the client's own setting and precision, and neither failed
-    nor ran out of its time on every picture.
-    """
-    lines = [line for line in client.attacks if len(line.images)]
-    cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
-    ran = {line.cell.known_as for line in lines if not cut[line.number]}
-    in_vain = {line.cell.known_as for line in lines} - ran
-    masks = any(line.some_above_zero("zero_rows") for line in lines)
-    unfit = {"batches"} if (client.cell.batch or 1) == 1 else set()
-    unfit |= set() if client.cell.gamma and not masks else {"shuffled alone"}
-    known = [name for name in ATTACKS if name != "mask_locator" and not unfit & traits_of(name)]
-    missing = [name for name in known if name not in ran | in_vain]
-    cells = [other.cell for other in clients]
-    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
-    items = {
-        f"attacks on this client: {', '.join(missing)}": bool(missing),
-        f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
-        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
-        "several local steps": all(cell.steps == 1 for cell in cells),
-        "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
-        "other checkpoints of the same recipe": len(shas) == 1,
-    }
-    return tuple(item for item, untried in items.items() if untried)
 
 
 def would_change(row: CardRow) -> tuple[str, ...]:

@@ -51,8 +51,8 @@ ABSENT = {
 CAPTION = (
     "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
     "Mean: of each picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's "
-    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % interval "
-    "of the exact share, where crops of one photograph count as one picture. Without any gradient: "
+    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % "
+    "interval of the exact share, crops of one photograph counted as one. Without any gradient: "
     "the best picture made of no upload; an attack that gets no more has failed."
 )
 

@@ -307,6 +307,45 @@ def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) 
     assert "small" not in said
 
 
+# what was not tried -------------------------------------------------------------------------------
+
+SMALL = {"architecture": "vit d160 l4 h5 p7@56", "size": 56}
+SIDE_64 = {"architecture": "vit d192 l12 h3 p16@64", "size": 64}
+SIDE_224 = {"architecture": "vit d192 l12 h3 p16@224", "size": 224}
+ROUND = {"client_label": "MJP", "round": 0}
+HALF = MASKED | {"plain_share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("facts", "zero_rows", "listed", "absent"),
+    [
+        (SMALL, 0.0, "token_peeling head_features patch_lattice", "layer_span patch_jigsaw"),
+        (SMALL, 0.0, "token_span april", "batch_span pixel_lattice plain_step mask_locator"),
+        (SIDE_224, 0.0, "patch_prior head_features", "patch_gradient token_peeling patch_lattice"),
+        (SIDE_64 | {"batch": 2}, 0.0, "layer_span token_peeling", "april patch_lattice token_span"),
+        (SIDE_64 | {"batch": 2, "partners": "fresh"}, 0.0, "shared_picture", "multi_round"),
+        (SMALL | MASKED, 3.0, "pixel_lattice token_peeling", "patch_jigsaw plain_step"),
+        (SMALL | HALF, 3.0, "plain_step april", "patch_jigsaw"),
+        (SMALL | MASKED, 0.0, "patch_jigsaw", "plain_step"),
+        (SMALL | HALF | ROUND, 3.0, "plain_step", "april april_prior"),
+        (SMALL | {"withhold": "pos_embed"}, 0.0, "token_span", "patch_gradient multi_round"),
+        (SMALL | {"defenses": "int8 + prune 0.1"}, 0.0, "token_peeling", ""),
+        (SMALL | {"train": "head"}, 0.0, "head_features", "token_peeling patch_gradient"),
+        ({"architecture": "Eva d192 p16@64", "size": 64}, 0.0, "patch_gradient", "april gradvit"),
+        ({"architecture": "swin d96 s2,2 h3 56"}, 0.0, "", "gradvit patch_gradient april"),
+        ({"architecture": "of another version"}, 0.0, "token_peeling", "batch_span"),
+    ],
+)
+def test_what_was_not_tried_is_what_applies_to_the_client(
+    tmp_path: Path, facts: dict[str, Any], zero_rows: float, listed: str, absent: str
+) -> None:
+    line = intact("inverting_gradients", **facts), [30.0], {"zero_rows": zero_rows}
+    (named, *_) = card_of_lines(tmp_path, line).not_tried
+    names = set(re.findall(r"\w+", named))
+    assert names >= {*listed.split()}
+    assert not names & {"inverting_gradients", *absent.split()}
+
+
 # without truth ------------------------------------------------------------------------------------
 
 
