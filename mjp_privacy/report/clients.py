@@ -139,6 +139,12 @@ class Client:
         )
 
     @property
+    def only_withholds(self) -> bool:
+        """Whether all that it does against inversion is to keep some gradients to itself."""
+        used = [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
+        return used == ["withhold"] and not self.cell.gamma
+
+    @property
     def noisy(self) -> bool:
         """Whether its defence adds errors to the upload, which an attack can weigh."""
         return bool(self.cell.defenses) or self.cell.position_noise > 0
@@ -384,13 +390,19 @@ def leaked(client: Client) -> tuple[float, ...]:
 def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
     there is any. Where one of `mjp list defenses` is compared with none it is a client with this
-    one, best without MJP; else one with MJP, with another defence, or the undefended."""
+    one, best without MJP; else one with MJP, with another defence, or the undefended.
+
+    Gradients that are withheld from some of the attacks alone are no defence that the run asks
+    about: beside an undefended client that met more attacks it is about that one."""
+    undefended = [len(client.attacks) for client in clients if not client.defended]
+    most = max(undefended, default=0)
     used = {client.cell.defenses for client in clients}
     compared = len(used) == 2 and "" in used
 
     def rank(client: Client) -> tuple[bool, ...]:
         if compared:
             return not client.matching, not client.cell.defenses, client.masks
-        return not client.matching, not client.masks, not client.defended
+        aside = client.only_withholds and len(client.attacks) < most
+        return not client.matching, not client.masks, aside or not client.defended, aside
 
     return min(range(len(clients)), key=lambda place: rank(clients[place]))

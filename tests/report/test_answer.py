@@ -53,6 +53,7 @@ SHARED: dict[str, Any] = {"planned_images": 2}
 BLOCK = {"first_block": "closed_form"}
 PLAIN_LINE = (intact("patch_gradient"), [30.0, 40.0], GREY)
 WITHHELD = (intact("token_span", withhold="pos_embed"), [25.0, 8.0], GREY)
+FURTHER = (intact("patch_prior"), [30.0, 40.0], GREY)
 APRIL_ALONE = (cell("april", **MASKED), [9.0], ZERO)
 SPAN = intact("masked_span", **MASKED)
 TWO = (SPAN, [21.0, 22.0], ZERO)
@@ -63,6 +64,11 @@ EXACT = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO)
 
 def span(*psnr: float, **more: Any) -> list[Any]:
     return [(intact("masked_span", **MASKED | more), [*psnr], ZERO)]
+
+
+def noised(line: tuple[Any, ...]) -> list[Any]:
+    """The line of a client that adds a defence of `mjp list defenses`."""
+    return [(line[0] | {"run_id": "noised", "defenses": "int8"}, *line[1:])]
 
 
 def token(*psnr: float | str, of: dict[str, float] | None = None, **more: Any) -> list[Any]:
@@ -116,6 +122,10 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # the defended client, beside none; MJP before other defences; one that some attack knows
     ([PLAIN_LINE, WITHHELD], {"main": "plain, withhold pos embed", "beside": "0 of 2 exactly"}),
     ([WITHHELD, PLAIN_LINE, *span(11.0)], {"main": "MJP γ .27"}),
+    # gradients that are withheld from a few attacks alone are no defence that a run asks about
+    ([WITHHELD, PLAIN_LINE, FURTHER], {"main": "plain", "verdict": "!withhold"}),
+    ([WITHHELD, PLAIN_LINE, FURTHER, *span(11.0)], {"main": "MJP γ .27"}),
+    ([PLAIN_LINE, FURTHER, *noised(WITHHELD)], {"main": "withhold pos embed, int8"}),
     ([APRIL_ALONE, PLAIN_LINE], {"main": "plain"}),
     # one other defence beside none is what the run asks about; with several it is MJP
     ([PLAIN_LINE, *span(11.0), *defended("prune 0.1")], {"main": "plain, prune 0.1"}),
