@@ -317,6 +317,43 @@ def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) 
     assert "small" not in said
 
 
+def flat_run(folder: Path, psnr: list[float], flat: set[int], grey: float = 12.0) -> Card:
+    """A card of one attack on pictures with a stored original: noise, or nearly of one colour,
+    which by itself scores 20 log10(1 / 0.05), or 26 dB."""
+    run_of(folder, (intact("masked_span", defenses="int8"), psnr, {"grey_psnr": grey}))
+    noise = torch.rand(len(psnr), 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    colour = torch.where(noise > 0.5, 0.55, 0.45)
+    of_flat = torch.tensor([at in flat for at in range(len(psnr))]).view(-1, 1, 1, 1)
+    tensors = {"images": noise, "target": torch.where(of_flat, colour, noise)}
+    ids = [image_id(at) for at in range(len(psnr))]
+    add_pictures(RunStore(folder), "masked_span", tensors, ids)
+    return card_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("psnr", "flat", "grey", "counted"),
+    [
+        ([22.0, 30.0], set(), 12.0, "2 of 2"),
+        ([26.5, 30.0], {0}, 12.0, "1 of 2"),  # its mean colour is as good
+        ([31.0, 30.0], {0, 1}, 12.0, "2 of 2"),  # better than it
+        ([26.5, 27.0], {0, 1}, 12.0, "not shown"),
+        ([22.0, 30.0], set(), 19.5, "1 of 2"),  # a uniform grey is as good
+        ([math.inf, 26.5, 30.0], {0, 1}, 12.0, "1 of 3"),  # an exact one counts always
+    ],
+)
+def test_a_picture_counts_as_leaked_where_it_is_better_than_its_own_floor(
+    tmp_path: Path, psnr: list[float], flat: set[int], grey: float, counted: str
+) -> None:
+    """In the sentence; the table has all at 20 dB or more."""
+    made = flat_run(tmp_path, psnr, flat, grey)
+    assert counted in made.verdict
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert row.one_upload.above_20 == len(psnr)
+    if math.inf in psnr:
+        assert "2 at 20" in made.verdict
+
+
 # what was not tried -------------------------------------------------------------------------------
 
 SMALL = {"architecture": "vit d160 l4 h5 p7@56", "size": 56}
