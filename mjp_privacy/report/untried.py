@@ -129,9 +129,9 @@ def _masks(client: Client) -> bool:
 
 
 def _config(cell: CellFacts) -> ClientConfig:
-    """The client's configuration, out of its facts."""
+    """The client's configuration, out of its facts. Its defences change numbers alone, and may be
+    somebody's own: no attack is refused for them."""
     values: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(ClientConfig)}
-    for name, between in {"withhold": ", ", "defenses": " + "}.items():
-        values[name] = tuple(filter(None, values[name].split(between)))
-    known = {name: value for name, value in values.items() if value is not None}
-    return ClientConfig(**known)
+    values["withhold"] = tuple(filter(None, cell.withhold.split(", ")))
+    del values["defenses"]
+    return ClientConfig(**{name: value for name, value in values.items() if value is not None})

@@ -376,7 +376,7 @@ HALF = MASKED | {"plain_share": 0.5}
         (SMALL | MASKED, 0.0, "patch_jigsaw", "plain_step"),
         (SMALL | HALF | ROUND, 3.0, "plain_step", "april april_prior"),
         (SMALL | {"withhold": "pos_embed"}, 0.0, "token_span", "patch_gradient multi_round"),
-        (SMALL | {"defenses": "int8 + prune 0.1"}, 0.0, "token_peeling", ""),
+        (SMALL | {"defenses": "my_own 0.5"}, 0.0, "token_peeling", "pixel_lattice"),
         (SMALL | {"train": "head"}, 0.0, "head_features", "token_peeling patch_gradient"),
         ({"architecture": "Eva d192 p16@64", "size": 64}, 0.0, "patch_gradient", "april gradvit"),
         ({"architecture": "swin d96 s2,2 h3 56"}, 0.0, "", "gradvit patch_gradient april"),
