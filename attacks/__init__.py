@@ -48,6 +48,8 @@ TRAITS: Mapping[str, str] = {
     "shared pictures": "finds the pictures that uploads of other batches share",
     "public photographs": "has a prior fitted on photographs that are not the client's",
     "shuffled alone": "sorts the pictures of clients that shuffle patches and mask none",
+    "unshuffled uploads": "waits for an upload in which nothing was shuffled",
+    "no picture": "names masked positions and makes no picture",
 }
 """What a reader of an attack's results must know; its class declares which hold, as `traits`, and
 reports flag figures by it."""

@@ -72,6 +72,7 @@ from attacks.equations.token_patches import (
     lacks_tokens,
     needs_tokens,
 )
+from attacks.masked_span import MaskedSpan
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.copies import copied
@@ -97,6 +98,11 @@ class LayerSpan(Usual):
         "public photographs",
         "patches",
     )
+
+    @property
+    def alone(self) -> MaskedSpan:
+        """The attack on one picture a step."""
+        return BatchSpanAttack(self.prior).alone
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
@@ -215,6 +221,11 @@ class BatchLattice(Usual):
         "public photographs",
         "patches",
     )
+
+    @property
+    def alone(self) -> MaskedSpan:
+        """The attack on one picture a step."""
+        return BatchSpanAttack(self.prior).alone
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and

@@ -104,7 +104,7 @@ class PlainStep(PatchGradient):
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
     name: ClassVar[str] = "plain_step"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "patches")
+    traits: ClassVar[tuple[str, ...]] = ("masks", "unshuffled uploads", "patches")
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Solve each picture's first unmasked upload; `plain_upload` is its number, 0 for none."""
@@ -134,7 +134,7 @@ class MaskLocator(Usual):
     """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
 
     name: ClassVar[str] = "mask_locator"
-    traits: ClassVar[tuple[str, ...]] = ("masks", "patches")
+    traits: ClassVar[tuple[str, ...]] = ("masks", "no picture", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Only the gradient of the position table."""

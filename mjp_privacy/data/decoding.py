@@ -152,16 +152,17 @@ def decoded(content: bytes, *, min_side: int = 1, labels: bool = False) -> Decod
         return Decoded(upright, turn, _is_animated(image))
 
 
-def header(content: bytes, *, behind: bool = False) -> Header:
+def header(content: bytes, *, min_side: int = 1, behind: bool = False) -> Header:
     """What a file's first bytes say. Raises ImageError where they show that it is no image of a
     usable size; nothing is decoded, so a file that is damaged further on passes.
 
-    behind  whether a PNG is decoded that may say its orientation behind its pixels
+    min_side  the smallest allowed short side in pixels
+    behind    whether a PNG is decoded that may say its orientation behind its pixels
     """
     with _opened(content) as image:
         if image.format == "TIFF" and behind:  # which Pillow turns by itself
             image.load()
-        _check_sides(image.size, 1)
+        _check_sides(image.size, min_side)
         hidden = image.format == "PNG" and "exif" not in image.info and not behind
         turn = 1 if hidden else _orientation(image)
         width, height = image.size

@@ -108,11 +108,18 @@ def spread_subset(
 
 
 def readable_subset(
-    source: ImageSource, records: Sequence[ImageRecord], limit: int | None, seed: int
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    limit: int | None,
+    seed: int,
+    *,
+    min_side: int = 1,
 ) -> tuple[tuple[ImageRecord, ...], dict[ImageRecord, str]]:
     """`spread_subset` filled from files that are images, and why the others were passed over.
 
     Headers are read of as many files as it takes; without a limit none is, and all are taken.
+
+    min_side  the smallest allowed short side in pixels
     """
     _check_limit(limit)
     order = spread_subset(records, None, seed)
@@ -124,7 +131,7 @@ def readable_subset(
         if len(chosen) == limit:
             break
         try:
-            found = header(source.files.read(record.image_id))
+            found = header(source.files.read(record.image_id), min_side=min_side)
         except ImageError as error:
             reasons[record] = error.reason
             continue

@@ -36,7 +36,7 @@ from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
-from mjp_privacy.experiment.simulated import Simulated, chosen_images
+from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
@@ -76,7 +76,8 @@ def run_experiment(
     images   a folder, a zip, or "embedded"; None: what the config says
     weights  "PATH", "NAME=PATH" or {NAME: PATH}: checkpoints of the config's models
     limit    number of images: a seeded subset spread over the classes, part of any larger one; a
-             file that is no image is a failure, and another one is taken in its place
+             file that is no image, or is smaller than a model's patch, is a failure, and another
+             one is taken in its place
     gamma    shuffle ratio of all cells in settings b and c; None: what the config says
     model    fields of `ModelConfig` for all models: {"img_size": 192, "mean": (0.5,)}
     attack_seconds  how long an attack may take over one image; None: what the config says
@@ -109,17 +110,17 @@ def run_experiment(
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
-    chosen, passed_over = chosen_images(opened, experiment, limit)
     workers = engine_config(engine)
     here, there = devices(device, workers)
-    source = Simulated(experiment, opened, chosen, here)
+    source = Simulated(experiment, opened, (), here)
     source.check_models()
+    passed_over = source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
     root = run_root(Path(out), into)
     places: dict[str, Any] = {
         "images": str(path),
         "labels": None if labels is None else str(labels),
-        "chosen": tuple(record.image_id for record in chosen),
+        "chosen": tuple(record.image_id for record in source.chosen),
     }
     job = Job.of(experiment, root, there, stale, **places)
     summary = Run(root, job, source, workers, add, remarks, passed_over, opened.altered).run()

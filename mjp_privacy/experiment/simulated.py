@@ -100,6 +100,42 @@ class Simulated(UploadSource):
         listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
         raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
 
+    def choose(self, limit: int | None) -> list[ImageNote]:
+        """Choose the images that are attacked, and return notes on files that were replaced: those
+        that are no images, or are smaller than the patch of a model that is attacked.
+
+        Only a limit replaces files: without one every file is taken, and one that cannot be used
+        has rows that say so. An image without a label belongs to every class.
+        """
+        images, choice = self.images, self.experiment.classes
+        records = images.records
+        if choice is not None:
+            records = tuple(r for r in records if r.label is None or choice.holds(r.label))
+            if not records:
+                raise UserError(
+                    f"None of the {len(images.records)} images of {images.path} has a class index "
+                    f"that leaves {', '.join(map(str, choice.remainders))} when divided by "
+                    f"{choice.modulo} (the config's `classes`). Give images of these classes, or "
+                    "remove `classes`."
+                )
+        least = self._largest_patch() if limit is not None else 1
+        seed = self.experiment.seed
+        self.chosen, unusable = readable_subset(images, records, limit, seed, min_side=least)
+        return [
+            ImageNote(record, file_sha256(images, record), "", f"{why}; another file replaced it")
+            for record, why in unusable.items()
+        ]
+
+    def _largest_patch(self) -> int:
+        """The side of the largest patch of the grid's models, of those that can be loaded."""
+        sides = [1]
+        for name in {name for entry in self.experiment.grid for name in entry.models}:
+            try:
+                sides.append(self.outline(name).model.patch_size)
+            except UserError:  # its cells are rows with this reason
+                continue
+        return max(sides)
+
     def check(self, store: RunStore) -> list[str]:
         """Raise if a chosen image has other pixels or another label than the run folder's image of
         the same id: its rows would be another image's."""
@@ -229,33 +265,6 @@ def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
 # the images ---------------------------------------------------------------------------------------
 
 KNOWN_BY = ("image_id", "status", "label", "sha256", "pixel_sha256")
-
-
-def chosen_images(
-    source: ImageSource, experiment: Experiment, limit: int | None
-) -> tuple[tuple[ImageRecord, ...], list[ImageNote]]:
-    """The images that are attacked, and notes on files that are no images and were replaced.
-
-    chosen_images(open_images("photographs"), experiment, limit=20)
-
-    Only a limit replaces files: without one every file is taken, and one that is no image has rows
-    that say so. An image without a label belongs to every class.
-    """
-    records, choice = source.records, experiment.classes
-    if choice is not None:
-        records = tuple(r for r in records if r.label is None or choice.holds(r.label))
-        if not records:
-            raise UserError(
-                f"None of the {len(source.records)} images of {source.path} has a class index that "
-                f"leaves {', '.join(map(str, choice.remainders))} when divided by {choice.modulo} "
-                "(the config's `classes`). Give images of these classes, or remove `classes`."
-            )
-    chosen, no_images = readable_subset(source, records, limit, experiment.seed)
-    notes = [
-        ImageNote(record, file_sha256(source, record), "", f"{reason}; another file replaced it")
-        for record, reason in no_images.items()
-    ]
-    return chosen, notes
 
 
 def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str) -> None:

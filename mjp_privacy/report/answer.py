@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attacks import ATTACKS, traits_of
+import pandas as pd
+
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card import Card, CardFigure, CardRow, card_row
+from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow, card_row
 from mjp_privacy.report.clients import (
     Client,
     attacked_ones,
     card_clients,
     circumstances,
     images_of,
-    main_client,
+    rounds_of,
     short_gamma,
 )
-from mjp_privacy.report.figures import capped_median, exact_share
+from mjp_privacy.report.figures import PSNR, capped_median, exact_share
 from mjp_privacy.report.flags import RESIDUAL_CONVERGED
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Line,
+    exact_images,
     failed_images,
-    late_images,
+    once,
     options_of,
     traits,
 )
 from mjp_privacy.report.tables.text import number, percent
+from mjp_privacy.report.untried import not_tried
 from mjp_privacy.report.worst_case import has_truth, shown_attacks
 
 WORDS = 30
@@ -45,6 +49,10 @@ HALF = 0.5
 
 LADDER = "ladder_vit"
 """The config that runs every attack that knows MJP on one's own weights."""
+
+FLAT = 3.0
+"""By how many dB a picture has to be better than a plain colour to show something: half of the
+squared error that the colour leaves is gone then."""
 
 MATCHES = 1e-2
 """Residual below which a picture has the uploaded gradient for all purposes."""
@@ -59,10 +67,10 @@ THREATS = {
 
 def build_card(clients: Sequence[Client]) -> Card:
     """The card of a report on these clients."""
-    shown_ones, further = card_clients(clients)
+    shown_ones, main, further = card_clients(clients)
     if not shown_ones:
         return Card("No client was attacked: there are no rows of an attack.", "", "")
-    rows, main = tuple(map(card_row, shown_ones)), main_client(shown_ones)
+    rows = tuple(map(card_row, shown_ones))
     row = rows[main]
     return Card(
         verdict=verdict(row),
@@ -112,32 +120,63 @@ def verdict(row: CardRow) -> str:
     best = main_figure(row)
     if best is None:
         return "Not scored: the private pictures are not known here."
+    told = replace(best, above_20=best.above_20 - plain_pictures(client, deciding_line(row)))
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
+    several = len(rounds_of(client, client.others)) > 1
+    when = f" in round {client.cell.other['round']}" if several else ""
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
     pictures = "the shuffled pictures" if shuffled else "these pictures"  # what was compared
-    if not best.exact and (why := _failure(best, row.floor)):
+    if not best.exact and (why := _failure(best, told, row.floor)):
         said = f"{defence} protects {pictures}" if client.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
     if client.defended:
-        said = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
+        said = f"{defence}{when} does not protect {'' if _most(told) else 'all of '}{pictures}"
     else:
-        said = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
+        said = f"{pictures.capitalize() if _most(told) else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
-    said += level if best.exact else f"{best.above_20} of {best.of} at 20 dB or more"
+    said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
     if best.flagged("unfinished"):
         return f"{said}; rows are missing, so more may leak."
-    longer = f"{said}, {best.reached}."
-    more = best.exact and best.above_20 > best.exact and len(longer.split()) <= WORDS
+    longer = f"{said}, {told.reached}."
+    more = best.exact and told.above_20 > best.exact and len(longer.split()) <= WORDS
     return longer if more else f"{said}."
 
 
-def _failure(best: CardFigure, floor: CardFigure | None) -> str:
-    """Why pictures that are not exact show no leak; empty where they do."""
+@once
+def plain_pictures(client: Client, line: Line | None) -> int:
+    """How many pictures of a line are at 20 dB or more and show little all the same: they are not
+    exact, and less than FLAT dB better than what is known of them without any gradient, or than
+    their own mean colour. That is what a flat picture scores by its flatness."""
+    if line is None:
+        return 0
+    psnr, exact = line.scored(*PSNR), exact_images(line)
+    known = [floor.scored(*PSNR) for floor in client.floors]
+    known.append(client.of_images("grey_psnr", DIAGNOSTIC))
+    floors = pd.concat(known).groupby(level=0).max()
+
+    def plain(image: str, value: float) -> bool:
+        if value < floors.get(image, -math.inf) + FLAT:
+            return True
+        tensors = line.reconstruction(image) or {}
+        if (target := tensors.get("target")) is None:
+            return False
+        error = (target - target.mean((-2, -1), keepdim=True)).double().square().mean()
+        return value < FLAT - 10 * math.log10(max(float(error), sys.float_info.min))
+
+    reached = psnr[(psnr >= PLAIN_TO_SEE) & ~psnr.index.isin(exact)]
+    return sum(plain(str(image), value) for image, value in reached.items())
+
+
+def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> str:
+    """Why pictures that are not exact show no leak; empty where they do. `told`: without those
+    that show little."""
     if best.flagged("below_floor"):
         return "the best attack gets less than a picture made without any gradient: it failed"
     if not best.above_20:
         return "no attack of this report reaches 20 dB, and others may"
+    if not told.above_20:
+        return "what reaches 20 dB is hardly better than a plain colour, and others may get more"
     if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
         return "as many pictures reach 20 dB without any gradient"
     return ""
@@ -156,11 +195,17 @@ def main_figure(row: CardRow) -> CardFigure | None:
     return max(known, key=lambda figure: figure.above_20 / figure.of)
 
 
+def deciding_line(row: CardRow) -> Line | None:
+    """The line of the figure that decides."""
+    several = main_figure(row) is row.any_uploads is not None
+    return row.client.any_uploads if several else row.client.one_upload
+
+
 def assumptions(row: CardRow) -> str:
     """Who the attacker is and what is assumed, in one sentence."""
     client = row.client
     several = main_figure(row) is row.any_uploads is not None
-    line = client.any_uploads if several else client.one_upload
+    line = deciding_line(row)
     chosen = shown_attacks(line) if line else client.matching
     known = frozenset().union(*map(traits, chosen))
     further = ["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []
@@ -212,6 +257,9 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
             side = "below" if below else "above"
             said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
         parts.append(f"{said}.")
+    if best is not None and (plain := plain_pictures(client, deciding_line(row))):
+        flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
+        parts.append(f"Not counted: {flat}.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
     return " ".join(part for part in parts if part)
@@ -344,34 +392,6 @@ def threat_letter(line: Line) -> str:
     if "public photographs" in traits(line) and options.get("prior") != "stationary":
         return "D"
     return "C" if cell.upload == "weight_difference" or cell.steps > 1 else "B"
-
-
-def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
-    """What this report did not try on its main client, in a few words; `clients`: all of them.
-
-    An attack was tried if it was run in the client's own setting and precision, and neither failed
-    nor ran out of its time on every picture.
-    """
-    lines = [line for line in client.attacks if len(line.images)]
-    cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
-    ran = {line.cell.known_as for line in lines if not cut[line.number]}
-    in_vain = {line.cell.known_as for line in lines} - ran
-    masks = any(line.some_above_zero("zero_rows") for line in lines)
-    unfit = {"batches"} if (client.cell.batch or 1) == 1 else set()
-    unfit |= set() if client.cell.gamma and not masks else {"shuffled alone"}
-    known = [name for name in ATTACKS if name != "mask_locator" and not unfit & traits_of(name)]
-    missing = [name for name in known if name not in ran | in_vain]
-    cells = [other.cell for other in clients]
-    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
-    items = {
-        f"attacks on this client: {', '.join(missing)}": bool(missing),
-        f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
-        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
-        "several local steps": all(cell.steps == 1 for cell in cells),
-        "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
-        "other checkpoints of the same recipe": len(shas) == 1,
-    }
-    return tuple(item for item, untried in items.items() if untried)
 
 
 def would_change(row: CardRow) -> tuple[str, ...]:

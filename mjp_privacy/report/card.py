@@ -30,12 +30,12 @@ PLAIN_TO_SEE = 20
 """PSNR in dB from which a picture is usually recognisable."""
 
 NAMED = 2
-"""Attacks of a worst case that the card names."""
+"""Attacks of a worst case that the card names; the others are counted together."""
 
 HEADINGS: Mapping[str, str] = {
     "published": "published attack (APRIL)",
     "one_upload": "best attack, one upload",
-    "any_uploads": "best attack, several uploads",
+    "any_uploads": "best attack, any number of uploads",
     "floor": "without any gradient",
 }
 """The card's columns by the fields of a row."""
@@ -51,7 +51,8 @@ ABSENT = {
 CAPTION = (
     "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
     "Mean: of each picture's PSNR, at most 100 dB, with its 95 % interval. Best: each picture's "
-    "best attack, chosen with the private picture at hand: an upper bound. Without any gradient: "
+    "best attack, chosen with the private picture at hand: an upper bound. Expect: the 95 % "
+    "interval of the exact share, crops of one photograph counted as one. Without any gradient: "
     "the best picture made of no upload; an attack that gets no more has failed."
 )
 
@@ -82,7 +83,7 @@ class CardFigure:
     trials: float | None = None  # as how many independent pictures they count; None: as themselves
     photographs: int | None = None  # of which the pictures are crops; None: each is one
     without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
-    chosen: tuple[tuple[str, int], ...] = ()  # the best attacks of a worst case, with their images
+    chosen: tuple[tuple[str, int], ...] = ()  # the attacks of a worst case, with their images
 
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
@@ -90,7 +91,7 @@ class CardFigure:
 
     def counts(self, *, crops: bool = True) -> str:
         """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
-        `crops` is False: `20 of 20 exactly (6 photographs: at least 57 %)`."""
+        `crops` is False: `5 of 20 exactly (crops of 6 photographs: of others expect 5 to 66 %)`."""
         proven = f" ({self.proven})" if crops and self.proven else ""
         reached = f", {self.reached}" if self.reached else ""
         return f"{self.exact} of {self.of} exactly{proven}{reached}"
@@ -105,13 +106,13 @@ class CardFigure:
 
     @property
     def proven(self) -> str:
-        """What exact crops say of photographs, by Wilson's interval: `6 photographs: 5 to 66 %`;
-        empty where each picture is a photograph."""
+        """What exact crops say of other photographs, by Wilson's interval: `crops of 6 photographs:
+        of others expect 5 to 66 %`; empty where each picture is a photograph."""
         if self.photographs is None or not self.exact:
             return ""
         low, high = Share(self.exact, self.of, self.trials).interval
         share = f"at least {low:.0f} %" if self.exact == self.of else f"{low:.0f} to {high:.0f} %"
-        return f"{counted(self.photographs, 'photograph')}: {share}"
+        return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
 
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
@@ -122,11 +123,14 @@ class CardFigure:
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
 
     def by(self) -> str:
-        """Its attacks in words: `pixel_lattice for 116 pictures, masked_span for 4`."""
+        """Its attacks in words, with all of its pictures: `pixel_lattice for 116 pictures,
+        masked_span for 4, others for 2`."""
         if len(self.chosen) < 2:
             return self.attack
-        (first, count), *others = self.chosen
-        return ", ".join([f"{first} for {count} pictures", *(f"{a} for {c}" for a, c in others)])
+        (first, count), *others = self.chosen[:NAMED]
+        words = [f"{first} for {counted(count, 'picture')}", *(f"{a} for {c}" for a, c in others)]
+        rest = sum(count for _, count in self.chosen[NAMED:])
+        return ", ".join([*words, *([f"others for {rest}"] if rest else [])])
 
 
 @dataclass(frozen=True)
@@ -229,8 +233,8 @@ def card_figure(client: Client, line: Line) -> CardFigure:
     score, given = summary(line, "psnr", "standard"), success_share(line, PLAIN_TO_SEE)
     counts = line.counts.items() if isinstance(line, DerivedLine) else ()
     ranked = sorted(counts, key=lambda item: -item[1])
-    chosen = tuple((attack, count) for attack, count in ranked if count)[:NAMED]
-    several = ", ".join(f"{attack} {count}" for attack, count in chosen)
+    chosen = tuple((attack, count) for attack, count in ranked if count)
+    several = ", ".join(f"{attack} {count}" for attack, count in chosen[:NAMED])
     return CardFigure(
         attack=chosen[0][0] if len(chosen) == 1 else several or line.attack,
         line=line.number,
@@ -299,7 +303,7 @@ REASONS_SHOWN = 4
 SHORT_HEADINGS = {
     "published": "APRIL as published",
     "one_upload": "best, one upload",
-    "any_uploads": "best, several",
+    "any_uploads": "best, any uploads",
     "floor": "no gradient",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, defaults_of
-from mjp_privacy.report.figures import PSNR, mean_of
+from mjp_privacy.report.figures import PSNR, THRESHOLDS, exact_share, mean_of, success_share
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
     DIAGNOSTIC,
@@ -138,6 +139,12 @@ class Client:
         )
 
     @property
+    def only_withholds(self) -> bool:
+        """Whether all that it does against inversion is to keep some gradients to itself."""
+        used = [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
+        return used == ["withhold"] and not self.cell.gamma
+
+    @property
     def noisy(self) -> bool:
         """Whether its defence adds errors to the upload, which an attack can weigh."""
         return bool(self.cell.defenses) or self.cell.position_noise > 0
@@ -253,7 +260,9 @@ def images_of(lines: Sequence[Line]) -> set[str]:
 def client_titles(clients: Sequence[Client]) -> list[str]:
     """Names that tell the clients apart: model, precision and run stand in a name only where they
     differ, the number of the first line where nothing else does, and a word where the attacker asks
-    for the picture as it was shuffled: setting (b)."""
+    for the picture as it was shuffled: setting (b). Recorded uploads are called by their label in
+    place of their model, which is named after label and round; a client that is named after what
+    its label says needs no label."""
     models, seeds, batches, runs = (
         len({attrgetter(fact)(client.lines[0]) for client in clients}) > 1
         for fact in ("cell.model", "cell.seed", "cell.batch", "run")
@@ -262,15 +271,16 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     for client in clients:
         cell = client.cell
         parts = [f"{client.name}, as shuffled" if cell.setting == "b" else client.name]
-        parts += [cell.model] if models else []
-        if models and client.name == PLAIN:  # the model may be named after a defence
-            parts = [f"{cell.model}, no defence used"]
+        known = {key: value for key, value in cell.other.items() if value is not None}
+        label = known.pop("client_label", None)
+        called = str(label) if label is not None else cell.model if models else ""
+        if called and client.name == PLAIN != called:  # it may be called after a defence
+            parts = [f"{called}, no defence used"]
+        elif label is None or not client.name.startswith(called):
+            parts += [called] if called else []
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
         parts += [f"batch {cell.batch}"] if batches else []
-        known = {key: value for key, value in cell.other.items() if value is not None}
-        label = known.pop("client_label", None)
-        parts += [str(label)] if label is not None else []
         parts += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
         titles.append(" · ".join([*parts, *([client.lines[0].run] if runs else [])]))
     return [
@@ -324,31 +334,75 @@ def distinct_clients(clients: Sequence[Client]) -> list[Client]:
     return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
 
 
-def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int]:
-    """The clients on the card, and how many more there are: a choice of `distinct_clients`.
+def card_clients(clients: Sequence[Client]) -> tuple[list[Client], int, int]:
+    """The clients on the card, the place of the one that the answer is about, and how many more
+    there are: a choice of `distinct_clients`.
 
     Clients on which no matching attack was run are left to the tables, unless there are no others
     or the client is the only undefended one. The first undefended client stands first, the first
-    with masks second.
+    with masks second. Of a client that was recorded in several rounds the answer is about the round
+    that leaks most, for which another of its rounds makes room.
     """
     every = distinct_clients(clients)
     ranked = [client for client in every if client.matching] or every
     undefended = [client for client in (*ranked, *every) if not client.defended][:1]
     masked = [client for client in ranked if client.masks][:1]
     shown = list(dict.fromkeys((*undefended, *masked, *ranked)))[:CARD_ROWS]
-    return shown, len(every) - len(shown)
+    if not shown:
+        return [], 0, 0
+    chosen = shown[main_client(shown)]
+    main = max(rounds_of(chosen, every), key=leaked)
+    if main not in shown:
+        shown[shown.index(chosen)] = main
+    return shown, shown.index(main), len(every) - len(shown)
+
+
+def rounds_of(client: Client, clients: Sequence[Client]) -> list[Client]:
+    """Those of the clients that are this one, itself among them, as it was recorded in any round:
+    they differ in their weights, learning rates and round alone."""
+
+    def recorded(one: Client) -> object:
+        cell = one.cell
+        constant = (name for name in CLIENT_FACTS if name not in ("lr", "server_lr"))
+        facts = ("gamma", "setting", "dtype", "seed", "architecture", *constant)
+        other = {key: value for key, value in cell.other.items() if key != "round"}
+        return one.lines[0].run, [getattr(cell, name) for name in facts], repr(other)
+
+    if "round" not in client.cell.other:
+        return [client]
+    return [one for one in clients if recorded(one) == recorded(client)]
+
+
+def leaked(client: Client) -> tuple[float, ...]:
+    """How much is known to leak, to be compared: shares of exact pictures and of those at 20 dB or
+    more and the mean PSNR, from one upload first, then from any number."""
+    values: list[float] = []
+    for line in (client.one_upload, client.any_uploads):
+        if line is None:
+            values += [-1.0, -1.0, -1.0]
+        else:
+            shares = exact_share(line).percent, success_share(line, THRESHOLDS[0]).percent
+            figures = (*shares, mean_of(line, *PSNR))
+            values += [-1.0 if math.isnan(figure) else figure for figure in figures]
+    return tuple(values)
 
 
 def main_client(clients: Sequence[Client]) -> int:
     """The place of the client that the answer is about: one that an attack made for it met, if
     there is any. Where one of `mjp list defenses` is compared with none it is a client with this
-    one, best without MJP; else one with MJP, with another defence, or the undefended."""
+    one, best without MJP; else one with MJP, with another defence, or the undefended.
+
+    Gradients that are withheld from some of the attacks alone are no defence that the run asks
+    about: beside an undefended client that met more attacks it is about that one."""
+    undefended = [len(client.attacks) for client in clients if not client.defended]
+    most = max(undefended, default=0)
     used = {client.cell.defenses for client in clients}
     compared = len(used) == 2 and "" in used
 
     def rank(client: Client) -> tuple[bool, ...]:
         if compared:
             return not client.matching, not client.cell.defenses, client.masks
-        return not client.matching, not client.masks, not client.defended
+        aside = client.only_withholds and len(client.attacks) < most
+        return not client.matching, not client.masks, aside or not client.defended, aside
 
     return min(range(len(clients)), key=lambda place: rank(clients[place]))

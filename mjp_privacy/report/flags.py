@@ -138,7 +138,8 @@ def _lacks(line: Line, *, unscored: bool) -> bool:
     return bool(nowhere.any() if unscored else (values.isna() & ~nowhere).any())
 
 
-def _unshuffled(client: Client, line: Line) -> bool:
+def some_unshuffled(client: Client) -> bool:
+    """Whether in some of a shuffling client's uploads nothing is shuffled."""
     recipe = client.cell.plain_share != CellFacts.plain_share
     return bool(client.cell.gamma) and (recipe or any(map(unshuffled_images, client.lines)))
 
@@ -263,6 +264,6 @@ OF_CLIENTS: tuple[Flag, ...] = (
         "some uploads unshuffled",
         "In some uploads nothing was shuffled, by the recipe or because the mask was empty; the "
         "attacker sees in which.",
-        _unshuffled,
+        lambda client, line: some_unshuffled(client),
     ),
 )

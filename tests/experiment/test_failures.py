@@ -88,16 +88,22 @@ def test_images_that_cannot_be_used_are_rows_with_a_reason(own: Path, tmp_path: 
     same_results(run, tmp_path / "fresh")
 
 
-def test_with_a_limit_another_file_takes_the_place_of_one_that_is_no_image(
-    own: Path, tmp_path: Path
+@pytest.mark.parametrize("spoilt", ["no image", "smaller than a patch"])
+def test_with_a_limit_another_file_takes_the_place_of_one_that_cannot_be_used(
+    own: Path, tmp_path: Path, spoilt: str
 ) -> None:
+    """Each is named, and the images are as many as asked for."""
     for name in ("0.png", "3.png"):
         (own / name).write_bytes(b"no image")
+        if spoilt != "no image":
+            Image.new("RGB", (7, 7)).save(own / name)
     summary = attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=3)
     assert summary.images == 3
     assert {*statuses(tmp_path / "run").values()} == {"ok"}
     assert summary.exit_code == (3 if summary.failures else 0)
-    assert attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=4).failures
+    told = attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=4).failures
+    assert len(statuses(tmp_path / "run")) == 4
+    assert all(any(name in line for line in told) for name in ("0.png", "3.png"))
 
 
 def test_a_client_step_falls_with_its_image(

@@ -135,7 +135,7 @@ def test_what_is_unfinished_or_no_federation_is_refused(
 
 @pytest.mark.nightly
 def test_the_one_minute_config_needs_nothing_from_outside(tmp_path: Path) -> None:
-    """Its shortest form: one recorded round, so that the test takes seconds."""
+    """Its shortest form: one recorded round."""
     argv = [MINUTE, "--data", "embedded", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["federate", *argv, "--rounds", "6"]) == 0
     leakage = pd.read_csv(tmp_path / "out" / "rounds.csv").set_index("scope")

@@ -123,6 +123,22 @@ def test_a_match_met_the_trained_model_made_a_picture_and_knows_masks(tmp_path: 
             ],
             ["plain · line 1", "plain · line 3", "γ .27"],
         ),
+        (  # of recorded uploads the model is named after label and round: each is said once
+            [
+                intact("1", **MASKED, model="MJP, round 0", client_label="MJP", round=0),
+                intact("2", **MASKED, model="MJP, round 9", client_label="MJP", round=9),
+                intact("3", model="plain, round 9", client_label="plain", round=9),
+                intact("4", model="ward A, round 9", client_label="ward A", round=9),
+                intact("5", **MASKED, model="ward B, round 9", client_label="ward B", round=9),
+            ],
+            [
+                "γ .27 · MJP · round 0",
+                "γ .27 · MJP · round 9",
+                "plain · round 9",
+                "ward A, no defence used · round 9",
+                "γ .27 · ward B · round 9",
+            ],
+        ),
     ],
 )
 def test_titles_say_what_differs_and_no_more(

@@ -42,10 +42,11 @@ from mjp_privacy.report.worst_case import (
 
 CLIENTS_CAPTION = (
     "PSNR (standard) in dB, at most 100 in means: mean [95 % interval], with n where it is not the "
-    "first column's. Best, exact and floor as in the answer; best is of attacks on the model as "
-    "trained, for a client that masks patches only if one that knows MJP made pictures or any an "
-    "exact one. Attacker's choice: for each picture the attack with the smallest gradient "
-    "residual, without the private picture, which favours gradient matching. Shares are of all "
+    "first column's. Best, exact and floor as in the answer. Best counts attacks on the model as "
+    "trained; of a client that masks patches there is a best only if an attack that knows MJP made "
+    "a picture, or any attack an exact one. Attacker's choice: for each picture the attack with "
+    "the smallest gradient residual, without the private picture, which favours gradient matching. "
+    "Shares are of all "
     "pictures the attacker was given: without a reconstruction counts as not recovered, without a "
     "score is left out. Their intervals are Wilson's, crops of one photograph counted as if all or "
     "none leaked."
