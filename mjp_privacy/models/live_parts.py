@@ -85,7 +85,7 @@ class Renamed(nn.Module):
         x = projection.weight.new_zeros(1, projection.in_channels, *grid.pixels(patch))
         run = run_of(module, x, options=self.options)
         if not positions.is_shown and run and run[-1].part is module:
-            self.other_size = _other_size(module, grid, projection)
+            self.other_size = other_size(module, grid, projection)
         blocks = _blocks(module, run)
         of_patches, of_sums = _norms_before(module, blocks, projection, positions)
         if of_patches is not None:
@@ -144,7 +144,7 @@ def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
     patch_embed.num_patches = grid.patches
 
 
-def _other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
+def other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
     """Height and width of pictures of as many patches that the network takes, too; of several the
     nearest to a square."""
     for rows in range(grid.rows - 1, 0, -1):

@@ -19,7 +19,8 @@ from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live_networks import of_live
-from mjp_privacy.models.live_parts import NoPatches
+from mjp_privacy.models.live_parts import NoPatches, other_size
+from mjp_privacy.models.live_runs import convolution_of
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import Activation
@@ -91,6 +92,10 @@ def load_module(
     refusal: UserError | None = None
     try:
         plain = _plain_copy(module, given, num_heads)
+        projection = convolution_of(module)
+        if img_size is None and projection is not None:
+            with _evaluated_exactly(module):
+                plain.other_size = other_size(module, plain.grid, projection)
         if img_size in (None, plain.card.img_size):
             return plain
     except UserError as error:

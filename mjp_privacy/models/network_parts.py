@@ -70,7 +70,8 @@ def parts_of(net: nn.Module) -> Parts:
             f"of {patch}×{tall}. Give img_size, multiples of the patch."
         )
     grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
-    embed.img_size = grid.pixels(patch)  # the convolution never sees what is beyond
+    if grid.pixels(patch) != (height, width):
+        embed.whole_size, embed.img_size = (height, width), grid.pixels(patch)
     behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
     behind_a_norm |= any(getattr(projection, "norms", ()))
     if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:

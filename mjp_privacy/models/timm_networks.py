@@ -71,8 +71,6 @@ class TimmNetwork(WithCard, Common):
     """(N, rows) by which a gradient of the live network's table becomes one of this table."""
     maps: frozenset[str] = frozenset()
     """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
-    other_size: tuple[int, int] | None = None
-    """Height and width of pictures that a live network takes, too, where nothing shows theirs."""
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()

@@ -152,6 +152,9 @@ class Common(nn.Module):
 
     patch_embed: Any
     embed_dim: int
+    other_size: tuple[int, int] | None = None
+    """Height and width of pictures of as many patches that a live network takes, too, where nothing
+    shows those of its pictures."""
     grid: Grid
     before: int
 
@@ -169,6 +172,13 @@ class Common(nn.Module):
     def other_tokens(self) -> str:
         """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
         return ""
+
+    @property
+    def whole_size(self) -> tuple[int, int] | None:
+        """Height and width of its pictures, where they are no whole patches and the convolution
+        never sees what is beyond."""
+        size: tuple[int, int] | None = getattr(self.patch_embed, "whole_size", None)
+        return size
 
     @property
     def like(self) -> Tensor:

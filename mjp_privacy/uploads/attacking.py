@@ -123,6 +123,7 @@ def attack_gradients(
             int(given) if several_batches else count,
             view.pixels.size,
             len(view.pixels.mean),
+            view.model.whole_size,
         )
     may_skip = isinstance(attacks, str) and attacks == "all" and not exhaustive
     chosen = _chosen(attacks, several)
@@ -181,7 +182,7 @@ def attack_gradients(
         skipped,
         time.perf_counter() - started,
         _moved(results, view),
-        getattr(view.model, "other_size", None),
+        view.model.other_size,
     )
 
 

@@ -21,7 +21,16 @@ from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
 from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.schema import STRICT, Many, NotNegative, Positive, Share, Size, parse
+from mjp_privacy.core.schema import (
+    STRICT,
+    Many,
+    NotNegative,
+    Positive,
+    Share,
+    Size,
+    parse,
+    size_text,
+)
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.copies import copied
@@ -228,6 +237,11 @@ def own_uploads(
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
             "taken as withheld"
+        )
+    if (whole := models[0].whole_size) is not None:
+        notes.append(
+            f"of pictures of {size_text(whole)} px the network embeds {size_text(card.img_size)}: "
+            "what is beyond whole patches is in no gradient"
         )
     if first.optimizer == "adamw":
         notes.append(
