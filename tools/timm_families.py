@@ -32,8 +32,8 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.loading import outline_model
-from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.timm_networks import LAYER_SCALE, SCALES
 
 FAMILIES = (

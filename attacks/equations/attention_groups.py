@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attacks.budget import spent
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.live_blocks import queries_keys_values
+from mjp_privacy.models.live.blocks import queries_keys_values
 
 ROUNDS = 3  # times that a group is told from its members' weights
 STARTS, STEPS = 8, 12

@@ -218,21 +218,21 @@ def smallest_cut(weights: Tensor) -> float:
 
     smallest_cut(torch.block_diag(torch.ones(3, 3), torch.ones(2, 2))) == 0
     """
-    weights, least = weights.double().cpu().numpy().copy(), math.inf
-    np.fill_diagonal(weights, 0)
-    while len(weights) > 1:
-        bound, last, before = weights[0].copy(), 0, 0
+    between, least = weights.double().cpu().numpy().copy(), math.inf
+    np.fill_diagonal(between, 0)
+    while len(between) > 1:
+        bound, last, before, cut = between[0].copy(), 0, 0, math.inf
         bound[0] = -math.inf
-        for _ in range(len(weights) - 1):  # the one that is bound most to those before it
+        for _ in range(len(between) - 1):  # the one that is bound most to those before it
             last, before = int(bound.argmax()), last
             cut = float(bound[last])
-            bound += weights[last]
+            bound += between[last]
             bound[last] = -math.inf
         least = min(least, cut)
-        weights[before] += weights[last]
-        weights[:, before] += weights[:, last]
-        weights[before, before] = 0
-        weights = np.delete(np.delete(weights, last, 0), last, 1)
+        between[before] += between[last]
+        between[:, before] += between[:, last]
+        between[before, before] = 0
+        between = np.delete(np.delete(between, last, 0), last, 1)
     return least
 
 

@@ -4,7 +4,7 @@
 
 or with norms of the sums, as torch's encoder layers have them, or with both branches beside each
 other, given block 0's input z. The two first layers of a gate are
-one layer of both outputs. The layers' names are timm's, in a live network too (`live_blocks`).
+one layer of both outputs. The layers' names are timm's, in a live network too (`live.blocks`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.live_blocks import GATED, Named
+from mjp_privacy.models.live.blocks import GATED, Named
 from mjp_privacy.models.vit import TokenNorm, first_tensor, input_of, pictures_first, token_norm
 
 BLOCK = "blocks.0"

@@ -52,7 +52,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images
-from mjp_privacy.models.live_blocks import queries_keys_values
+from mjp_privacy.models.live.blocks import queries_keys_values
 from mjp_privacy.models.vit import input_of
 
 FITS, LOOSE = 1e-2, 0.3

@@ -276,7 +276,7 @@ def is_simple(model: LoadedModel, name: str) -> bool:
         return False
     owner = model.get_submodule(name.rpartition(".")[0])
     if model.family != "vit":  # what calls its other layers, and with what, is timm's own affair
-        # one of `live_parts.FlattenedPatches` is given patches, and no pictures
+        # one of `live.parts.FlattenedPatches` is given patches, and no pictures
         return owner is model.patch_embed.proj and type(owner) is nn.Conv2d
     return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
 

@@ -87,7 +87,7 @@ def parts_of(net: nn.Module) -> Parts:
 
 
 def kind_of(net: Any) -> str:
-    """The class of a network, of one under other names (`live_networks.Renamed`) that inside."""
+    """The class of a network, of one under other names (`live.networks.Renamed`) that inside."""
     return type(getattr(net, "rest", net)).__name__
 
 

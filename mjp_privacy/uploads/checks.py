@@ -166,7 +166,9 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
     spread = float((levels - levels.mean(1, keepdim=True)).abs().max())
     step = 1 / (3 * FACTORS[1] * max(spread, 1.0))  # a third of a level
     count = math.ceil(math.log(FACTORS[1] / FACTORS[0]) / step)
-    for factors in torch.logspace(*map(math.log10, FACTORS), count, dtype=torch.float64).split(256):
+    low, high = (math.log10(end) for end in FACTORS)
+    every = torch.logspace(low, high, count, dtype=torch.float64)
+    for factors in every.split(256):
         for factor in factors[on_grid(factors) > NEARLY]:
             near = factor * (step * torch.linspace(-5, 5, 201, dtype=torch.float64)).exp()
             best = on_grid(near).max(0)

@@ -28,7 +28,7 @@ from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from tests.helpers.models import planted_model
 from tests.helpers.planted import best, changed, planted_images, planted_view, solved
 

@@ -23,7 +23,7 @@ from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.vit import input_of
 from tests.helpers.models import planted_model
 from tests.helpers.planted import best, changed, keeping, planted_images, planted_view, solved

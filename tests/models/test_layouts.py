@@ -16,7 +16,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import LAYOUTS, recognised
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from tests.helpers.libraries import SOURCES, mjp_vit, randomised
 from tests.helpers.models import planted_model
 from tests.helpers.planted import attacked, planted_view

@@ -18,7 +18,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.layouts import recognised
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.timm_networks import TimmNetwork
 from mjp_privacy.uploads.leak import Leak
 from tests.helpers.libraries import (

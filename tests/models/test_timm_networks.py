@@ -22,8 +22,8 @@ from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model, timm_networks
 from mjp_privacy.models.checkpoint_files import from_hub
 from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.loading import outline_model
-from mjp_privacy.models.modules import load_module
 from mjp_privacy.models.tensor_files import save_tensors
 from mjp_privacy.models.timm_networks import TimmNetwork, check_equation
 from tests.helpers.planted import planted_images

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from tests.uploads.test_own_networks import (
     DIM,
     PATCH,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.modules import load_module
+from mjp_privacy.models.live.modules import load_module
 from tests.uploads.test_own_networks import DIM, PATCH, Own, leak_of, photographs
 
 EQUATION = ("patch_gradient", 1, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -127,6 +128,30 @@ def test_a_certain_picture_names_the_shape_that_it_was_taken_to_have() -> None:
     assert "16×64" in found.verdict
     arranged = to_patches(found["patch_gradient"].images.double() * 2 - 1, 8)
     torch.testing.assert_close(arranged, patches, rtol=0, atol=1e-4)
+
+
+def test_so_does_that_of_a_plain_vit_that_asserts_no_shape() -> None:
+    torch.manual_seed(0)
+    network: Any = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=4, num_classes=10
+    )
+    assert leak_of(network, pictures(size=(32, 32))).other_size is None
+    network.patch_embed.strict_img_size = False
+    assert "16×64" in leak_of(network, pictures(size=(32, 32))).verdict
+    assert "16×64" not in leak_of(network, pictures(size=(32, 32)), img_size=32).verdict
+
+
+def test_what_lies_beyond_whole_patches_is_said() -> None:
+    """Pictures are scored as far as the network embeds them."""
+    torch.manual_seed(0)
+    network = timm.create_model(
+        "eva02_tiny_patch14_224", img_size=32, num_classes=10, patch_size=8, depth=2
+    )
+    network.patch_embed.img_size = (36, 36)  # as timm has it of sizes that are no multiple
+    whole = pictures(size=(36, 36))
+    found = leak_of(network, whole, attacks=["patch_gradient"])
+    assert (found.best.exact, found.best.verified) == (1, 1)
+    assert any("36×36" in note or "36 px" in note for note in found.notes)
 
 
 # runs, recorded uploads, commands -----------------------------------------------------------------

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.models.live_blocks import Named, Pair, Scale
-from mjp_privacy.models.live_runs import Ran
+from mjp_privacy.models.live.blocks import Named, Pair, Scale
+from mjp_privacy.models.live.runs import Ran
 from mjp_privacy.models.vit import first_tensor, token_norm
 
 MULTIPLIES = 1e-4  # relative error up to which a branch adds what a scale says

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live_runs import convolution_of, picture_like, takes
+from mjp_privacy.models.live.runs import convolution_of, picture_like, takes
 from mjp_privacy.models.network_parts import kind_of
 from mjp_privacy.models.patch_equation import first_row, gradients_of
 

@@ -18,9 +18,9 @@ from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
 from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
-from mjp_privacy.models.live_networks import of_live
-from mjp_privacy.models.live_parts import NoPatches, other_size
-from mjp_privacy.models.live_runs import convolution_of
+from mjp_privacy.models.live.networks import of_live
+from mjp_privacy.models.live.parts import NoPatches, other_size
+from mjp_privacy.models.live.runs import convolution_of
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import Activation

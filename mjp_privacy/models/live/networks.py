@@ -1,6 +1,6 @@
 """Live networks of any library, with their own forward, and tables that are stretched to pictures.
 
-`live_parts.Renamed` gives the network timm's names of its parts, so that `timm_networks` takes it:
+`live.parts.Renamed` gives the network timm's names of its parts, so that `timm_networks` takes it:
 transformers' Dinov2, SigLIP and others of their kind, and networks of one's own. `_at_size` is for
 networks that stretch their table of positions to the size of the pictures at hand, as
 transformers' and timm's `dynamic_img_size` do. The stretched table is linear in the stored one,
@@ -23,8 +23,8 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.live_blocks import call_attention, marked_order
-from mjp_privacy.models.live_parts import (
+from mjp_privacy.models.live.blocks import call_attention, marked_order
+from mjp_privacy.models.live.parts import (
     STRETCHES,
     FlattenedPatches,
     NoPatches,
@@ -32,7 +32,7 @@ from mjp_privacy.models.live_parts import (
     embed_by_convolution,
     tell_size,
 )
-from mjp_privacy.models.live_tables import tables_by_rows
+from mjp_privacy.models.live.tables import tables_by_rows
 from mjp_privacy.models.network_parts import IN_SIZE, Parts, code_of, kind_of, parts_of
 from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 from mjp_privacy.models.vit import Common, input_of

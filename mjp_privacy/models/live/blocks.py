@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.models.live_runs import Ran
+from mjp_privacy.models.live.runs import Ran
 from mjp_privacy.models.vit import ACTIVATION_LAYERS, token_norm
 
 FIRST, GATED = "fc1", ("fc1_g", "fc1_x")
@@ -44,7 +44,7 @@ class Named(nn.Module):
     holds under its own. It never runs: its hooks are the part's."""
 
     scales: tuple[Scale | None, Scale | None] = (None, None)
-    """Of a block's attention and of its two-layer network (`live_scales`)."""
+    """Of a block's attention and of its two-layer network (`live.scales`)."""
 
     def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
         super().__init__()
