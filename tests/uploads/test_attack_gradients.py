@@ -226,7 +226,7 @@ def test_pictures_of_a_batch_are_certain_and_each_has_its_class(
     assert leak.best.is_certain
     if clipped < 0:
         assert all(made.labels is None for made in leak)
-        assert f"residual {leak.best.residual:.2g}" in leak.verdict
+        assert f"{leak.best.residual:.2g}" in leak.verdict
         return
     assert leak.best.attack == "layer_span"
     assert leak.best.images is not None
