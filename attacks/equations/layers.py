@@ -156,17 +156,16 @@ class LayerSpans:
 
     def sees_mixtures(self, picture: Tensor, enough: float) -> bool:
         """Whether a mixture of the batch's pictures would not pass, as one picture (1, C, H, W)
-        shows: each patch in turn is exchanged for the one that is least like it, and whatever
-        stands in the place of one patch must show in other tokens. So must what stands in the
-        places of several, such as a window of attention: no part of the picture is told from the
-        rest alone.
-
-        Where a new network's branches are nearly nothing, its tokens do not see each other.
-        """
+        shows."""
         return self.batch == 1 or self.is_coherent(picture, enough)
 
     def is_coherent(self, picture: Tensor, enough: float) -> bool:
-        """Whether every part of a picture (1, C, H, W) shows in tokens of the rest."""
+        """Whether every part of a picture (1, C, H, W), one patch or several such as a window of
+        attention, shows in tokens of the rest: else another picture's part could stand there. Each
+        patch in turn is exchanged for the one that is least like it.
+
+        Where a new network's branches are nearly nothing, its tokens do not see each other.
+        """
         patches, size = to_patches(picture[0], self.model.patch_size), self.model.patch_size
         places = torch.arange(len(patches), device=patches.device)
         trials = patches.expand(len(patches), -1, -1).clone()

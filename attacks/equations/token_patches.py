@@ -277,7 +277,8 @@ class StepTokens:
 
         share = outside(patches)
         if ordered and math.isfinite(share):
-            coherent = spans.is_coherent(to_images(patches, self.model.grid, size)[None], enough)
+            shown = to_images(patches, self.model.grid, size).unsqueeze(0)
+            coherent = self.batch > 1 or spans.is_coherent(shown, enough)  # of batches it passed
             others = (patches[order] for order in other_orders(self.model.grid))
             apart = (one for one in others if float((one - patches).norm() / patches.norm()) > SAME)
             if not coherent or any(math.isfinite(outside(one)) for one in apart):

@@ -257,7 +257,7 @@ def own_uploads(
         turned = _classes_of(first, models[0], -1) == 1
         notes.append(
             "the classifier's gradient has one positive entry, where that of a picture has one "
-            "negative one: its sign is turned, as in weights after minus before (give "
+            "negative one: this looks like a turned sign, as of weights after minus before (give "
             "kind='weight_difference' and lr=…)"
             if turned
             else f"the classifier's gradient points to at least {several} classes, and that of one "

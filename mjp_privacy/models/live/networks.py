@@ -10,7 +10,6 @@ as long as there are no more of them than stored positions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -38,7 +37,7 @@ from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 from mjp_privacy.models.vit import Common, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
-CHECKPOINTS = re.compile("checkpoint")
+CHECKPOINT = "checkpoint"
 """What attributes that have blocks computed again have in their names in timm and transformers."""
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
 SAME = 1e-4  # relative error up to which two networks compute the same
@@ -111,7 +110,7 @@ def _to_work_on(module: nn.Module) -> nn.Module:
         own = copied(module)
     for part in own.modules():
         for name, value in vars(part).items():
-            if value is True and CHECKPOINTS.search(name):
+            if value is True and CHECKPOINT in name:
                 part.__dict__[name] = False
     return own
 

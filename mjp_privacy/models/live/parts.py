@@ -96,13 +96,11 @@ class Renamed(nn.Module):
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
-            if (
-                named is not None and queries_keys_values(named.attn) is None
-            ):  # of tokens that are all alike
-                other = run_of(module, picture_like(x), options=self.options)
+            picture = picture_like(x)
+            if named is not None and queries_keys_values(named.attn) is None:  # of tokens all alike
+                other = run_of(module, picture, options=self.options)
                 named = named_block(block, other, turned=True)
             if named is not None:
-                picture = picture_like(x)
                 find_scales(
                     block,
                     named,
