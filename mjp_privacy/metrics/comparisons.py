@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mjp_privacy.metrics.resampling import far_larger, flipped_sums_with_few_drawn
 from mjp_privacy.metrics.statistics import (
+    ENTRIES_AT_ONCE,
     PSNR_CAP,
     SEED,
     Floats,
@@ -24,11 +24,8 @@ from mjp_privacy.metrics.statistics import (
 )
 
 FLIPS = 10_000
-MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn
 ENUMERATED = 12  # pairs that differ, up to which every choice of signs is tried
 EXACT_RANKS = 50  # pairs that differ, up to which Wilcoxon's distribution is computed exactly
-
-_ROWS = 512  # sign flips held as floating point at a time
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class PairedTest:
     effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
     p: float  # Wilcoxon, two-sided
     p_flips: float  # sign flips of the mean, two-sided
-    smallest_p_flips: float  # the smallest p that the sign flips can give; 0: any
+    smallest_p_flips: float  # the smallest p that the sign flips can give
 
 
 def paired_test(
@@ -125,27 +122,20 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     """(p, the smallest p it can give) of the two-sided permutation test of the mean.
 
     Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001. Of more than 5,000 pairs the sum is taken
-    as normal, and p may be any number; but signs of those that differ far more than the others
-    are drawn, and the sum of these others as one normal number.
+    p = (1 + those with a mean as far from 0) / 10,001.
     """
     moved = differences[differences != 0]
     count = len(moved)
     if not count:
         return 1.0, 1.0
-    few = far_larger(moved) if count > MOST_FLIPPED else None
-    if few is not None and not few.any():
-        away = abs(float(moved.sum())) / math.sqrt(float((moved**2).sum()))
-        return math.erfc(away / math.sqrt(2)), 0.0
-    if few is not None:
-        sums = flipped_sums_with_few_drawn(moved, few, FLIPS, SEED)
-    elif count <= ENUMERATED:
+    if count <= ENUMERATED:
         choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
         sums = (2 * choices - 1) @ moved
     else:
         width = (count + 7) // 8  # a bit for each pair
         packed = np.random.default_rng(SEED).integers(0, 256, (FLIPS, width), dtype=np.uint8)
-        blocks = (packed[at : at + _ROWS] for at in range(0, FLIPS, _ROWS))
+        rows = min(512, 1 + 16 * ENTRIES_AT_ONCE // count)
+        blocks = (packed[at : at + rows] for at in range(0, FLIPS, rows))
         bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
         sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
     observed = abs(float(moved.sum()))

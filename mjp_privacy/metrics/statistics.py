@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics.resampling import (
-    Draws,
-    draws,
-    far_larger,
-    means_with_few_drawn,
-    resampled_quantiles,
-)
 
 # ------------------------------------------------------------------------------------------------
 # A share is a count of a number: it is printed with both, and only all of them are 100 %.
@@ -117,12 +110,15 @@ def decimals_apart(value: float, decimals: int, *limits: float) -> int:
 
 RESAMPLES = 2000
 LEVEL = 0.95
-MOST_DRAWN = 2048
-"""Groups up to which resamples are drawn; with more the interval comes from `resampling`."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
+ENTRIES_AT_ONCE = 1 << 18
+"""Of the matrix of draws, held as floating point at a time (2 MiB)."""
+
 Floats = NDArray[np.float64]
+Draws = NDArray[np.uint8]
+"""(resamples, groups): how often each resample holds each group, far below 256 times."""
 
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
@@ -224,21 +220,14 @@ def bootstrap_interval(
     """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
-    `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups only those are drawn that are far larger than the rest: see `resampling`.
+    `groups` every value is its own group, which is the ordinary bootstrap.
     """
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
+    drawn = (block.astype(np.float64) for block in draws(len(sums), resamples, seed))
+    means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
     tail = (1 - level) / 2
-    if len(sums) <= MOST_DRAWN:
-        means = resampled_means(sums, sizes, resamples=resamples, seed=seed)
-    else:
-        few = far_larger(sums - sums.sum() / sizes.sum() * sizes)
-        if not few.any():
-            low, high = resampled_quantiles(sums, sizes, (tail, 1 - tail))
-            return float(low), float(high)
-        means = means_with_few_drawn(sums, sizes, few, resamples, seed)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
@@ -254,53 +243,30 @@ def median_interval(values: Floats, groups: Words | None = None) -> tuple[float,
         return math.nan, math.nan
     order = np.argsort(values)
     ascending, of_value = values[order], of_value[order]
-    ends = (1 - LEVEL) / 2, (1 + LEVEL) / 2
-    if count > MOST_DRAWN:
-        low, high = (_median_quantile(ascending, of_value, share) for share in ends)
-        return low, high
-    medians = [
-        _weighted_medians(ascending, block[:, of_value]) for block in draws(count, RESAMPLES, SEED)
-    ]
-    low, high = np.quantile(np.concatenate(medians), ends)
+    medians = []
+    for block in draws(count, RESAMPLES, SEED):
+        reached = np.cumsum(block[:, of_value], axis=1, dtype=np.int64)
+        size = reached[:, -1:]
+        below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
+        medians.append((ascending[below] + ascending[above]) / 2)
+    low, high = np.quantile(np.concatenate(medians), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def resampled_means(
-    sums: Floats, sizes: Floats, *, resamples: int = RESAMPLES, seed: int = SEED
-) -> Floats:
-    """(resamples,) means of resamples that draw G of G groups: Σ sums / Σ sizes over the groups
-    drawn."""
-    drawn = (block.astype(np.float64) for block in draws(len(sums), resamples, seed))
-    return np.concatenate([times @ sums / (times @ sizes) for times in drawn])
-
-
-def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: float) -> float:
-    """The value below which this share of the medians of resampled groups lies.
-
-    A resample's median is at most x where at least half of its values are. How many more of them
-    are at most x than above it is a sum over the groups drawn, whose distribution is taken as
-    normal: x is the first value at which it lies as far above 0 as the share asks.
-    """
-    z, count = NormalDist().inv_cdf(share), int(of_value.max()) + 1
-    first, last = 0, len(ascending) - 1
-    while first < last:
-        middle = (first + last) // 2
-        side = np.where(np.arange(len(ascending)) <= middle, 1.0, -1.0)
-        surplus = np.bincount(of_value, side, count)
-        if surplus.sum() >= z * math.sqrt(count) * surplus.std():
-            last = middle
-        else:
-            first = middle + 1
-    return float(ascending[first])
-
-
-def _weighted_medians(ascending: Floats, times: Draws) -> Floats:
-    """(r,) medians of resamples that hold each of the ascending values as many `times` (r, n)."""
-    reached = np.cumsum(times, axis=1, dtype=np.int64)
-    size = reached[:, -1:]
-    below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
-    medians: Floats = (ascending[below] + ascending[above]) / 2
-    return medians
+@lru_cache(maxsize=4)  # of 4 MB each for 2,000 groups, 100 MB for 50,000
+def draws(count: int, resamples: int, seed: int) -> list[Draws]:
+    """Blocks of the (resamples, count) matrix of how often each resample holds each group; drawn
+    once, kept for further intervals of as many groups."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, ENTRIES_AT_ONCE // count)
+    blocks: list[Draws] = []
+    for start in range(0, resamples, rows):
+        shape = (min(rows, resamples - start), count)
+        drawn = generator.integers(0, count, size=shape)
+        drawn += count * np.arange(shape[0])[:, None]
+        times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
+        blocks.append(times.reshape(shape).astype(np.uint8))
+    return blocks
 
 
 def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.comparisons import FLIPS, MOST_FLIPPED, holm, paired_test, sign_flip_test
+from mjp_privacy.metrics.comparisons import FLIPS, holm, paired_test, sign_flip_test
 from mjp_privacy.metrics.statistics import bootstrap_interval
 
 Floats = NDArray[np.float64]
@@ -65,26 +65,7 @@ def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
     assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
     assert smallest == 1 / (FLIPS + 1)
     assert sign_flip_test(differences) == (p, smallest)  # the same flips each time
-    very_many = np.random.default_rng(5).normal(0.03, 1, MOST_FLIPPED)
-    drawn, _ = sign_flip_test(very_many)
-    found, smallest = sign_flip_test(np.append(very_many, 1e-9))  # one more: nothing is drawn
-    assert found == pytest.approx(drawn, abs=0.01)
-    assert smallest == 0
     assert sign_flip_test(np.zeros(3)) == (1.0, 1.0)
-
-
-def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
-    """p of 6,000 pairs whose tails are long, beside 15,000 choices of all of their signs."""
-    chance = np.random.default_rng(7)
-    moved = chance.standard_t(1.2, MOST_FLIPPED + 1000)
-    moved += 0.5 * np.abs(moved).max() / len(moved)
-    bits = (chance.integers(0, 256, (500, len(moved) // 8), dtype=np.uint8) for _ in range(30))
-    ups = np.concatenate([np.unpackbits(some, axis=1).astype(float) @ moved for some in bits])
-    every = np.mean(np.abs(2 * ups - moved.sum()) >= abs(moved.sum()))
-    p, least = sign_flip_test(moved)
-    assert 0.05 < every < 0.95
-    assert p == pytest.approx(every, abs=0.02)
-    assert least == 1 / (FLIPS + 1)
 
 
 def test_figures_by_hand() -> None:

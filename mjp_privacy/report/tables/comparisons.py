@@ -12,7 +12,6 @@ from mjp_privacy.metrics.comparisons import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
-    MOST_FLIPPED,
     PairedTest,
     holm,
     paired_test,
@@ -161,10 +160,8 @@ TESTS_CAPTION = (
     "always higher. p Wilcoxon: signed-rank test, two-sided, equal pairs by Pratt, ties by mean "
     f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
     "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
-    "every choice of "
-    f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
-    f"{MOST_FLIPPED:,} pairs; (min) marks the smallest it can be, 2 / 2^m for m differing pairs or "
-    f"1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
+    f"every choice of signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones; (min) "
+    f"marks the smallest it can be, 2 / 2^m for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
     "more attacks were tried had more chances in the worst case, and the attack beside April was "
     "chosen after the fact by its mean: no test corrects for either."
 )
