@@ -58,27 +58,12 @@ class Objective(nn.Module):
 class FedSGDClient:
     """Computes the gradient of one step on `batch` images, for many independent steps at once.
 
-    `FedSGDClient(model, ClientConfig(batch=2)).update(inputs)` holds a gradient for every two
+    `FedSGDClient(model, ClientConfig(batch=2)).gradients(inputs)` has a gradient for every two
     images. Precision and device are the model's.
     """
 
     model: LoadedModel
     config: ClientConfig = field(default_factory=ClientConfig)
-
-    def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
-        """What each step uploads: its gradient, or the weight difference of one plain SGD step.
-
-        The difference is that of weights stored in the model's dtype, and so rounded to the
-        precision of the weights, not of the step: little is left of a small step.
-        names: the parameters wanted; None for all that are not withheld.
-        """
-        sent = self.gradients(inputs, names=names)
-        if self.config.upload == "weight_difference":
-            for name, g in sent.items():
-                before = self.model.get_parameter(name).detach()
-                step = self.config.lr * (g + self.config.weight_decay * before)
-                sent[name] = before - step - before
-        return self.described(sent)
 
     def described(self, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
         """An upload of these values, with what the recipe says of it and further fields."""

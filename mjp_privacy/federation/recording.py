@@ -25,7 +25,6 @@ from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
-from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import UploadHeader
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, write_upload
 
@@ -113,7 +112,7 @@ class Recorder:
 
     def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
-        upload = load_upload(self.folder, name)
+        upload = Upload.load(self.folder / f"{name}.json")
         upload.check_weights()
         check_digest(upload.weights_path, WEIGHTS_FILE)
         return upload

@@ -1,6 +1,6 @@
 """`mjp check`: which attacks apply to recorded uploads, and what weakens them silently, such as
 momentum or a wrong normalisation in a header; or which apply to a model, before any gradient is
-made. What makes an upload unusable altogether is in `uploads.faults`.
+made. What makes an upload unusable altogether is in `uploads.folder`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from mjp_privacy.models.checkpoint_files import (
 from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
-from mjp_privacy.uploads.faults import examine, one_line
-from mjp_privacy.uploads.folder import Group, group_uploads
+from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
 from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, stacked, view_of
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.comparisons import FLIPS, holm, paired_test, sign_flip_test
-from mjp_privacy.metrics.statistics import bootstrap_interval
+from mjp_privacy.metrics.statistics import (
+    FLIPS,
+    bootstrap_interval,
+    holm,
+    paired_test,
+    sign_flip_test,
+)
 
 Floats = NDArray[np.float64]
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mjp_privacy.metrics.comparisons import (
+from mjp_privacy.metrics.statistics import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
+    PSNR_CAP,
     PairedTest,
     holm,
     paired_test,
 )
-from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import THRESHOLDS, exact_share, shared_scores, success_share
@@ -161,7 +161,8 @@ TESTS_CAPTION = (
     f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
     "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
     f"every choice of signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones; (min) "
-    f"marks the smallest it can be, 2 / 2^m for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
+    f"marks the smallest it can be, 2 / 2^m for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs "
+    "prove little however large the difference. A client on which "
     "more attacks were tried had more chances in the worst case, and the attack beside April was "
     "chosen after the fact by its mean: no test corrects for either."
 )
