@@ -209,14 +209,7 @@ def summarise(
     return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
 
 
-def bootstrap_interval(
-    values: Floats,
-    groups: Words | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
-) -> tuple[float, float]:
+def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
@@ -225,10 +218,9 @@ def bootstrap_interval(
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
-    drawn = (block.astype(np.float64) for block in draws(len(sums), resamples, seed))
+    drawn = (block.astype(np.float64) for block in draws(len(sums), RESAMPLES, SEED))
     means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -158,7 +158,8 @@ class Group:
         digest = hashlib.sha256()
         for upload in (upload for series in self.series for upload in series.uploads):
             digest.update(upload.name.encode())
-            for path in upload.files():
+            paths = upload.path, upload.header_path, upload.weights_path, upload.truth_path
+            for path in paths:
                 if not path.is_file():
                     digest.update(b"none")
                     continue

@@ -47,7 +47,7 @@ def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
 # intervals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [5, 300, 3000])
+@pytest.mark.parametrize("n", [5, 300])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> None:
     """Draw, gather and average, without counts or a cache: the same draws, the same interval."""
@@ -68,7 +68,7 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
 
 def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> None:
     values = np.random.default_rng(4).gamma(2.0, 3.0, 101)
-    mean, median = (bootstrap_interval(values, resamples=20_000), median_interval(values))
+    mean, median = bootstrap_interval(values), median_interval(values)
     for ours, statistic, share in ((mean, np.mean, 0.03), (median, np.median, 0.1)):
         known = scipy.stats.bootstrap(
             (values,), statistic, n_resamples=20_000, method="percentile", rng=5
