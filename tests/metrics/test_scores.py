@@ -253,7 +253,7 @@ def test_lpips_prefers_torchvisions_own_file_if_whole(
 ) -> None:
     """And the weights of this package without one, in silence."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(lpips, "_backbone", lpips._backbone.__wrapped__)
+    monkeypatch.setattr(lpips, "backbone", lpips.backbone.__wrapped__)
     monkeypatch.setattr(lpips, "_convolutions", lpips._convolutions.__wrapped__)
     zeros = {name: torch.zeros_like(weight).float() for name, weight in load_file(WEIGHTS).items()}
     torch.save(zeros, tmp_path / "file")
