@@ -53,13 +53,7 @@ def augmented(
         flips = torch.tensor([draw.random() < 0.5 for draw in draws])
         return torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
     if kind == "crop":
-        crops, (height, width) = [], images.shape[-2:]
-        for image, draw in zip(images, draws, strict=True):
-            down = draw.randint(math.ceil(SMALLEST_CROP * height), height)
-            across = round(down * width / height)
-            top, left = draw.randint(0, height - down), draw.randint(0, width - across)
-            part, size = image[None, :, top : top + down, left : left + across], (height, width)
-            crops.append(interpolate(part, size=size, mode="bilinear", align_corners=False))
+        crops = [_crop(image, draw) for image, draw in zip(images, draws, strict=True)]
         return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
     if kind != "mixup":
         return images
@@ -78,6 +72,15 @@ def augmented(
         share = max(drawn, 1 - drawn)
         mixed.append(share * image + (1 - share) * images[partner])
     return torch.stack(mixed)
+
+
+def _crop(image: Tensor, draw: random.Random) -> Tensor:
+    height, width = image.shape[-2:]
+    down = draw.randint(math.ceil(SMALLEST_CROP * height), height)
+    across = round(down * width / height)
+    top, left = draw.randint(0, height - down), draw.randint(0, width - across)
+    part = image[None, :, top : top + down, left : left + across]
+    return interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
 
 
 @dataclass(frozen=True)
