@@ -25,6 +25,7 @@ from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
+from mjp_privacy.uploads.folder import load_upload
 from mjp_privacy.uploads.header import UploadHeader
 from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, write_upload
 
@@ -112,7 +113,7 @@ class Recorder:
 
     def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
-        upload = Upload.load(self.folder / f"{name}.json")
+        upload = load_upload(self.folder, name)
         upload.check_weights()
         check_digest(upload.weights_path, WEIGHTS_FILE)
         return upload

@@ -74,13 +74,18 @@ def upload_names(folder: Path) -> list[str]:
     )
 
 
+def load_upload(folder: Path, name: str) -> Upload:
+    """The upload of this name; a UserError where its header is not sound."""
+    return Upload.load(folder / f"{name}.json")
+
+
 def known_uploads(folder: Path) -> tuple[list[Upload], dict[str, UserError]]:
     """The uploads of a folder whose headers are sound, and what is wrong with the others, by
     name."""
     known, wrong = list[Upload](), dict[str, UserError]()
     for name in upload_names(folder):
         try:
-            known.append(Upload.load(folder / f"{name}.json"))
+            known.append(load_upload(folder, name))
         except UserError as error:
             wrong[name] = error
     return known, wrong
