@@ -23,7 +23,8 @@ from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data.decoding import ImageError
-from mjp_privacy.data.images import ImageRecord, ImageSource, keep_apart, spread_subset
+from mjp_privacy.data.images import ImageRecord, ImageSource, spread_subset
+from mjp_privacy.data.opening import keep_apart
 
 MOST_SHOWN = 10  # classes that a remark names
 COPY = FileKind("a copy that this command wrote", "Give another --out.", 1 << 40)

@@ -14,7 +14,7 @@ from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import formula_free, shown
-from mjp_privacy.data.images import keep_apart
+from mjp_privacy.data.opening import keep_apart
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.images import check_place, open_images
+from mjp_privacy.data.opening import check_place, open_images
 from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 

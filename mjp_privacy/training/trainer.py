@@ -23,7 +23,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.data.images import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.journal import Journal, Window, draw_curves
