@@ -153,10 +153,6 @@ class LocalTraining:
     seed: int
     round: int
 
-    def gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
-        """The gradient of each client's step at the model's weights, (n, *shape)."""
-        return self._step_gradient(inputs, None, 0)
-
     def difference(self, inputs: Sequence[ClientInput]) -> dict[str, Tensor]:
         """w_E - w_0 after one step for each of the inputs, in the precision of the weights: little
         is left of a step that is small beside them."""
@@ -165,14 +161,15 @@ class LocalTraining:
         start = {name: self.client.model.get_parameter(name).detach() for name in self.names}
         weights = {name: w.expand(count, *w.shape) for name, w in start.items()}
         for number, step in enumerate(inputs):
-            grads = self._step_gradient(step, weights if number else None, number)
+            grads = self.gradient(step, weights if number else None, number)
             weights = {n: optimizer.step(n, weights[n], grads[n]) for n in self.names}
         return {name: weights[name] - start[name] for name in self.names}
 
-    def _step_gradient(
-        self, inputs: ClientInput, weights: Weights | None, number: int
+    def gradient(
+        self, inputs: ClientInput, weights: Weights | None = None, number: int = 0
     ) -> dict[str, Tensor]:
-        """The gradient of local step `number`; weights None: the model's, shared by all clients."""
+        """The gradient (n, *shape) of local step `number`; weights None: the model's, shared by all
+        clients."""
         if self.defense is None:
             return self._plain_gradient(self.client, inputs, weights)
         batch, config = self.client.config.batch, replace(self.client.config, batch=1)
