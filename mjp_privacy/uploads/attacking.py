@@ -115,7 +115,8 @@ def attack_gradients(
     size, several = view.updates[0].batch, len(view.updates)
     private = None
     if images is not None:
-        count, given = uploads.images, next(iter(getattr(images, "shape", ())), 0)
+        count = view.updates[0].steps_in_all * size
+        given = next(iter(getattr(images, "shape", ())), 0)
         # Several uploads of batches need not hold the same pictures: as many as were given.
         several_batches = several > 1 and size > 1 and 0 < given <= several * count
         private = read_images(

@@ -119,13 +119,6 @@ class UploadHeader:
         content = {**self.recipe, "upload": self.kind, **shared}
         return parse(ClientConfig, content, f"{where}, recipe")
 
-    def hides_an_error(self, client: ClientConfig) -> bool:
-        """Whether attacks are told too little of what the recipe's defences did to this upload.
-
-        client: the recipe's. A defence that only scales examples has nothing to declare.
-        """
-        return self.undeclared or (client.has_errors and not (self.noise or self.rounding))
-
 
 SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
 """Fields that a header and a client's config have in common."""

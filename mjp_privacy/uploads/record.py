@@ -197,7 +197,10 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     dtype = getattr(torch, header.dtype)
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
     client = header.client_config(uploads[0].name)
-    undeclared = [upload.header.hides_an_error(client) for upload in uploads]
+    undeclared = [  # a defence that only scales examples has nothing to declare
+        each.undeclared or (client.has_errors and not (each.noise or each.rounding))
+        for each in (upload.header for upload in uploads)
+    ]
 
     def levels(of: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
         """Standard deviations (n,) by name, but for those that are zero in every upload."""
