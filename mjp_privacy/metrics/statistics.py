@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,9 @@ def decimals_apart(value: float, decimals: int, *limits: float) -> int:
 
 RESAMPLES = 2000
 LEVEL = 0.95
+ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+MOST_DRAWN = 2048
+"""Groups up to which resamples are drawn; of more, what they add up to is taken as normal."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
@@ -213,14 +217,20 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
     """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
-    `groups` every value is its own group, which is the ordinary bootstrap.
+    `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
+    groups nothing is drawn: the interval is the normal one around the same mean.
     """
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
+    if len(sums) > MOST_DRAWN:
+        mean = sums.sum() / sizes.sum()
+        deviation = float(np.linalg.norm(sums - mean * sizes) / sizes.sum())
+        half = NormalDist().inv_cdf(ENDS[1]) * deviation
+        return float(mean - half), float(mean + half)
     drawn = (block.astype(np.float64) for block in draws(len(sums), RESAMPLES, SEED))
     means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, ENDS)
     return float(low), float(high)
 
 
@@ -235,17 +245,40 @@ def median_interval(values: Floats, groups: Words | None = None) -> tuple[float,
         return math.nan, math.nan
     order = np.argsort(values)
     ascending, of_value = values[order], of_value[order]
+    if count > MOST_DRAWN:
+        low, high = (_median_quantile(ascending, of_value, share) for share in ENDS)
+        return low, high
     medians = []
     for block in draws(count, RESAMPLES, SEED):
         reached = np.cumsum(block[:, of_value], axis=1, dtype=np.int64)
         size = reached[:, -1:]
         below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
         medians.append((ascending[below] + ascending[above]) / 2)
-    low, high = np.quantile(np.concatenate(medians), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(np.concatenate(medians), ENDS)
     return float(low), float(high)
 
 
-@lru_cache(maxsize=4)  # of 4 MB each for 2,000 groups, 100 MB for 50,000
+def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: float) -> float:
+    """The value below which this share of the medians of resampled groups lies.
+
+    A resample's median is at most x where at least half of its values are. How many more of them
+    are at most x than above it is a sum over the groups drawn, whose distribution is taken as
+    normal: x is the first value at which it lies as far above 0 as the share asks.
+    """
+    z, count = NormalDist().inv_cdf(share), int(of_value.max()) + 1
+    first, last = 0, len(ascending) - 1
+    while first < last:
+        middle = (first + last) // 2
+        side = np.where(np.arange(len(ascending)) <= middle, 1.0, -1.0)
+        surplus = np.bincount(of_value, side, count)
+        if surplus.sum() >= z * math.sqrt(count) * surplus.std():
+            last = middle
+        else:
+            first = middle + 1
+    return float(ascending[first])
+
+
+@lru_cache(maxsize=8)  # of 4 MB each, of up to MOST_DRAWN groups
 def draws(count: int, resamples: int, seed: int) -> list[Draws]:
     """Blocks of the (resamples, count) matrix of how often each resample holds each group; drawn
     once, kept for further intervals of as many groups."""
@@ -280,6 +313,7 @@ def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
 # difference alone is over images, for it is the difference of the two means that tables print.
 
 FLIPS = 10_000
+MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn; with more, p is normal
 ENUMERATED = 12  # pairs that differ, up to which every choice of signs is tried
 EXACT_RANKS = 50  # pairs that differ, up to which Wilcoxon's distribution is computed exactly
 
@@ -378,12 +412,16 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     """(p, the smallest p it can give) of the two-sided permutation test of the mean.
 
     Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001.
+    p = (1 + those with a mean as far from 0) / 10,001. Of more than MOST_FLIPPED pairs no signs
+    are drawn: the sum is taken as normal.
     """
     moved = differences[differences != 0]
     count = len(moved)
     if not count:
         return 1.0, 1.0
+    if count > MOST_FLIPPED:
+        away = abs(float(moved.sum())) / float(np.linalg.norm(moved))
+        return math.erfc(away / math.sqrt(2)), 0.0
     if count <= ENUMERATED:
         choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
         sums = (2 * choices - 1) @ moved

@@ -17,7 +17,7 @@ from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
+from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS, unshuffled_images
 from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
@@ -322,10 +322,13 @@ BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled, _linear_
 
 def method(lines: Sequence[Line]) -> list[str]:
     """How the figures of these lines are made."""
+    units = [len(line.images) if line.groups is None else line.groups.nunique() for line in lines]
     by_group = any(line.groups is not None for line in lines)
     unit = "images (photographs, where images are crops of one)" if by_group else "images"
     of_crops = ", crops of one photograph counted as if they agreed" if by_group else ""
     resampled = f"with {RESAMPLES} resamples and a fixed seed"
+    if max(units, default=0) > MOST_DRAWN:
+        resampled += f", or beyond {MOST_DRAWN} of them the normal one"
     return [
         "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "

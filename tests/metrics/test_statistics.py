@@ -3,6 +3,7 @@ choice enumerated, and by hand."""
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics import statistics
 from mjp_privacy.metrics.statistics import (
     FLIPS,
+    MOST_DRAWN,
+    MOST_FLIPPED,
     PSNR_CAP,
     Counts,
     Share,
@@ -73,6 +77,23 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
         drawn = draws.integers(0, len(parts), size=(2000, len(parts)), dtype=kind)
         figures = [statistic(np.concatenate([parts[i] for i in row])) for row in drawn]
         assert found == pytest.approx(tuple(np.quantile(figures, TAILS)), rel=1e-12)
+
+
+@pytest.mark.parametrize("interval", [bootstrap_interval, median_interval])
+def test_beyond_the_groups_that_are_drawn_intervals_are_nearly_the_same(interval: Any) -> None:
+    """3,000 groups of one to three skewed values, beside resamples of all of them."""
+    generator = np.random.default_rng(6)
+    sizes = generator.integers(1, 4, MOST_DRAWN + 952)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    values = generator.gamma(2.0, 3.0, len(groups)) + np.repeat(
+        generator.normal(0, 2, len(sizes)), sizes
+    )
+    found = interval(values, groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "MOST_DRAWN", len(sizes))
+        drawn = interval(values, groups)
+    assert found == pytest.approx(drawn, abs=0.05 * (drawn[1] - drawn[0]))
+    assert found != drawn
 
 
 def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> None:
@@ -167,6 +188,11 @@ def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
     assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
     assert smallest == 1 / (FLIPS + 1)
     assert sign_flip_test(differences) == (p, smallest)  # the same flips each time
+    very_many = np.random.default_rng(5).normal(0.03, 1, MOST_FLIPPED)
+    drawn, _ = sign_flip_test(very_many)
+    found, smallest = sign_flip_test(np.append(very_many, 1e-9))  # one more: nothing is drawn
+    assert found == pytest.approx(drawn, abs=0.01)
+    assert smallest == 0
     assert sign_flip_test(np.zeros(3)) == (1.0, 1.0)
 
 

@@ -12,6 +12,7 @@ from mjp_privacy.metrics.statistics import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
+    MOST_FLIPPED,
     PSNR_CAP,
     PairedTest,
     holm,
@@ -160,9 +161,10 @@ TESTS_CAPTION = (
     "always higher. p Wilcoxon: signed-rank test, two-sided, equal pairs by Pratt, ties by mean "
     f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
     "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
-    f"every choice of signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones; (min) "
-    f"marks the smallest it can be, 2 / 2^m for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs "
-    "prove little however large the difference. A client on which "
+    "every choice of "
+    f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
+    f"{MOST_FLIPPED:,} pairs; (min) marks the smallest it can be, 2 / 2^m for m differing pairs or "
+    f"1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
     "more attacks were tried had more chances in the worst case, and the attack beside April was "
     "chosen after the fact by its mean: no test corrects for either."
 )
