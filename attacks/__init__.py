@@ -151,11 +151,11 @@ _control("other_image", "controls:OtherImage", "floor: another image of the same
 _control("oracle_inverse", "controls:OracleInverse", "ceiling: the true embeddings, inverted")
 
 NOT_A_VIT = {
-    "timm": "blocks, and those of timm's other networks compute something else",
-    "swin": "patch embedding and positions: a Swin normalises its embedded patches before any "
+    "timm": "it is written for the blocks of timm's plain ViT, and this is another network",
+    "swin": "it reads a ViT's patch embedding and positions: a Swin normalises its embedded patches before any "
     "position is added, so that the gradients of its table and of its patch embedding are no "
     "linear system in the patches",
-    "resnet": "patch embedding and positions: a ResNet has no patch embedding and no position "
+    "resnet": "it reads a ViT's patch embedding and positions: a ResNet has no patch embedding and no position "
     "embeddings",
 }
 """Why what reads the parts of a ViT has nothing to read in networks of another family."""
@@ -203,12 +203,12 @@ def traits_of(name: str) -> frozenset[str]:
 def lacks_parts(name: str, family: str) -> str | None:
     """Why an attack has nothing to read in networks of this family (`models.families`), or None.
 
-    lacks_parts("april", "timm") says that timm's networks compute something else
+    lacks_parts("april", "timm") says that it is written for the plain ViT's blocks
     """
     reads = traits_of(name)
     if family == "vit" or "any network" in reads or (family == "timm" and "patches" in reads):
         return None
-    return f"it reads a plain ViT's {NOT_A_VIT[family]}"
+    return NOT_A_VIT[family]
 
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:

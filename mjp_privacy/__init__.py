@@ -39,3 +39,8 @@ __getattr__ = imported_on_use(
         "score": "mjp_privacy.metrics",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the public names too, before they are imported."""
+    return sorted({*globals(), *__all__})

@@ -235,6 +235,8 @@ def no_gradient(model: MJPVisionTransformer, *names: str) -> Refusal:
     """The refusal of uploads that lack the gradients of these parameters, with the reason where
     the model tells it: no_gradient(model, "pos_embed")."""
     text = f"the upload holds no gradient of {', '.join(names)}"
+    if strange := [name for name in names if name not in dict(model.named_parameters())]:
+        text = f"the network has no {', '.join(strange)}, in timm's words, which the attack reads"
     if model.adapters is not None:
         text += ": the client sends low-rank adapters (LoRA), and its own weights are frozen"
     return Refusal("missing_gradient", text)

@@ -102,25 +102,26 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         if value is not None and name not in buffers
     }
     if unknown := [name for name in sent if name not in own]:
-        near = did_you_mean(unknown[0], list(own), f" Such is {next(iter(own), 'none')}.")
-        got = f"{len(unknown)} other(s) of {len(sent)}: {first_of(unknown, 4)}"
+        lacking = [name for name in own if name not in sent] or list(own)
+        near = did_you_mean(unknown[0], lacking, f" The model also has {first_of(lacking, 4)}.")
+        got = f"{len(unknown)} of {len(sent)} that it does not have: {first_of(unknown, 4)}"
         raise refusal("gradients", "names as model.named_parameters() has them", got, near.strip())
     if sent and all(g.shape == own[n].shape and g.equal(own[n].to(g)) for n, g in sent.items()):
         raise refusal("gradients", "gradients", "the model's weights", GIVE)
+    for name, tensor in sent.items():
+        if count := int((~tensor.isfinite()).sum()):
+            got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
+            do = "The client's step broke down, or its loss scale was not undone: take another."
+            raise refusal("gradients", "finite numbers", got, do)
     stepped, parameters = _with_step_axis(sent, own), dict(model.named_parameters())
     if sent and model.family == "timm":
         stepped = of_live_names(model, stepped)
     elif sent:
         stepped = recognised(own).to_own(stepped, axes=1)
     named = {name: tensor for name, tensor in stepped.items() if name in parameters}
-    for name, tensor in named.items():
-        if count := int((~tensor.isfinite()).sum()):
-            got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
-            do = "The client's step broke down, or its loss scale was not undone: take another."
-            raise refusal("gradients", "finite numbers", got, do)
     told = [named[PATCH]] if PATCH in named else list(named.values())
     if not any(bool(tensor.any()) for tensor in told):
-        got = f"zeros alone{f' in {PATCH}' if PATCH in named else ', or None'}"
+        got = f"zeros alone{' in the patch embedding' if PATCH in named else ', or None'}"
         do = (
             "Call loss.backward() first. A classifier whose weights are all zeros, as in "
             "torchvision's fresh ViT, passes nothing back: take a second step. Pixels equal to "
@@ -235,7 +236,8 @@ def read_images(
     if not fits:
         do = (
             "Give the pixels of every image of the step as the client fed them, cropped and "
-            "resized, before normalisation (or undo it: images * std + mean)."
+            "resized, before normalisation (or undo it: images * std + mean). Were they of another "
+            "size than the network's own, give img_size=… as well."
         )
         raise refusal("images", f"an array {expected} with values in [0, 1]", got, do)
     return pixels.clamp(0, 1)
