@@ -20,9 +20,9 @@ from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.networks import of_live
 from mjp_privacy.models.live.parts import NoPatches, other_size
-from mjp_privacy.models.live.runs import convolution_of
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.models.network_parts import convolution_of
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork

@@ -18,9 +18,15 @@ from torch.nn.utils import parametrize
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live.runs import convolution_of, picture_like, takes
-from mjp_privacy.models.network_parts import kind_of
-from mjp_privacy.models.patch_equation import first_row, gradients_of
+from mjp_privacy.models.network_parts import (
+    HOLDS,
+    convolution_of,
+    gradients_of,
+    kind_of,
+    misfit,
+    picture_like,
+    takes,
+)
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
@@ -69,8 +75,11 @@ def positions_of(
         if sent is None or total is None:
             return None
         rows, patches = sent.reshape(-1, sent.shape[-1]), to_patches(x[0], patch)
-        before = first_row(rows, patches, total.flatten(1))
-        return None if before is None else Positions(grid, table, before, shown is not None)
+        for before in range(len(rows) - len(patches) + 1):
+            of_patches = rows[before : before + len(patches)]
+            if misfit(of_patches, patches, total.flatten(1)) <= HOLDS:
+                return Positions(grid, table, before, shown is not None)
+        return None
 
     named = named_tables(module, projection.out_channels)
     if shown := _rows_by_columns(module, named, projection):
