@@ -11,7 +11,7 @@ import yaml
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy import __version__
 from mjp_privacy.cli import COMMANDS, overview
-from mjp_privacy.federation.listing import NAMES
+from mjp_privacy.federation.commands import NAMES
 from tests.helpers.runs import cell, one_cell, photographs
 from tests.inputs.called import called
 

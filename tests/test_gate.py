@@ -103,7 +103,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/experiment/engines/worker.py": ({"read_text"}, "lines of our own processes"),
     "mjp_privacy/federation/flower/run.py": ({"read_bytes", "read_text", "loads"}, LOGS),
     "mjp_privacy/federation/flower/app.py": ({"loads"}, "what our own server sent"),
-    "mjp_privacy/federation/listing.py": ({"read_text"}, SHIPPED),
+    "mjp_privacy/federation/commands.py": ({"read_text"}, SHIPPED),
     "mjp_privacy/federation/rounds.py": ({"loads"}, "its own text, for the form that JSON gives"),
     "mjp_privacy/report/lines.py": ({"loads"}, STORED),
     "mjp_privacy/report/page/page.py": ({"read_text"}, SHIPPED),

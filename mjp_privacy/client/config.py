@@ -91,7 +91,7 @@ class ClientConfig:
     """head: linear probing, the classifier alone is trained and sent while all else is frozen."""
     lora: PerhapsAdapters = ""
     """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
-    layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
+    layers, and the classifier, while all else is frozen (`models/mjp_vit.py`); empty: none."""
 
     @property
     def adapters(self) -> LowRank | None:

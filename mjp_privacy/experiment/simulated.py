@@ -39,8 +39,8 @@ from mjp_privacy.experiment.source import (
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.loading import check_values, outline_model
+from mjp_privacy.models.vit import copied
 
 
 class Simulated(UploadSource):

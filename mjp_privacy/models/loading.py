@@ -20,7 +20,6 @@ from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
@@ -38,7 +37,7 @@ from mjp_privacy.models.checkpoints import (
     to_own_names,
 )
 from mjp_privacy.models.families import WithCard, card_of, is_other, load_other
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer, with_adapters
 from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,

@@ -49,8 +49,8 @@ from mjp_privacy.models.zoo import (
     named_checkpoints,
 )
 from mjp_privacy.training.batches import check_labels
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import Preset, recipe_in
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 # how it is measured -----------------------------------------------------------------------------

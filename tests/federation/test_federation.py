@@ -20,8 +20,7 @@ from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
-from mjp_privacy.federation.recording import kept_names
-from mjp_privacy.federation.rounds import federate
+from mjp_privacy.federation.rounds import federate, kept_names
 from mjp_privacy.federation.task import (
     ServerState,
     Task,

@@ -15,7 +15,7 @@ from skimage.data import astronaut
 from mjp_privacy.cli import main
 from mjp_privacy.data import open_images
 from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES, corrupted
-from mjp_privacy.paper.robustness_sets import MARKER
+from mjp_privacy.paper.image_sets import CORRUPTED
 from tests.helpers.image_files import make_images
 from tests.helpers.refusals import refused
 
@@ -107,7 +107,7 @@ def test_the_folder_is_laid_out_as_imagenet_c_and_a_stopped_one_is_finished(
         "n01443537/n01443537__a.webp.JPEG": 1,
     }
     assert cell.decode(cell.records[0]).size == (32, 32)
-    about = json.loads((out / MARKER).read_text())
+    about = json.loads((out / CORRUPTED).read_text())
     assert (about["size"], about["seed"], about["images"]) == (32, 0, 4)
     one = out / "snow" / "2" / "n01440764" / "a.JPEG"
     before = one.read_bytes()

@@ -36,8 +36,7 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
 from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
-from mjp_privacy.federation.recording import header_of, kept_names
-from mjp_privacy.federation.rounds import Federation
+from mjp_privacy.federation.rounds import Federation, header_of, kept_names
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.record import write_upload

@@ -16,7 +16,6 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import ImageSize, Size, height_width, parse, schema
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.networks import of_live
 from mjp_privacy.models.live.parts import NoPatches, other_size
@@ -26,7 +25,7 @@ from mjp_privacy.models.network_parts import convolution_of
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
-from mjp_privacy.models.vit import ACTIVATION_LAYERS
+from mjp_privacy.models.vit import ACTIVATION_LAYERS, copied
 from mjp_privacy.models.zoo import check_complete
 
 HEADS = ("num_heads", "num_attention_heads")

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width, size_text
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.live.parts import (
     STRETCHES,
@@ -33,7 +32,7 @@ from mjp_privacy.models.live.parts import (
 from mjp_privacy.models.live.tables import tables_by_rows
 from mjp_privacy.models.network_parts import IN_SIZE, code_of, kind_of
 from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
-from mjp_privacy.models.vit import Common, input_of
+from mjp_privacy.models.vit import Common, copied, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
 CHECKPOINT = "checkpoint"
