@@ -27,7 +27,7 @@ from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.training.evaluation import markdown_table, with_interval, write_report
-from mjp_privacy.training.journal import METRICS
+from mjp_privacy.training.run_files import METRICS
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:

@@ -38,12 +38,14 @@ from mjp_privacy.federation.task import ServerState, Task, Weights
 from mjp_privacy.interfaces import ClientUpdate, Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
-from mjp_privacy.training.journal import METRICS, Journal, Percent
-from mjp_privacy.training.snapshots import (
+from mjp_privacy.training.run_files import (
     CHECKPOINT,
     LENIENT,
+    METRICS,
     MODEL,
     Checkpoint,
+    Journal,
+    Percent,
     check_config,
     check_weights,
     export_fault,

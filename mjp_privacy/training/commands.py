@@ -162,7 +162,7 @@ def train(argv: list[str], usage: Usage) -> int:
 
 def curves(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(CurveArguments, argv)
-    from mjp_privacy.training.journal import draw_curves
+    from mjp_privacy.training.run_files import draw_curves
 
     print(draw_curves(arguments.runs, output_folder(arguments.out)))
     return DONE

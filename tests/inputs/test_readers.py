@@ -31,8 +31,13 @@ from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.training.config import load_training
-from mjp_privacy.training.journal import METRICS, points_of, whole_lines
-from mjp_privacy.training.snapshots import TrainingCheckpoint, load_checkpoint
+from mjp_privacy.training.run_files import (
+    METRICS,
+    TrainingCheckpoint,
+    load_checkpoint,
+    points_of,
+    whole_lines,
+)
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import load_upload

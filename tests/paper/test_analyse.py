@@ -13,7 +13,7 @@ from PIL import Image
 
 from mjp_privacy.cli import main
 from mjp_privacy.paper.positions import PositionTable, noise_table
-from mjp_privacy.paper.positions_picture import umap_plane
+from mjp_privacy.paper.positions_report import umap_plane
 from mjp_privacy.training.config import plain as recipe_of
 from mjp_privacy.training.learner import build_network
 from tests.helpers.models import tiny

@@ -18,7 +18,7 @@ from torch import Tensor
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.training import learner, snapshots
+from mjp_privacy.training import learner, run_files
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.learner import Learner, RoundedProducts, rounds_products
@@ -299,7 +299,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
             raise OSError(28, "No space left on device")
         original(state, path)
 
-    monkeypatch.setattr(snapshots.torch, "save", filling)
+    monkeypatch.setattr(run_files.torch, "save", filling)
     with pytest.raises(StorageError, match=r"checkpoint\.pt"):
         train(small(), **here)
     assert state_of(run)["step"] > 0
