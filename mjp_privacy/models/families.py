@@ -174,11 +174,6 @@ PICTURES = ("mean", "std", "resize", "interpolation", "trained_gamma")
 """What a user may say of such a file; its sizes are its own."""
 
 
-def is_other(file: WeightFile) -> bool:
-    """Whether a file says that it holds another network than a ViT."""
-    return SIZES in file.metadata
-
-
 def load_other(
     name: str | None, file: WeightFile, overrides: Mapping[str, Any], *, outline: bool = False
 ) -> OtherNetwork:

@@ -412,18 +412,13 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
     sha256 = tensors_sha256(dict(net.state_dict()))
     network = _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
     if network.channels == 1:
-        network.card = replace(network.card, mean=_of_grey(mean, net), std=_of_grey(std, net))
+        if len(set(mean)) > 1 or len(set(std)) > 1:
+            raise UserError(
+                f"{kind_of(net)}: expected one number as mean and as std of grey pictures, got "
+                f"{mean} and {std}. Give those with which the client normalised them."
+            )
+        network.card = replace(network.card, mean=mean[:1], std=std[:1])
     return network
-
-
-def _of_grey(values: tuple[float, ...], net: nn.Module) -> tuple[float, ...]:
-    """The mean or std of grey pictures."""
-    if len(set(values)) > 1:
-        raise UserError(
-            f"{kind_of(net)}: expected one number as mean and as std of grey pictures, got "
-            f"{values}. Give those with which the client normalised them."
-        )
-    return values[:1]
 
 
 def _spec(

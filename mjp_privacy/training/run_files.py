@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -333,7 +334,7 @@ def export_model(
     classifies = config.task == "classification"
     other: dict[str, Any] = {} if classifies else {"task": config.task}
     if sizes is not None and classifies:
-        other[SIZES] = sizes.stated()
+        other[SIZES] = asdict(sizes)
     if shape.dal == "pca" and classifies:  # the one kind that no tensor shows
         other["dal"] = shape.dal
     stated = {

@@ -73,7 +73,10 @@ def introduce(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    config, weights, client, round = read_order(message.content)
+    order = message.content.config_records["order"]
+    config = load_federation(json.loads(str(order["config"])))
+    weights = tensors(message.content.array_records["weights"])
+    client, round = whole(order["client"]), whole(order["round"])
     partition, partitions = _partition(context)
     if client % partitions != partition:
         raise UserError(
@@ -345,14 +348,6 @@ def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round:
     fields: dict[str, Any] = {"client": client, "round": round}
     fields["config"] = json.dumps(dataclasses.asdict(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
-
-
-def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor], int, int]:
-    """An order's content: the federation's config, the weights, the client and the round."""
-    order = content.config_records["order"]
-    config = load_federation(json.loads(str(order["config"])))
-    weights = tensors(content.array_records["weights"])
-    return config, weights, whole(order["client"]), whole(order["round"])
 
 
 def reply_of(update: ClientUpdate) -> RecordDict:

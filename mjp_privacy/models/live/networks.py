@@ -65,7 +65,12 @@ def of_live(
             f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
             "whose gradients were sent."
         )
-    whole = _to_work_on(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
+        whole = copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
+        for name, value in vars(part).items():
+            if value is True and CHECKPOINT in name:
+                part.__dict__[name] = False
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
@@ -98,19 +103,6 @@ def of_live(
     network.renamed, network.maps = renamed, frozenset(maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
-
-
-def _to_work_on(module: nn.Module) -> nn.Module:
-    """A copy of a network that computes in its backward pass what it did in its forward pass, where
-    parts could be told to compute it again: that changes no number, and hooks are gone by then."""
-    advice = "Give one of modules and tensors alone."
-    with code_of(module, "that copy.deepcopy copies", advice):
-        own = copied(module)
-    for part in own.modules():
-        for name, value in vars(part).items():
-            if value is True and CHECKPOINT in name:
-                part.__dict__[name] = False
-    return own
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -84,7 +84,12 @@ def positions_of(
     named = named_tables(module, projection.out_channels)
     if shown := _rows_by_columns(module, named, projection):
         return Positions(shown, None, 0, True)
-    if (table := _only(module, named)) is not None:
+    if len(named) > 1:
+        raise UserError(
+            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
+            f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
+        )
+    for table in named.values():
         if (found := tried(table)) is not None:
             return found
         shown = _grid(module, table, patch, img_size)
@@ -145,16 +150,6 @@ def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
 
 def _rows(table: nn.Parameter) -> int:
     return table[..., 0].numel()
-
-
-def _only(module: nn.Module, tables: dict[str, nn.Parameter]) -> nn.Parameter | None:
-    """The one table of positions, or None where there is none."""
-    if len(tables) > 1:
-        raise UserError(
-            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
-            f"columns, got {', '.join(tables)}. Give a network that adds one table to its patches."
-        )
-    return next(iter(tables.values()), None)
 
 
 def _rows_by_columns(
