@@ -30,15 +30,6 @@ PCA_ITERATIONS = 5
 CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
 
 
-def grid_positions(
-    grid: Grid, *, normalize: bool = False, device: torch.device | None = None
-) -> Tensor:
-    """(N, 2) row and column of every patch, made on `device` so that nothing has to be copied."""
-    index = torch.arange(grid.patches, device=device)
-    positions = torch.stack((index // grid.columns, index % grid.columns), dim=-1).double()
-    return positions / positions.new_tensor(grid) if normalize else positions
-
-
 class LocalizationRegressor(nn.Module):
     """g of the paper: position embedding (..., N, D) -> position (..., N, 2).
 
@@ -93,18 +84,77 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     return torch.where(number > 2, directions * largest.sign(), 0.0)
 
 
-def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:
-    """Mean |target - prediction| over visible rows and both coordinates; 0 if no row is visible."""
-    weights = visible.to(prediction.dtype).unsqueeze(-1)
-    error = (target.to(prediction) - prediction).abs() * weights
-    return error.sum((-2, -1)) / (2 * weights.sum((-2, -1))).clamp(min=1)
-
-
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
 
 
-class MJPVisionTransformer(Common):
+class Positioned(Common):
+    """A network with a table of positions: what MJP does with the rows of its patches."""
+
+    unk_embed: nn.Parameter | None
+    dal_regressor: LocalizationRegressor | None
+
+    @property
+    def table(self) -> Tensor:
+        """The table (1, rows, D): the patches' rows behind `before` others."""
+        raise NotImplementedError
+
+    def positions(self, mask: Tensor | None = None) -> Tensor:
+        """(1 or B, rows, D): the table with E_unk in the masked rows, the others' as they are."""
+        table = self.table
+        if mask is None or self.unk_embed is None:
+            return table
+        rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
+        patches = torch.where(rows, self.unk_embed, table[:, self.rows_of_patches])
+        return torch.cat((table[:, : self.before].expand(patches.shape[0], -1, -1), patches), dim=1)
+
+    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
+        """Target and prediction of the unmasked positions.
+
+        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
+        same n in each row.
+        """
+        target, prediction, visible = self._localize(mask, normalize)
+        counts = visible.sum(-1)
+        if bool((counts != counts.max()).any()):
+            raise UserError(
+                "dal() returns one tensor, so every row of the mask must leave the same number of "
+                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
+            )
+        shape = (*counts.shape, int(counts.max()), 2)
+        target = target.expand_as(prediction)
+        return target[visible].reshape(shape), prediction[visible].reshape(shape)
+
+    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
+        """L_DAL: the mean |target - prediction| over the unmasked positions and both coordinates, 0
+        where none is; for a batch of masks, the mean over its rows."""
+        target, prediction, visible = self._localize(mask, normalize)
+        weights = visible.to(prediction.dtype).unsqueeze(-1)
+        error = ((target - prediction).abs() * weights).sum((-2, -1))
+        return (error / (2 * weights.sum((-2, -1))).clamp(min=1)).mean()
+
+    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Target (row and column, from 0, or normalised from 0 to 1) and prediction of all
+        positions, and which of them are not masked."""
+        if mask is None:
+            mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
+        check_mask(mask, self.grid.patches)
+        if self.dal_regressor is None:
+            raise UserError(
+                "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
+                "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
+            )
+        embeddings = self.table[0, self.rows_of_patches].expand(*mask.shape, -1)
+        visible = ~mask.to(embeddings.device)
+        prediction = self.dal_regressor(embeddings, visible)
+        index = torch.arange(self.grid.patches, device=prediction.device)
+        target = torch.stack((index // self.grid.columns, index % self.grid.columns), -1).double()
+        if normalize:
+            target = target / target.new_tensor(self.grid)
+        return target.to(prediction.dtype), prediction, visible
+
+
+class MJPVisionTransformer(Positioned):
     """Patches, a class token, one table of positions, blocks, and a head on the class token.
 
     MJPVisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
@@ -123,7 +173,6 @@ class MJPVisionTransformer(Common):
     variant             where other libraries' ViTs differ from timm's: `sizes.Variant`.
     """
 
-    unk_embed: nn.Parameter | None
     index_embed: nn.Parameter | None
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
@@ -208,15 +257,6 @@ class MJPVisionTransformer(Common):
 
     # forward ----------------------------------------------------------------------------------
 
-    def positions(self, mask: Tensor | None = None) -> Tensor:
-        """(1 or B, N+1, D): the table with E_unk in the masked rows, the class row as it is."""
-        table = self.table
-        if mask is None or self.unk_embed is None:
-            return table
-        rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
-        patches = torch.where(rows, self.unk_embed, table[:, 1:])
-        return torch.cat((table[:, :1].expand(patches.shape[0], -1, -1), patches), dim=1)
-
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """z (B, tokens, D), the input of block 0, from normalised images x (B, C, H, W)."""
         patches = self.patch_embed(x)
@@ -245,45 +285,6 @@ class MJPVisionTransformer(Common):
         if mask is not None:
             check_mask(mask, self.grid.patches, len(x))
         return self.forward_head(self.forward_features(x, mask))
-
-    # localization -----------------------------------------------------------------------------
-
-    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
-        """Target and prediction of the unmasked positions.
-
-        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
-        same n in each row.
-        """
-        target, prediction, visible = self._localize(mask, normalize)
-        counts = visible.sum(-1)
-        if bool((counts != counts.max()).any()):
-            raise UserError(
-                "dal() returns one tensor, so every row of the mask must leave the same number of "
-                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
-            )
-        shape = (*counts.shape, int(counts.max()), 2)
-        target = target.expand_as(prediction)
-        return target[visible].reshape(shape), prediction[visible].reshape(shape)
-
-    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
-        """L_DAL over the unmasked positions; for a batch of masks, the mean over its rows."""
-        return masked_l1(*self._localize(mask, normalize)).mean()
-
-    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Target and prediction of all positions, and which of them are not masked."""
-        if mask is None:
-            mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
-        check_mask(mask, self.grid.patches)
-        if self.dal_regressor is None:
-            raise UserError(
-                "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
-                "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
-            )
-        embeddings = self.table[0, 1:].expand(*mask.shape, -1)
-        visible = ~mask.to(embeddings.device)
-        prediction = self.dal_regressor(embeddings, visible)
-        target = grid_positions(self.grid, normalize=normalize, device=prediction.device)
-        return target.to(prediction.dtype), prediction, visible
 
 
 def check_mask(mask: Tensor, patches: int, batch: int | None = None) -> None:
