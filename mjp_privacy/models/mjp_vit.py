@@ -96,7 +96,7 @@ class Positioned(Common):
 
     @property
     def table(self) -> Tensor:
-        """The table (1, rows, D): the patches' rows behind `before` others."""
+        """The table (1, rows, D): the patches' rows stand behind `before` others."""
         raise NotImplementedError
 
     def positions(self, mask: Tensor | None = None) -> Tensor:
@@ -104,9 +104,10 @@ class Positioned(Common):
         table = self.table
         if mask is None or self.unk_embed is None:
             return table
-        rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
-        patches = torch.where(rows, self.unk_embed, table[:, self.rows_of_patches])
-        return torch.cat((table[:, : self.before].expand(patches.shape[0], -1, -1), patches), dim=1)
+        hidden, own = mask.to(table.device).reshape(-1, mask.shape[-1], 1), self.rows_of_patches
+        patches = torch.where(hidden, self.unk_embed, table[:, own])
+        others = table.expand(patches.shape[0], -1, -1)
+        return torch.cat((others[:, : own.start], patches, others[:, own.stop :]), dim=1)
 
     def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
         """Target and prediction of the unmasked positions.

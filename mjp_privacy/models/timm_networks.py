@@ -36,7 +36,7 @@ from mjp_privacy.models.checkpoints import (
 )
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.mjp_vit import check_mask
+from mjp_privacy.models.mjp_vit import Positioned, check_mask
 from mjp_privacy.models.network_parts import (
     CHANNELS,
     HOLDS,
@@ -47,7 +47,7 @@ from mjp_privacy.models.network_parts import (
     misfit,
 )
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
-from mjp_privacy.models.vit import START_STD, Common, input_of, start_
+from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
 
 STATED = "timm"
@@ -60,7 +60,7 @@ HEADS = ("head.weight", "head.fc.weight")
 # the network --------------------------------------------------------------------------------------
 
 
-class TimmNetwork(WithCard, Common):
+class TimmNetwork(WithCard, Positioned):
     """A network of timm's, under its own names of parameters, with what clients and attacks use.
 
     It stands around the network and shares its parameters, so that no name and no number changes.
@@ -71,7 +71,6 @@ class TimmNetwork(WithCard, Common):
     dal_kind = "none"
     first_block = "intact"
     dal_regressor = index_embed = adapters = None
-    unk_embed: nn.Parameter | None
     renamed: Mapping[str, str] | None = None
     """Own names of the parameters of a live network, by its names."""
     resampled: Tensor | None = None
@@ -144,6 +143,12 @@ class TimmNetwork(WithCard, Common):
     def pos_embed(self) -> nn.Parameter | None:
         """The table that is added to the embedded patches."""
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
+
+    @property
+    def table(self) -> Tensor:
+        """The rows of that table (1, rows, D)."""
+        assert self.pos_embed is not None
+        return self.pos_embed.flatten(1, -2)
 
     @cached_property
     def _changes(self) -> Tensor:
@@ -227,13 +232,7 @@ class TimmNetwork(WithCard, Common):
             return
         table = self.pos_embed
         assert table is not None
-        rows = table.flatten(1, -2)
-        hidden = mask.to(rows.device).reshape(-1, self.grid.patches, 1)
-        masked = rows.expand(len(hidden), -1, -1).clone()
-        masked[:, self.rows_of_patches] = torch.where(
-            hidden, self.unk_embed, rows[:, self.rows_of_patches]
-        )
-        self._parameters["pos_embed"] = masked.unflatten(1, table.shape[1:-1])
+        self._parameters["pos_embed"] = self.positions(mask).unflatten(1, table.shape[1:-1])
         try:
             yield
         finally:
