@@ -209,11 +209,6 @@ def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint
     return [replace(item, described=not lacking or item.label in lacking) for item in checkpoints]
 
 
-def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
-    """Per-channel numbers of a command line, where one stands for all three."""
-    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
-
-
 def _named(item: str, option: str) -> NamedCheckpoint:
     """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
     file, label, path = Path(item), item, item

@@ -28,7 +28,6 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import (
     NamedCheckpoint,
-    for_all_channels,
     keep_earlier,
     named_checkpoints,
 )
@@ -491,8 +490,8 @@ def _loaded(
             checkpoint=checkpoint.source,
             unknown_init="mean_position",
             img_size=arguments.img_size,
-            mean=for_all_channels(mean),
-            std=for_all_channels(std),
+            mean=mean,
+            std=std,
         )
         loaded.append((model, position_table(model, checkpoint.label)))
     labels, grids = [one.label for one in named], [model.grid.rows for model, _ in loaded]

@@ -70,7 +70,7 @@ def load_module(
         module = inner[0]
     if type(module).__module__.startswith("open_clip."):
         module = getattr(module, "visual", module)  # of CLIP
-    given = {"mean": _one_number(mean), "std": _one_number(std)}
+    given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
         asked = overridden(ModelSpec(card.name), facts)
@@ -110,11 +110,6 @@ def load_module(
     except NoPatches as error:
         raise error from refusal
     return cast(LoadedModel, other)
-
-
-def _one_number(values: Channels) -> Channels:
-    """The number where a sequence holds one, as torchvision takes it of grey pictures."""
-    return values[0] if isinstance(values, Sequence) and len(values) == 1 else values
 
 
 def _plain_copy(
