@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
     for part in getattr(net, "rest", net).modules():
         names = [name for name, parameter in part._parameters.items() if parameter is table]
         if names and hasattr(part, STRETCHES):  # it takes any table for that of a square
-            setattr(part, STRETCHES, lambda *_, part=part, name=names[0]: part._parameters[name])
+            setattr(part, STRETCHES, partial(_table_itself, part, names[0]))
     tell_size(net.patch_embed, Grid.of(size, patch), patch)
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         off = float((net(x.to(stored)) - expected).norm() / expected.norm())
@@ -189,6 +190,11 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
             "read at this size."
         )
     return spread
+
+
+def _table_itself(part: nn.Module, name: str, *_: Any) -> Tensor:
+    """What is partial to a part is copied with it; a lambda would keep the first one's."""
+    return part._parameters[name]  # type: ignore[return-value]
 
 
 def _stretched(network: TimmNetwork, x: Tensor) -> Tensor:
