@@ -27,7 +27,7 @@ IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures 
 
 
 def kind_of(net: Any) -> str:
-    """The class of a network, of one under other names (`live.networks.Renamed`) that inside."""
+    """The class of a network, of one under other names (`live.parts.Renamed`) that inside."""
     return type(getattr(net, "rest", net)).__name__
 
 
