@@ -68,28 +68,20 @@ class FileKind:
         Pipes and devices are refused unopened: reading one can take for ever.
         """
         with self.reading(path):
-            return self._size(path, path.stat())
-
-    def _size(self, path: Path, status: os.stat_result) -> int:
-        if not stat.S_ISREG(status.st_mode):
-            kind = NO_REGULAR_FILE.get(stat.S_IFMT(status.st_mode), "no regular file")
-            raise self.refusal(path, kind)
-        if status.st_size > self.max_bytes:
-            limit = f"{self.max_bytes / MIB:,.1f} MiB"
-            raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
-        return status.st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                kind = NO_REGULAR_FILE.get(stat.S_IFMT(status.st_mode), "no regular file")
+                raise self.refusal(path, kind)
+            if status.st_size > self.max_bytes:
+                limit = f"{self.max_bytes / MIB:,.1f} MiB"
+                raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
+            return status.st_size
 
     def bytes(self, path: Path) -> bytes:
-        self.check(path)
-        pieces, room = [], self.max_bytes + 1
+        """The content of a file; one that grows meanwhile is read as far as it was checked."""
+        size = self.check(path)
         with self.reading(path), open(path, "rb", opener=without_waiting) as file:
-            self._size(path, os.fstat(file.fileno()))  # it may have been replaced since
-            while room > 0 and (piece := file.read(min(room, MIB))):  # `read` allocates what it is
-                pieces.append(piece)  # asked for
-                room -= len(piece)
-        if room <= 0:  # a file of /proc has no size of its own
-            raise self.refusal(path, f"more than {self.max_bytes / MIB:,.1f} MiB")
-        return b"".join(pieces)
+            return file.read(size)
 
     def text(self, path: Path) -> str:
         """The content of a file in UTF-8."""
@@ -177,27 +169,19 @@ def read_json_value(path: Path, kind: FileKind) -> Any:
 
 def json_value(text: str, path: Path, kind: FileKind) -> Any:
     """The value of a JSON text that a file holds; `path` and `kind` are for messages."""
-    words: list[str] = []  # NaN and the like, each of which it stands for meanwhile
 
     def constant(word: str) -> object:
-        words.append(word)
-        return words
+        raise ValueError(f"{word} is no number in JSON")
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         by_name = dict(pairs)
         if len(by_name) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"the field {shown(twice)!r} is given twice")
-        for name, value in pairs if words else ():
-            if value is words or (isinstance(value, list) and words in value):
-                raise ValueError(f"{shown(name)}: {words[0]} is no number in JSON")
         return by_name
 
     with kind.reading(path):
-        value = json.loads(text, object_pairs_hook=fields, parse_constant=constant)
-        if words:
-            raise ValueError(f"{words[0]} is no number in JSON")
-        return value
+        return json.loads(text, object_pairs_hook=fields, parse_constant=constant)
 
 
 CHECK = b', "check": "'

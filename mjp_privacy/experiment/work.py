@@ -32,8 +32,7 @@ from mjp_privacy.experiment.cell import (
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import SourceCode, SourceReader
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.plan import Plan, make_plan
-from mjp_privacy.experiment.refusals import refused_by_network
+from mjp_privacy.experiment.plan import Plan, make_plan, refused_by_network
 from mjp_privacy.experiment.source import IN_STEP_OF, Block, ModelUploads, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 

@@ -89,11 +89,9 @@ def test_a_file_that_is_too_large_is_refused_unread(
     refused(SMALL.bytes, path)
     path.write_bytes(b"x" * 5000)
     monkeypatch.setattr(FileKind, "check", lambda self, path: 1000)  # it grew since
-    refused(SMALL.bytes, path)
+    assert len(SMALL.bytes(path)) == 1000
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
-    with pytest.raises(BadFile, match="status"):  # those of /proc have no size
-        FileKind("a note", "Write it.", 10).bytes(Path("/proc/self/status"))
 
 
 class PanicException(BaseException):
@@ -140,7 +138,7 @@ class Header:
     [
         ("[" * 100_000, ""),
         ('{"name": "a", "name": "b"}', "'name'"),
-        ('{"name": "a", "noise": NaN}', "noise"),
+        ('{"name": "a", "noise": NaN}', "NaN"),
         ('{"name": "a", "rounds": 1' + "0" * 5000 + "}", ""),
         ("[1, 2]", "named fields"),
         ({"name": "a", "round": 2}, "Did you mean rounds?"),

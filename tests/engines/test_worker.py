@@ -70,7 +70,8 @@ def test_a_machine_that_does_not_see_the_run_folder_says_so(tmp_path: Path) -> N
 def test_a_worker_that_still_imports_ends_with_its_command(tmp_path: Path) -> None:
     """Nobody holds its standard input; its first heavy import never ends."""
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
-    program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process", "job.json", "0"]
+    call = "from mjp_privacy.experiment.engines import process; process()"
+    program = [sys.executable, "-c", call, "job.json", "0"]
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     ended = subprocess.run(
         program, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, timeout=50

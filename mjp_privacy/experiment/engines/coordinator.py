@@ -186,7 +186,7 @@ class LocalEngine:
 
     def start(self, workers: Sequence[int]) -> None:
         """Start a process for each worker; where there is no memory for one, it is gone."""
-        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.process"]
+        program = "from mjp_privacy.experiment.engines import process; process()"
         environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
         for number in workers:
             if self.gpus:
@@ -194,7 +194,7 @@ class LocalEngine:
             try:
                 with self._log(number).open("a") as log:
                     self._processes[number] = subprocess.Popen(
-                        [*program, str(self.job_file), str(number)],
+                        [sys.executable, "-c", program, str(self.job_file), str(number)],
                         stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
                         stdout=log,  # an attack may print what it likes
                         stderr=log,

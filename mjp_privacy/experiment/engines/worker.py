@@ -2,9 +2,9 @@
 
     serve("RUN/work/job.json", 3)
 
-does one task after the other that stands in RUN/work/worker-3.task; `process` calls it in a process
-of its own. A process keeps the plan, the model and the block that it had last. What a worker
-knows of a run, and what it tells of its tasks, are files that both sides see:
+does one task after the other that stands in RUN/work/worker-3.task. A process keeps the plan, the
+model and the block that it had last. What a worker knows of a run, and what it tells of its tasks,
+are files that both sides see:
 
     RUN/work/job.json       the experiment, the images by name, the device
     RUN/work/worker-N.task  the task of worker N, "M B G K", or `end`
