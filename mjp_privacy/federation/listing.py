@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage, print_json
-from mjp_privacy.core.configs import stock_configs
+from mjp_privacy.core.read import stock_configs
 from mjp_privacy.core.registry import Entry, unknown_name
 
 

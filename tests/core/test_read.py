@@ -15,8 +15,7 @@ import pytest
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.core import configs
-from mjp_privacy.core.configs import read_mapping, yaml_value
+from mjp_privacy.core import read
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.read import (
     MOST_LETTERS,
@@ -25,7 +24,9 @@ from mjp_privacy.core.read import (
     is_there,
     read_csv,
     read_json,
+    read_mapping,
     reason,
+    yaml_value,
 )
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.schema import STRICT
@@ -168,7 +169,7 @@ def bomb(first: str, level: str) -> str:
 def test_what_anchors_stand_for_is_counted_not_built(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configs, "MOST_NODES", 1000)
+    monkeypatch.setattr(read, "MOST_NODES", 1000)
     began = time.process_time()
     assert "1000" in refused(read_mapping, tmp_path / "a.yaml", text)
     assert time.process_time() - began < 2  # built, it takes for ever

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from attacks import find_attack
 from mjp_privacy.client.upload import sinusoidal_table
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
 from mjp_privacy.federation.recording import kept_names

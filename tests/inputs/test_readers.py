@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
