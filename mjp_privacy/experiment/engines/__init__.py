@@ -19,6 +19,6 @@ def process() -> None:
         os._exit(0)  # whatever is half done is done again
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    from mjp_privacy.experiment.engines.worker import serve
+    from mjp_privacy.experiment.engines.tasks import serve
 
     serve(sys.argv[1], int(sys.argv[2]))

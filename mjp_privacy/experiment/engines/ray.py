@@ -27,7 +27,7 @@ import ray
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.worker import serve
+from mjp_privacy.experiment.engines.tasks import serve
 
 WAIT = 3.0  # seconds in which a cluster's head answers
 LOOK = 5.0  # seconds between two questions whether the cluster is there
