@@ -51,7 +51,7 @@ class BlockContent(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> BlockContent:
-        """Read it; a UserError where it is no file of a block."""
+        """Read it; a UserError where it is no file of a block, or of another cell."""
         from pyarrow import types
 
         with opened(path) as file:
@@ -69,6 +69,8 @@ class BlockContent(NamedTuple):
             is_right = right(column.type) or (may_be_null and types.is_null(column.type))
             if not is_right and (is_score or column.name in OF_IMAGE):
                 raise ROWS.refusal(path, f"values of type {column.type}", column.name)
+        if not is_of_its_cell(schema, path):
+            raise ROWS.refusal(path, "rows of another cell")
         ids = table["image_id"].to_pylist()
         if None in ids or len(set(ids)) < len(ids):
             raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
@@ -76,6 +78,12 @@ class BlockContent(NamedTuple):
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
         columns = tuple(column.name for column in schema if not is_picture(column))
         return cls(ids, has, columns, groups)
+
+
+def is_of_its_cell(schema: pa.Schema, path: Path) -> bool:
+    """Whether a file is of the cell in whose folder it lies, as far as it says."""
+    cell = about_of(schema, path).get("cell")
+    return not isinstance(cell, dict) or cell.get("run_id", path.parent.name) == path.parent.name
 
 
 def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:

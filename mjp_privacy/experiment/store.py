@@ -57,6 +57,7 @@ from mjp_privacy.experiment.block_file import (
     BlockContent,
     Pictures,
     about_of,
+    is_of_its_cell,
     joined_schema,
     picture_layout,
     read_pictures,
@@ -108,7 +109,10 @@ class StoredFile(NamedTuple):
     def is_whole(self) -> bool:
         """Whether it is the file that was written here, bit for bit; one that is gone is."""
         try:
-            return digest_of(self.path) == self.digest
+            whole = digest_of(self.path) == self.digest
+            return whole and (
+                self.block == "cells" or is_of_its_cell(schema_of(self.path), self.path)
+            )
         except Unreadable:  # it may be sound
             raise
         except BadFile as error:

@@ -223,7 +223,9 @@ def test_what_cannot_be_read_now_is_not_damaged(
         store.damaged()
 
 
-@pytest.mark.parametrize("kind", ["garbage", "folder", "pipe", "link to nowhere"])
+@pytest.mark.parametrize(
+    "kind", ["garbage", "folder", "pipe", "link to nowhere", "of another cell"]
+)
 def test_what_is_no_file_of_the_cell_is_named(store: RunStore, kind: str) -> None:
     write(store, {"a": 1})
     path = store.folder("c1") / f"00001.0002.{'0' * 16}.parquet"
@@ -233,6 +235,8 @@ def test_what_is_no_file_of_the_cell_is_named(store: RunStore, kind: str) -> Non
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "of another cell":
+        path = Path(shutil.move(write(store, {"b": 1}, cell="c2", block=1).path, path.parent))
     else:
         path.symlink_to("nowhere")
     if kind != "garbage":
