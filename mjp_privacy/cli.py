@@ -194,7 +194,7 @@ def completion(argv: list[str], usage: Usage) -> int:
         return DONE
     if argv not in (["bash"], ["zsh"]):
         raise UserError(f"{usage.prog}: expected bash or zsh, got {shown(' '.join(argv))!r}.")
-    from mjp_privacy.core.configs import STOCK
+    from mjp_privacy.core.read import STOCK
     from mjp_privacy.federation.commands import NAMES
 
     names = {"attack": sorted(file.stem for file in STOCK.glob("*.yaml")), "list": list(NAMES)}

@@ -100,7 +100,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/experiment/block_file.py": ({"ParquetFile", "loads"}, STORED_ROWS),
     "mjp_privacy/experiment/code.py": ({"read_bytes"}, SHIPPED),
     "mjp_privacy/experiment/engines/slurm.py": ({"read_text"}, "a line of our own command"),
-    "mjp_privacy/experiment/engines/worker.py": ({"read_text"}, "lines of our own processes"),
+    "mjp_privacy/experiment/engines/tasks.py": ({"read_text"}, "lines of our own processes"),
     "mjp_privacy/federation/flower/run.py": ({"read_bytes", "read_text", "loads"}, LOGS),
     "mjp_privacy/federation/flower/app.py": ({"loads"}, "what our own server sent"),
     "mjp_privacy/federation/commands.py": ({"read_text"}, SHIPPED),

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank

@@ -25,7 +25,7 @@ from mjp_privacy.core.machine import clock
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.refusals import foreseen
+from mjp_privacy.experiment.plan import foreseen
 from mjp_privacy.experiment.source import (
     Block,
     Block0,

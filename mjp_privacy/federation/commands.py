@@ -13,11 +13,10 @@ from typing import Annotated, Literal
 import tyro
 
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
-from mjp_privacy.core.configs import stock_configs
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.core.read import is_there
+from mjp_privacy.core.read import is_there, stock_configs
 from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.opening import keep_apart

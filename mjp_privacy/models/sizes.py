@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import (
     Classes,
     Depth,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, is_there, read_csv
+from mjp_privacy.core.read import FileKind, is_there, read_csv, read_mapping
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, TIMM_PREFIX, read_metadata

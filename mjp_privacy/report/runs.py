@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, reason
+from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore

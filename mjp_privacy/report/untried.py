@@ -1,6 +1,6 @@
 """What a report did not try on its main client: attacks that apply to it, and other circumstances.
 
-Whether an attack applies is asked of the attack itself (`experiment/refusals.py`), with an outline
+Whether an attack applies is asked of the attack itself (`experiment/plan.py`), with an outline
 of the client's network that its sizes in the stored facts describe: weights are not at hand.
 """
 
@@ -76,7 +76,7 @@ def applicable(client: Client) -> list[str]:
 
 def _refused(client: Client, names: Sequence[str]) -> set[str]:
     """Those of the attacks that the client's network or upload does not suit."""
-    from mjp_privacy.experiment.refusals import foreseen, refused_by_block
+    from mjp_privacy.experiment.plan import foreseen, refused_by_block
     from mjp_privacy.experiment.source import META, ModelVariants
     from mjp_privacy.models.loading import outline_model
 

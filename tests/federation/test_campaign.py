@@ -197,7 +197,7 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
     moved = {n for n, weight in after.named_parameters() if not torch.equal(weight, before[n])}
     assert moved == {name for name in before if "lora_" in name or name.startswith("head.")}
     for upload in load_uploads(out / "uploads"):
-        assert set(upload.names()) == moved
+        assert set(upload.tensor_file().names) == moved
         assert not upload.header.partial
         assert upload.header.recipe["lora"] == "{rank: 2, targets: [qkv, fc1]}"
     attacks = [*MATCHING, {"name": "mean_image"}]

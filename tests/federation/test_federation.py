@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from attacks import find_attack
 from mjp_privacy.cli import main
 from mjp_privacy.client.upload import sinusoidal_table
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import json_line
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation import rounds

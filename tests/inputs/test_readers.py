@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
@@ -39,9 +38,9 @@ from mjp_privacy.training.run_files import (
     whole_lines,
 )
 from mjp_privacy.uploads.check import check_uploads
-from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import load_upload
+from mjp_privacy.uploads.folder import examine
 from mjp_privacy.uploads.header import read_header
+from mjp_privacy.uploads.record import Upload
 from tests.inputs import base as good
 from tests.inputs.called import CONTROL
 from tests.inputs.tensors import tensor_changes, with_tensors
@@ -149,7 +148,7 @@ def uploads(folder: Path) -> None:
 
 
 def truth(folder: Path) -> None:
-    upload = load_upload(folder / "uploads", good.UPLOAD)
+    upload = Upload.load(folder / "uploads" / f"{good.UPLOAD}.json")
     file = upload.truth_file()
     assert file is not None
     file.check_shapes(upload.header.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)
@@ -204,7 +203,7 @@ READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "upload": (TENSORS, uploads),
     "tensors of an upload": (
         TENSORS,
-        lambda at: load_upload(at / "uploads", good.UPLOAD).tensors(),
+        lambda at: Upload.load(at / "uploads" / f"{good.UPLOAD}.json").tensors(),
     ),
     "truth": (f"uploads/truth/{good.UPLOAD}.safetensors", truth),
     "weights": ("uploads/weights/*.safetensors", uploads),

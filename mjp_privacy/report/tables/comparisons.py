@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mjp_privacy.metrics.comparisons import (
+from mjp_privacy.metrics.statistics import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
     MOST_FLIPPED,
+    PSNR_CAP,
     PairedTest,
     holm,
     paired_test,
 )
-from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import THRESHOLDS, exact_share, shared_scores, success_share
