@@ -29,6 +29,9 @@ NOT_RUN = "not run"
 PLAIN_TO_SEE = 20
 """PSNR in dB from which a picture is usually recognisable."""
 
+HALF = 0.5
+"""Share of the pictures at 20 dB or more from which a defence does not protect them."""
+
 NAMED = 2
 """Attacks of a worst case that the card names; the others are counted together."""
 
@@ -88,6 +91,11 @@ class CardFigure:
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
         return any(flag.key == key for flag in self.flags)
+
+    @property
+    def most(self) -> bool:
+        """Whether so many pictures are at 20 dB or more that they are not protected."""
+        return self.above_20 >= HALF * self.of
 
     def counts(self, *, crops: bool = True) -> str:
         """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
@@ -152,6 +160,25 @@ class CardRow:
     def figures(self) -> dict[str, CardFigure | None]:
         """Its figures by the columns of HEADINGS."""
         return {column: getattr(self, column) for column in HEADINGS}
+
+    @property
+    def best(self) -> CardFigure | None:
+        """The figure that decides: one upload's if most pictures leak from it, else the worse of
+        one and of several; None where nothing was scored."""
+        known = [figure for figure in (self.one_upload, self.any_uploads) if figure and figure.of]
+        if not known or known[0].most:
+            return known[0] if known else None
+        return max(known, key=lambda figure: figure.above_20 / figure.of)
+
+    @property
+    def by_several(self) -> bool:
+        """Whether that is the figure of several uploads."""
+        return self.best is self.any_uploads is not None
+
+    @property
+    def deciding(self) -> Line | None:
+        """The line of that figure."""
+        return self.client.any_uploads if self.by_several else self.client.one_upload
 
     @property
     def every_flag(self) -> list[Flag]:

@@ -19,11 +19,7 @@ from mjp_privacy.report.lines import (
     MODEL_FACTS,
     Line,
     client_text,
-    exact_images,
-    meets_trained_model,
-    reconstructs,
     target_of,
-    traits,
 )
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
 
@@ -126,7 +122,7 @@ class Client:
         return self.cell.gamma > 0 and (
             any(line.some_above_zero("zero_rows") for line in self.lines)
             or any(
-                reconstructs(line) and "masks" in traits(line) and "steps" not in traits(line)
+                line.reconstructs and "masks" in line.traits and "steps" not in line.traits
                 for line in self.attacks
             )
         )
@@ -170,12 +166,12 @@ class Client:
     def matching(self) -> list[Line]:
         """The attacks on the trained model that reconstructed something, and that know the client's
         masks if it has any; one that got an exact picture counts whatever it knows."""
-        made = [line for line in self.attacks if reconstructs(line) and meets_trained_model(line)]
-        return [line for line in made if self.knows(line) or exact_images(line)]
+        made = [line for line in self.attacks if line.reconstructs and line.meets_trained_model]
+        return [line for line in made if self.knows(line) or line.exact_images]
 
     def knows(self, line: Line) -> bool:
         """Whether an attack knows the client's masks, if it has any."""
-        return not self.masks or "masks" in traits(line)
+        return not self.masks or "masks" in line.traits
 
     # the lines behind its figures -----------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from mjp_privacy.report.tables.details import agreement_table, identification_ta
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.tradeoff import clients_tradeoff
-from mjp_privacy.report.worst_case import DerivedLine, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
@@ -91,7 +91,7 @@ class Contents:
         row = self.card.rows[self.card.main]
         client = row.client
         if row.one_upload is None and row.any_uploads is None:
-            return tuple((line.attack, line) for line in client.attacks if picture_ids(line))
+            return tuple((line.attack, line) for line in client.attacks if line.picture_ids)
         lines = (client.published, client.one_upload, client.any_uploads)
         columns = zip(HEADINGS.values(), lines, strict=False)
         return tuple((title, line) for title, line in columns if line is not None)

@@ -30,10 +30,8 @@ from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Key,
     Line,
-    exact_images,
     fact,
     once,
-    traits,
 )
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
@@ -154,7 +152,7 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
 @once
 def exact_share(line: Line) -> Share:
     """How many of the images an attacker was given came back equal in every 8-bit value."""
-    return share_of_tried(line, len(exact_images(line)), "paper")
+    return share_of_tried(line, len(line.exact_images), "paper")
 
 
 def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
@@ -323,7 +321,7 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
 
 def rank_bound(line: Line) -> bool:
     """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.cell.role == "ceiling" or "rank" in traits(line)
+    return line.cell.role == "ceiling" or "rank" in line.traits
 
 
 def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
@@ -357,7 +355,7 @@ def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
         score = summary(line, metric, variant)
         values |= _columns(metric, score, paper)
         if metric == "psnr":
-            values |= {"psnr_median": score.median, "psnr_exact": len(exact_images(line))}
+            values |= {"psnr_median": score.median, "psnr_exact": len(line.exact_images)}
             values["psnr_at_20"] = success_share(line, 20, variant).count
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None

@@ -360,10 +360,6 @@ class Line:
         """Whether a diagnostic is above 0 on any image."""
         return bool((self.scored(diagnostic, DIAGNOSTIC) > 0).any())
 
-    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.pictures(self.cell.run_id, image_id)
-
     @cached_property
     def groups(self) -> pd.Series[Any] | None:
         """Photograph by image, where several images were cut from the same one; else None."""
@@ -372,44 +368,80 @@ class Line:
         names = self.frame["group"].where(self.frame["group"].notna(), self.images.to_series())
         return names.astype("category") if names.nunique() < len(names) else None
 
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """What the attack knows and assumes."""
+        return traits_of(self.cell.known_as)
+
+    @property
+    def meets_trained_model(self) -> bool:
+        """Whether the attack met the model that a client trains: not one whose block 0 was altered
+        for the attack, unless the model was trained with that block."""
+        return self.cell.victim != "april_block" or self.cell.first_block == "closed_form"
+
+    # pictures -------------------------------------------------------------------------------------
+
+    @cached_property
+    def picture_ids(self) -> list[str]:
+        """The images for which a reconstruction is stored, scored or not, sorted."""
+        return sorted(self.store.pictured(self.cell.run_id))
+
+    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
+        """The stored tensors of one image by kind; None where none were stored."""
+        return self.store.pictures(self.cell.run_id, image_id)
+
+    @property
+    def shown_attacks(self) -> tuple[Line, ...]:
+        """The attacks whose pictures the line shows: its own, or those that a derived one took."""
+        return (self,)
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the attack made a picture: scored, with a residual, or stored."""
+        scored = self.count("psnr", "standard") + self.count("gradient_residual", DIAGNOSTIC)
+        return scored > 0 or (len(self.images) > 0 and len(self.picture_ids) > 0)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether the private images behind the line were given, as its rows and pictures tell.
+
+        False where pictures are stored but none that they could be compared with. A line without
+        pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the
+        other lines of its client.
+        """
+        if ("psnr", "standard") in self.keys and (self.frame["status"] == "ok").any():
+            return True
+        tensors = self.reconstruction(self.picture_ids[0]) if self.picture_ids else None
+        return tensors is None or "target" in tensors
+
+    # images of which something is to be said ------------------------------------------------------
+
+    @cached_property
+    def exact_images(self) -> frozenset[str]:
+        """The images that are equal to the compared picture in every 8-bit value."""
+        scored = self.scored("psnr", "paper")
+        return frozenset(scored.index[np.isposinf(scored)])
+
+    @property
+    def failed_images(self) -> frozenset[str]:
+        """The images that have a row of status failed."""
+        return frozenset(self.images[self.frame["status"] == "failed"])
+
+    @property
+    def late_images(self) -> frozenset[str]:
+        """The images on which the attack's time ran out, whatever it had by then."""
+        late = self.scored(OVER, DIAGNOSTIC)
+        return frozenset(late.index[late == 1])
+
+    @property
+    def unshuffled_images(self) -> frozenset[str]:
+        """The images of which the attack read an upload in which nothing was shuffled.
+
+        As the uploads show it themselves, or as the client's own mask of the first one says.
+        """
+        seen = (self.scored(name, DIAGNOSTIC) for name in ("unshuffled_uploads", "empty_mask"))
+        return frozenset(image for counts in seen for image in counts.index[counts > 0])
+
 
 once = lru_cache(maxsize=4096)
 """A figure of a line, which is equal to itself alone, is computed once for the same arguments."""
-
-
-@once
-def exact_images(line: Line) -> frozenset[str]:
-    """The images that are equal to the compared picture in every 8-bit value."""
-    scored = line.scored("psnr", "paper")
-    return frozenset(scored.index[np.isposinf(scored)])
-
-
-def failed_images(line: Line) -> frozenset[str]:
-    """The images that have a row of status failed."""
-    return frozenset(line.images[line.frame["status"] == "failed"])
-
-
-def late_images(line: Line) -> frozenset[str]:
-    """The images on which the attack's time ran out, whatever it had by then."""
-    late = line.scored(OVER, DIAGNOSTIC)
-    return frozenset(late.index[late == 1])
-
-
-def reconstructs(line: Line) -> bool:
-    """Whether the line's attack made a picture: scored, with a residual, or stored."""
-    return (
-        line.count("psnr", "standard") > 0
-        or line.count("gradient_residual", DIAGNOSTIC) > 0
-        or (len(line.images) > 0 and len(line.store.pictured(line.cell.run_id)) > 0)
-    )
-
-
-def traits(line: Line) -> frozenset[str]:
-    """What the line's attack knows and assumes."""
-    return traits_of(line.cell.known_as)
-
-
-def meets_trained_model(line: Line) -> bool:
-    """Whether the attack met the model that a client trains: not one whose block 0 was altered for
-    the attack, unless the model was trained with that block."""
-    return line.cell.victim != "april_block" or line.cell.first_block == "closed_form"

@@ -19,8 +19,8 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
-from mjp_privacy.report.flags import DIGITS, unshuffled_images
-from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
+from mjp_privacy.report.flags import DIGITS
+from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -267,7 +267,7 @@ def _mixed_code(line: Line) -> Iterable[str]:
 
 def _unshuffled(line: Line) -> Iterable[str]:
     """How many pictures have an upload in which nothing was shuffled."""
-    images, exact = unshuffled_images(line), exact_images(line)
+    images, exact = line.unshuffled_images, line.exact_images
     if line.cell.role == "attack" and images:
         among = f"; {len(exact & images)} of the {len(exact)} exact pictures are among them"
         yield (

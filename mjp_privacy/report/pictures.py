@@ -46,7 +46,7 @@ from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.report.lines import Line, target_of
 from mjp_privacy.report.tables.text import capped
-from mjp_privacy.report.worst_case import DerivedLine, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
@@ -83,7 +83,7 @@ def write_pictures(
     all_images    write every stored image, not only `image_ids`
     """
     remove_listed(folder)
-    stored = {line.number: picture_ids(line) for line in lines}
+    stored = {line.number: line.picture_ids for line in lines}
     every = set().union(*stored.values())
     wanted = every if all_images else every & set(image_ids)
     if not wanted:
@@ -335,8 +335,8 @@ def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     """The pictures of a page, as many as it has room for; `main` is the line by whose PSNR images
     are chosen."""
     derived = [line for line in lines if isinstance(line, DerivedLine)]
-    stored = [line for line in lines if line not in derived and picture_ids(line)]
-    pictured = {image for line in stored for image in picture_ids(line)}
+    stored = [line for line in lines if line not in derived and line.picture_ids]
+    pictured = {image for line in stored for image in line.picture_ids}
     most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
     chosen = [Shown(*of) for of in islice(images_in_order(pictured, main), most)]
     made: dict[str, dict[str, str]] = {shown.image_id: {} for shown in chosen}

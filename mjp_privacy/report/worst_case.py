@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,12 +29,8 @@ from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     OF_PICTURE,
     Line,
-    exact_images,
-    meets_trained_model,
-    reconstructs,
     scores_of,
     split,
-    traits,
 )
 
 if TYPE_CHECKING:
@@ -96,16 +93,21 @@ class DerivedLine(Line):
         return None if place is None else self.members[place]
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of the line chosen for this image; None where there are none."""
         line = self.source(image_id)
         return None if line is None else line.reconstruction(image_id)
 
+    @property
+    def shown_attacks(self) -> tuple[Line, ...]:
+        return tuple(self.members[place] for place in sorted(set(self.chosen)))
 
-def shown_attacks(line: Line) -> tuple[Line, ...]:
-    """The attacks whose pictures a line shows: its own, or those that a derived one took."""
-    if not isinstance(line, DerivedLine):
-        return (line,)
-    return tuple(line.members[place] for place in sorted(set(line.chosen)))
+    @cached_property
+    def picture_ids(self) -> list[str]:
+        stored = [(member, member.picture_ids) for member in self.shown_attacks]
+        return sorted(i for member, ids in stored for i in ids if self.source(i) is member)
+
+    @property
+    def has_truth(self) -> bool:
+        return all(member.has_truth for member in self.members)
 
 
 def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
@@ -120,7 +122,7 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
         return []
     once = adaptive_attacks([line for line in attacks if line.uploads == 1], beside=attacks)
     single = [line for line in once if len(line.images)]
-    several = any(line.uploads > 1 and reconstructs(line) for line in members)
+    several = any(line.uploads > 1 and line.reconstructs for line in members)
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
     derived = []
@@ -140,11 +142,11 @@ def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> li
     gets says nothing about this one.
     beside: all attacks on the client, which show whether it masks
     """
-    trained = [line for line in attacks if meets_trained_model(line)]
+    trained = [line for line in attacks if line.meets_trained_model]
     every = beside or attacks
     masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in every)
     known = any(
-        exact_images(line) or ("masks" in traits(line) and reconstructs(line)) for line in trained
+        line.exact_images or ("masks" in line.traits and line.reconstructs) for line in trained
     )
     return trained if known or not masked else []
 
@@ -153,7 +155,7 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     """The place of the best member for each image; of equals, or of PSNR at the cap, one that does
     not assume 8-bit pixels, and then the first in the order of the cells. Images for which none has
     a value are left out."""
-    order = sorted(range(len(members)), key=lambda place: "8 bit" in traits(members[place]))
+    order = sorted(range(len(members)), key=lambda place: "8 bit" in members[place].traits)
     merits = pd.concat(
         [rule.sign * members[place].scored(rule.metric, rule.variant) for place in order], axis=1
     ).sort_index()
@@ -165,7 +167,7 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
 
 def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: str) -> DerivedLine:
     first = members[0]
-    uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
+    uploads = max((line.uploads for line in members if line.reconstructs), default=1)
     planned = max(line.planned for line in members)
     facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
     facts |= {"attack": label, "attack_name": label, "role": rule.name}
@@ -232,33 +234,6 @@ def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
 
 
-# without the private images -----------------------------------------------------------------------
-
-
-def has_truth(line: Line) -> bool:
-    """Whether the private images behind this line were given, as its rows and pictures tell.
-
-    False where pictures are stored but none that they could be compared with. A line without
-    pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the other
-    lines of its client.
-    """
-    if isinstance(line, DerivedLine):
-        return all(has_truth(member) for member in line.members)
-    if ("psnr", "standard") in line.keys and (line.frame["status"] == "ok").any():
-        return True
-    stored = picture_ids(line)
-    tensors = line.reconstruction(stored[0]) if stored else None
-    return tensors is None or "target" in tensors
-
-
-def picture_ids(line: Line) -> list[str]:
-    """The images for which a reconstruction is stored, scored or not, sorted."""
-    if isinstance(line, DerivedLine):
-        stored = [(member, picture_ids(member)) for member in shown_attacks(line)]
-        return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
-    return sorted(line.store.pictured(line.cell.run_id))
-
-
 def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
     """The attack that somebody without the truth would take for each image, of those whose picture
     has a residual: that with the smallest one; among equals the first line.
@@ -267,9 +242,9 @@ def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
     """
     taken: dict[str, Line] = {}
     for trained in (False, True):
-        members = [line for line in attacks if meets_trained_model(line) == trained]
+        members = [line for line in attacks if line.meets_trained_model == trained]
         if members:
-            pictures = {image for line in members for image in picture_ids(line)}
+            pictures = {image for line in members for image in line.picture_ids}
             chosen = choose(members, ATTACKERS_CHOICE).items()
             taken |= {image: members[place] for image, place in chosen if image in pictures}
     return taken

@@ -29,7 +29,6 @@ from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.lines import failed_images, reconstructs
 from mjp_privacy.report.notes import Section, grouped, unfinished
 from mjp_privacy.report.page.page import render_page
 from mjp_privacy.report.pictures import remove_listed, write_pictures
@@ -68,8 +67,8 @@ class ReportSummary:
     def made_nothing(self) -> bool:
         """Whether the runs are done, no attack gave a picture, and some failed."""
         attacks = [line for line in self.contents.lines if line.cell.role == "attack"]
-        failed = any(failed_images(line) or line.unreadable for line in attacks)
-        return failed and not self.not_run and not any(map(reconstructs, attacks))
+        failed = any(line.failed_images or line.unreadable for line in attacks)
+        return failed and not self.not_run and not any(line.reconstructs for line in attacks)
 
     @property
     def damaged(self) -> int:

@@ -23,7 +23,6 @@ from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.flags import figure_flags
-from mjp_privacy.report.lines import exact_images
 from mjp_privacy.report.pictures import picture_score
 from mjp_privacy.report.runs import commands, provenance
 from mjp_privacy.report.tables.text import (
@@ -216,7 +215,7 @@ def page_data(contents: Contents) -> str:
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
     for line in contents.every_line:
-        client, exact = contents.client_names[line.number], exact_images(line)
+        client, exact = contents.client_names[line.number], line.exact_images
         scores = {
             metric: list(map(_plain, line.scored(metric, variant).reindex(images)))
             for metric, variant in SCORES.items()

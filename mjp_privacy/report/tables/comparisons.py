@@ -36,8 +36,6 @@ from mjp_privacy.report.tables.text import (
 from mjp_privacy.report.worst_case import (
     ATTACKERS_CHOICE,
     attackers_choice_by_image,
-    has_truth,
-    picture_ids,
 )
 
 CLIENTS_CAPTION = (
@@ -122,9 +120,9 @@ def residual_table(clients: Sequence[Client]) -> TextTable | None:
     compared with; None if all have it."""
     rows = []
     for client in attacked_ones(clients):
-        if not all(map(has_truth, client.attacks)):
+        if not all(line.has_truth for line in client.attacks):
             choices = Counter(attackers_choice_by_image(client.attacks).values())
-            pictures = {line: len(picture_ids(line)) for line in client.attacks}
+            pictures = {line: len(line.picture_ids) for line in client.attacks}
             rows += [(client, line, n, choices[line]) for line, n in pictures.items() if n]
     columns = [
         Column("client", lambda row: row[0].title, "l"),

@@ -37,7 +37,6 @@ from mjp_privacy.report.tables.text import (
     records,
     table_of,
 )
-from mjp_privacy.report.worst_case import picture_ids
 
 MEASURED_CAPTION = (
     "Ceiling: PSNR of the true patch embeddings inverted by minimum norm, against the image that "
@@ -139,7 +138,7 @@ def _identified(line: Line) -> dict[str, str]:
     All of them are compared shrunk; some of those that were shuffled at full size, after their
     patches were matched.
     """
-    chosen = _evenly_spaced(sorted({*line.scored(*PSNR).index} & {*picture_ids(line)}), MOST)
+    chosen = _evenly_spaced(sorted({*line.scored(*PSNR).index} & {*line.picture_ids}), MOST)
     matched = {*_evenly_spaced(chosen, MOST_MATCHED)}
     small, full, patches = dict[str, Tensor](), dict[str, Tensor](), 0
     for image in chosen:
