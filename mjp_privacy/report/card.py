@@ -336,20 +336,17 @@ SHORT_HEADINGS = {
 
 
 def console_text(card: Card, reasons: Sequence[str]) -> str:
-    """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them."""
+    """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them,
+    each on one line."""
     more = len(reasons) - REASONS_SHOWN
     tail = [f"and {more} further reasons: see the page"] if more > 0 else []
-    said = [_cut(one_line(reason)) for reason in (*reasons[:REASONS_SHOWN], *tail)]
+    said = []
+    for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
+        text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end
+        end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
+        short = textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
+        said.append(reason if len(reason) <= WIDTH else short)
     return "\n".join([console_card(card), *said, *([""] if said else [])])
-
-
-def _cut(reason: str) -> str:
-    """A reason on one line, cut between words; the lines it holds for stay at its end."""
-    if len(reason) <= WIDTH:
-        return reason
-    text, bracket, lines = reason.rpartition(" (lines ")
-    end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
-    return textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
 
 
 def console_card(card: Card) -> str:

@@ -78,7 +78,14 @@ class Client:
     def floors(self) -> list[Line]:
         """Scored controls that need no gradient: its own, else those of another target of the run
         whose pictures are compared with the same images."""
-        likes = (other for other in self.others if other is not self and _same_images(self, other))
+
+        def compared(client: Client) -> object:
+            cell = client.cell
+            target = cell.gamma if cell.setting == "b" else None  # there the shuffled pictures
+            facts = client.lines[0].run, target, cell.augment, cell.seed, cell.pixels
+            return facts, images_of(client.lines)
+
+        likes = (x for x in self.others if x is not self and compared(x) == compared(self))
         for client in (self, *likes):
             floors = [line for line in client.controls if line.cell.role == "floor"]
             if scored := [line for line in floors if line.count(*PSNR)]:
@@ -106,7 +113,8 @@ class Client:
             rows["group"] = photographs[~photographs.index.duplicated()].reindex(grey.index)
         facts = {"attack": "uniform grey", "attack_name": "grey", "role": "floor"}
         cell = replace(self.cell, **{**defaults_of(AttackFacts), **facts})
-        return replace(self.lines[0], cell=cell, stored=rows, left_out=())
+        stored = rows.astype({"status": "category"})
+        return replace(self.lines[0], cell=cell, stored=stored, left_out=())
 
     @property
     def floor_values(self) -> pd.Series[float]:
@@ -128,22 +136,14 @@ class Client:
         )
 
     @property
+    def defences(self) -> list[str]:
+        """What it does against inversion besides MJP: the facts of DEFENCES that it uses."""
+        return [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
+
+    @property
     def defended(self) -> bool:
         """Whether it does anything against inversion: MJP, noise, withheld gradients."""
-        return self.cell.gamma > 0 or any(
-            getattr(self.cell, name) != getattr(CellFacts, name) for name in DEFENCES
-        )
-
-    @property
-    def only_withholds(self) -> bool:
-        """Whether all that it does against inversion is to keep some gradients to itself."""
-        used = [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
-        return used == ["withhold"] and not self.cell.gamma
-
-    @property
-    def noisy(self) -> bool:
-        """Whether its defence adds errors to the upload, which an attack can weigh."""
-        return bool(self.cell.defenses) or self.cell.position_noise > 0
+        return self.cell.gamma > 0 or bool(self.defences)
 
     @cached_property
     def name(self) -> str:
@@ -234,18 +234,6 @@ def attacked_ones(clients: Sequence[Client]) -> list[Client]:
 def derived_lines(clients: Sequence[Client]) -> list[DerivedLine]:
     """The derived lines of all, in the order of their numbers."""
     return [line for client in clients for line in client.derived]
-
-
-def _same_images(one: Client, other: Client) -> bool:
-    """Whether the pictures of both are compared with the same images: those of one run, unshuffled
-    in both, or in settings (b) of one γ."""
-
-    def compared(client: Client) -> object:
-        cell = client.cell
-        target = cell.gamma if cell.setting == "b" else None
-        return client.lines[0].run, target, cell.augment, cell.seed, cell.pixels
-
-    return compared(one) == compared(other) and images_of(one.lines) == images_of(other.lines)
 
 
 def images_of(lines: Sequence[Line]) -> set[str]:
@@ -398,7 +386,8 @@ def main_client(clients: Sequence[Client]) -> int:
     def rank(client: Client) -> tuple[bool, ...]:
         if compared:
             return not client.matching, not client.cell.defenses, client.masks
-        aside = client.only_withholds and len(client.attacks) < most
+        withholds = client.defences == ["withhold"] and not client.cell.gamma
+        aside = withholds and len(client.attacks) < most
         return not client.matching, not client.masks, aside or not client.defended, aside
 
     return min(range(len(clients)), key=lambda place: rank(clients[place]))

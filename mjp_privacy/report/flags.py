@@ -173,7 +173,9 @@ OF_FIGURES: tuple[Flag, ...] = (
         "The client adds known errors, which {attacks} left out of account: an attack that weighs "
         "them may get more.",
         lambda client, line: tuple(
-            x.attack for x in line.shown_attacks if client.noisy and "noise" not in x.traits
+            x.attack
+            for x in line.shown_attacks
+            if {"defenses", "position_noise"} & {*client.defences} and "noise" not in x.traits
         ),
     ),
     Flag(

@@ -76,13 +76,13 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    frame[scores] = frame[scores].astype(np.float64)
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:
         lost = (frame["status"] == "ok") & frame[of_picture].isna().all(axis=1)
         frame.loc[lost, "status"], frame.loc[lost, "reason"] = "failed", NO_NUMBER
-    kinds = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
+    kinds: dict[str, Any] = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
+    kinds |= dict.fromkeys(scores, np.float64)
     return frame.astype({name: kind for name, kind in kinds.items() if name in frame})
 
 
@@ -253,11 +253,6 @@ class Line:
     """Damaged files, whose images have no part in the line."""
 
     @property
-    def label(self) -> str:
-        """Model, setting and attack in words, such as `DeiT-S (a) april`."""
-        return f"{self.cell.model} ({self.cell.setting}) {self.title}"
-
-    @property
     def attack(self) -> str:
         """What tables call the attack."""
         return self.cell.attack
@@ -334,13 +329,17 @@ class Line:
         """The values of a metric, and what became of each of the images; of what only some images
         have, those. It is empty where the metric was not computed."""
         values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
-        statuses = pd.Categorical(self.frame["status"])
-        photographs = None if self.groups is None else pd.Categorical(self.groups)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
-            return Column(values, statuses, photographs)
+            return Column(values, self.frame["status"].array, self.photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
-        return Column(values[known], ok, None if photographs is None else photographs[known])
+        of_known = None if self.photographs is None else self.photographs[known]
+        return Column(values[known], ok, of_known)
+
+    @property
+    def photographs(self) -> pd.Categorical | None:
+        """That each image was cut from; None where each is a photograph of its own."""
+        return None if self.groups is None else self.groups.array
 
     @cached_property
     def keys(self) -> frozenset[Key]:

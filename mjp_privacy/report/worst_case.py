@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -126,11 +127,17 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
     derived = []
-    for rule in RULES.values():
-        for candidates, scope in scopes:
-            chosen = choose(candidates, rule)
-            if len(chosen) or rule is WORST_CASE:  # without residuals none can be chosen
-                derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
+    for rule, (candidates, scope) in product(RULES.values(), scopes):
+        chosen, first = choose(candidates, rule), candidates[0]
+        if len(chosen) or rule is WORST_CASE:  # without residuals none can be chosen
+            label = f"{rule.name}, {scope}"
+            uploads = max((line.uploads for line in candidates if line.reconstructs), default=1)
+            facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
+            facts |= {"attack": label, "attack_name": label, "role": rule.name}
+            facts |= {"planned_images": max(line.planned for line in candidates)}
+            cell = replace(first.cell, **facts | {"run_id": f"{label}, {first.cell.run_id}"})
+            of = (first.store, tuple(candidates), chosen)
+            derived.append(DerivedLine(0, first.run, cell, _frame(candidates, chosen), *of))
     return derived
 
 
@@ -163,18 +170,6 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     known = merits.clip(lower=worst, upper=PSNR_CAP if rule is WORST_CASE else None)
     best = np.array(order, dtype=np.int16)[known.fillna(-np.inf).to_numpy().argmax(axis=1)]
     return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
-
-
-def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: str) -> DerivedLine:
-    first = members[0]
-    uploads = max((line.uploads for line in members if line.reconstructs), default=1)
-    planned = max(line.planned for line in members)
-    facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
-    facts |= {"attack": label, "attack_name": label, "role": rule.name}
-    facts |= {"run_id": f"{label}, {first.cell.run_id}", "planned_images": planned}
-    cell = replace(first.cell, **facts)
-    frame = _frame(members, chosen)
-    return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
 
 
 def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:

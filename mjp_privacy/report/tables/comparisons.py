@@ -378,15 +378,16 @@ MOST_PATCHES = 1024  # patches of an image up to which they are matched
 IDENTIFICATION_CAPTION = (
     "Each reconstruction is compared with the originals (plain, in (b) too) of at most "
     f"{COMPARED} of the line's images that have one, evenly spaced by id. First: its own is the "
-    "nearest, as count, share and Wilson 95 % interval; then the mean of 1 / rank. Equally near ones rank "
-    "before it; other crops of its photograph are others. Chance: the same for an order drawn by "
-    "lot, so rows of other numbers of images do not compare. Pictures are shrunk by area to at "
-    f"most {matching.SIDE} pixels a side. Pixels: mean squared error. LPIPS: with AlexNet. "
-    "Features: cosine of AlexNet's last convolutions, averaged over space; it was trained on ImageNet's labels and "
-    "is not the attacked network. Patches matched, where the client shuffles: squared error after "
-    "patches, each shrunk by itself, were assigned one to one (Hungarian method), on at most "
-    f"{MATCHED} of the images, if they have at most {MOST_PATCHES} patches. PSNR matched: "
-    "their median at full size, in the order found with the original: an upper bound."
+    "nearest, as count, share and Wilson 95 % interval; then the mean of 1 / rank. Equally near "
+    "ones rank before it; other crops of its photograph are others. Chance: the same for an "
+    "order drawn by lot, so rows of other numbers of images do not compare. Pictures are shrunk "
+    f"by area to at most {matching.SIDE} pixels a side. Pixels: mean squared error. LPIPS: with "
+    "AlexNet. Features: cosine of AlexNet's last convolutions, averaged over space; it was "
+    "trained on ImageNet's labels and is not the attacked network. Patches matched, where the "
+    "client shuffles: squared error after patches, each shrunk by itself, were assigned one to "
+    f"one (Hungarian method), on at most {MATCHED} of the images, if they have at most "
+    f"{MOST_PATCHES} patches. PSNR matched: their median at full size, in the order found with "
+    "the original: an upper bound."
 )
 
 
@@ -502,4 +503,5 @@ def agreement_table(line: Line) -> TextTable | None:
         *(Column(name, partial(cell, column=at)) for at, name in enumerate(known)),
     ]
     caption = AGREEMENT_CAPTION.format(n=len(common), line=line.number)
-    return table_of(f"Do the metrics agree? {line.label}", caption, columns, range(len(known)))
+    of_line = f"{line.cell.model} ({line.cell.setting}) {line.title}"
+    return table_of(f"Do the metrics agree? {of_line}", caption, columns, range(len(known)))
