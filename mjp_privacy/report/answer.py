@@ -344,8 +344,8 @@ def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
     size = f" at {size}" if cell.pixels else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
     pictures += f", source: {cell.data or 'unknown files'}"
-    if (groups := client.lines[0].groups) is not None:
-        pictures += f", crops of {groups.nunique()} photographs"
+    if client.lines[0].groups is not None:
+        pictures += f", crops of {client.lines[0].units} photographs"
     if not cell.true_labels:
         pictures += "; labels are the model's own predictions"
     accuracy = "not known: no labels, or nothing was scored."

@@ -275,7 +275,7 @@ def card_figure(client: Client, line: Line) -> CardFigure:
         of=given.of,
         trials=given.trials,
         flags=figure_flags(client, line),
-        photographs=None if line.groups is None else line.groups.nunique(),
+        photographs=None if line.groups is None else line.units,
         chosen=chosen,
     )
 

@@ -322,9 +322,16 @@ def write_report(
             then("rows and charts", 1)
             files += _write_data(contents, out)
             then("pictures", 2)
-            files += _write_pictures(contents, out, pictures)
+            if pictures == "none":
+                remove_listed(out / "pictures")
+            else:
+                files += _write_pictures(contents, out, every=pictures == "all")
             then("page", 2)
-            files.insert(0, _write_page(contents, files, out))
+            beside = [path.relative_to(out).as_posix() for path in files]
+            downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
+            downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
+            downloads += [(n, "the config, for mjp attack") for n in beside if n[:6] == "config"]
+            files.insert(0, _write_text(out / "index.html", render_page(contents, downloads)))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
@@ -354,14 +361,6 @@ MADE = (
     *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
-
-
-def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
-    beside = [path.relative_to(out).as_posix() for path in files]
-    downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
-    downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
-    downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
-    return _write_text(out / "index.html", render_page(contents, downloads))
 
 
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
@@ -409,17 +408,14 @@ def _write_text(path: Path, content: str) -> Path:
     return path
 
 
-def _write_pictures(contents: Contents, out: Path, pictures: PictureChoice) -> list[Path]:
-    folder = out / "pictures"
-    if pictures == "none":
-        remove_listed(folder)
-        return []
+def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
+    """The reconstructions, every one or those on the page; the index that lists them."""
     single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
-        contents.lines if pictures == "all" else single or contents.lines,
+        contents.lines if every else single or contents.lines,
         [shown.image_id for shown in contents.gallery.shown],
-        folder,
-        all_images=pictures == "all",
+        out / "pictures",
+        all_images=every,
         client_names=contents.client_names,
     )
-    return written[-1:]  # the index
+    return written[-1:]

@@ -341,6 +341,11 @@ class Line:
         """That each image was cut from; None where each is a photograph of its own."""
         return None if self.groups is None else self.groups.array
 
+    @property
+    def units(self) -> int:
+        """How many photographs that is, or images: what intervals of means resample."""
+        return len(self.images) if self.groups is None else self.groups.nunique()
+
     @cached_property
     def keys(self) -> frozenset[Key]:
         """The metrics and variants that some image has, be it with a reason in their place."""

@@ -92,7 +92,11 @@ def write_pictures(
     index, written = folder / INDEX, dict[str, Path]()
     images, clients = UniqueNames(), UniqueNames(taken=(INDEX,))
     attacks: dict[str, UniqueNames] = {}  # by the client's folder
-    files = {image: f"{images.of(_stem(image), key=image)}.png" for image in sorted(wanted)}
+    files = {}
+    for image in sorted(wanted):
+        suffix = PurePosixPath(image).suffix  # `class/photo` of `class/photo.JPEG`
+        known = suffix if suffix.lower() in IMAGE_SUFFIXES else ""
+        files[image] = f"{images.of(image.removesuffix(known), key=image)}.png"
     with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as listed:
         table = csv.DictWriter(listed, COLUMNS, lineterminator="\n", restval="")
         table.writeheader()
@@ -144,12 +148,6 @@ def _pictures(
         yield row | known | {"line": line.number, "reference": reference}, tensors["images"]
 
 
-def _stem(image_id: str) -> str:
-    """`class/photo` of `class/photo.JPEG`."""
-    suffix = PurePosixPath(image_id).suffix
-    return image_id.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else image_id
-
-
 def pixels(image: Tensor) -> Pixels:
     """(C, H, W) in [0, 1] to (H, W, 3) bytes, as the paper's variant rounds; NaN becomes grey."""
     # NumPy: on pictures this small torch spends most of the time on its threads
@@ -183,7 +181,8 @@ def remove_listed(folder: Path) -> None:
     except UserError:
         if not names:
             return
-    for path in (folder / name for name in names if _is_ours(name)):
+    ours = re.compile("/".join([OF_A_REPORT] * 3))  # client/attack/image.png
+    for path in (folder / name for name in names if ours.fullmatch(name) and name[-4:] == ".png"):
         if path.parent.resolve().is_relative_to(folder.resolve()) and path.is_file():
             path.unlink()
             for parent in (path.parent, path.parent.parent):
@@ -192,14 +191,10 @@ def remove_listed(folder: Path) -> None:
     index.unlink(missing_ok=True)
 
 
-def _is_ours(name: str) -> bool:
-    """Whether it has the form client/attack/image.png of names made by `UniqueNames`."""
-    parts = name.split("/")
-    safe = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}", part) for part in parts)
-    return safe and len(parts) == 3 and name.endswith(".png")
-
-
 # names of files ----------------------------------------------------------------------------------
+
+OF_A_REPORT = "[A-Za-z0-9][A-Za-z0-9._+-]{0,199}"
+"""What `UniqueNames` gives."""
 
 LONGEST = 80
 EDGES = "._-+ "
@@ -292,11 +287,6 @@ class Shown:
         """What the line's client fed: the original, unless that is another picture."""
         fed = None if line is None else self.fed.get(line.number)
         return fed or self.original(line)
-
-    def as_json(self) -> dict[str, Any]:
-        """What the page's script reads; keys of JSON are texts, and lines are numbers."""
-        pairs = {kind: list(getattr(self, kind).items()) for kind in OF_LINES}
-        return {"image_id": self.image_id, **pairs}
 
     def of(self, line: Line) -> dict[str, Tensor]:
         """The pictures of a line of this image by their keys, which it notes."""

@@ -22,7 +22,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.flags import figure_flags
-from mjp_privacy.report.pictures import picture_score
+from mjp_privacy.report.pictures import OF_LINES, picture_score
 from mjp_privacy.report.runs import commands, provenance
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -233,6 +233,11 @@ def page_data(contents: Contents) -> str:
         if shown.strip and contents.strip is not None:
             made = (shown.lines.get(line.number) for _, line in contents.strip)
             strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
+    shown_as = [
+        {"image_id": shown.image_id}
+        | {kind: list(getattr(shown, kind).items()) for kind in OF_LINES}  # lines are no JSON keys
+        for shown in gallery.shown
+    ]
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
@@ -243,7 +248,7 @@ def page_data(contents: Contents) -> str:
                 if any(name in line["scores"] for line in lines)
             ],
             **{"lines": lines, "image_ids": images},
-            "shown": [shown.as_json() for shown in gallery.shown],
+            "shown": shown_as,
             "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
         }
     )
