@@ -105,25 +105,24 @@ def cap_of(metric: str) -> float:
 
 
 @once
-def summary(line: Line, metric: str, variant: str, *, interval: bool = True) -> Summary:
+def summary(line: Line, metric: str, variant: str) -> Summary:
     """Summary of one metric of one line; crops of the same photograph are resampled together."""
     values, statuses, groups = line.column(metric, variant)
     cap = cap_of(metric)
-    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap, interval=interval)
+    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap)
 
 
 def accuracies(line: Line) -> tuple[Summary, Summary]:
     """Shares of images that the model took for what they are: as trained, and as the attack met
     it."""
-    both = (summary(line, "top1", which, interval=False) for which in ("intact", "altered"))
-    intact, altered = (score.as_share() for score in both)
-    return intact, altered
+    intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
+    return intact.as_share(), altered.as_share()
 
 
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
     computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
-    return summary(line, next(computed, "psnr"), variant, interval=False).counts
+    return summary(line, next(computed, "psnr"), variant).counts
 
 
 def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:

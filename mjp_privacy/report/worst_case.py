@@ -27,10 +27,8 @@ import pandas as pd
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.lines import (
-    DIAGNOSTIC,
     OF_PICTURE,
     Line,
-    scores_of,
     split,
 )
 
@@ -52,13 +50,18 @@ ATTACKERS_CHOICE = Rule("attackers_choice", "gradient_residual", "diagnostic", -
 RULES = {rule.name: rule for rule in (WORST_CASE, ATTACKERS_CHOICE)}
 
 OF_IMAGE = (
-    *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
-    *("shuffled_patches", "moved_patches", "empty_mask"),
+    *("group", "top1.intact"),
+    *("ceiling_psnr.diagnostic", "grey_psnr.diagnostic", "oracle_in_place_psnr.diagnostic"),
+    *("mean_visible_psnr.diagnostic", "shuffled_patches.diagnostic", "moved_patches.diagnostic"),
+    "empty_mask.diagnostic",
 )
-"""Diagnostics that are the same for every attack on an image."""
+"""Columns that are the same for every attack on an image."""
 
-OF_RECONSTRUCTION = ("visible_psnr", "masked_psnr", "gradient_residual")
-"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
+OF_RECONSTRUCTION = (
+    *("status", "reason", "gradient_residual.diagnostic"),
+    *("visible_psnr.diagnostic", "masked_psnr.diagnostic"),
+)
+"""Columns beside the scores that are of a reconstruction; all others tell how the attack worked."""
 
 NO_PSNR = "its PSNR is not a number"
 NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
@@ -178,34 +181,18 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     What is the same for every attack on an image comes from the chosen line too, or else from the
     first that has it.
     """
+    every = pd.concat([line.frame for line in members], keys=range(len(members)))
+    known = {*OF_IMAGE, *OF_RECONSTRUCTION}
+    every = every[[name for name in every if name in known or split(name)[1] in OF_PICTURE]]
+    images = every.index.unique(level=1).sort_values()
+    places = pd.MultiIndex.from_arrays([chosen, chosen.index])
     words = {"status": object, "reason": object}
-    frames = [line.frame.astype(words) for line in members]
-    names = dict.fromkeys(str(name) for frame in frames for name in frame)
-    scores = {*scores_of(names)}
-    kept = [name for name in names if name not in scores or _kind(name)]
-    shared = [name for name in kept if name == "group" or _kind(name) == "image"]
-    every = pd.concat([frame.reindex(columns=shared) for frame in frames])
-    images = every.index.unique().sort_values()
-    parts = [frame.loc[chosen.index[chosen == place]] for place, frame in enumerate(frames)]
-    rows = pd.concat([part for part in parts if len(part)] or [parts[0]])
-    rows = rows.reindex(images, columns=kept).astype(words)
-    rows[shared] = rows[shared].fillna(every.groupby(level=0).first())
+    rows = every.loc[places].droplevel(0).reindex(images).astype(words)
+    shared = [name for name in every if name in OF_IMAGE]
+    rows[shared] = rows[shared].fillna(every[shared].groupby(level=1).first())
     reasons = _reasons(members, images.difference(chosen.index))
     rows.loc[reasons.index, ["status", "reason"]] = reasons
-    rows = rows.drop(columns=["code", "label_source"], errors="ignore")
     return rows.astype(dict.fromkeys(words, "category"))
-
-
-def _kind(name: str) -> str:
-    """Whether a column scores the picture, the reconstruction without truth, or the image; "" for
-    what describes how an attack worked."""
-    metric, variant = split(name)
-    if variant in OF_PICTURE:
-        return "score"
-    if variant == DIAGNOSTIC and metric in OF_RECONSTRUCTION:
-        return "reconstruction"
-    of_image = variant == DIAGNOSTIC and metric in OF_IMAGE
-    return "image" if of_image or name == "top1.intact" else ""
 
 
 def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
