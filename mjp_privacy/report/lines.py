@@ -328,7 +328,8 @@ class Line:
     def column(self, metric: str, variant: str) -> Column:
         """The values of a metric, and what became of each of the images; of what only some images
         have, those. It is empty where the metric was not computed."""
-        values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
+        name = f"{metric}.{variant}"
+        values = self.frame[name] if name in self.frame else pd.Series(np.nan, self.images)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
             return Column(values, self.frame["status"].array, self.photographs)
         known = values.notna().to_numpy()
@@ -358,7 +359,8 @@ class Line:
 
     def count(self, metric: str, variant: str) -> int:
         """How many images have a value of the metric."""
-        return len(self.scored(metric, variant))
+        name = f"{metric}.{variant}"
+        return int(self.frame[name].count()) if name in self.frame else 0
 
     def some_above_zero(self, diagnostic: str) -> bool:
         """Whether a diagnostic is above 0 on any image."""

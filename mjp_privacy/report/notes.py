@@ -365,9 +365,10 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
             whole.setdefault((status, reason), []).append(line)
         counts = _lost(line)
         scored = any(variant in OF_PICTURE for _, variant in line.keys)
-        top1 = line.frame[line.frame["status"] == "ok"].filter(like="top1.")
-        if scored and line.cell.true_labels is not False and top1.shape[1]:
-            counts["unscored", NO_LABELS] += int(top1.isna().all(axis=1).sum())
+        top1 = [name for name in line.frame if name.startswith("top1.")]
+        if scored and line.cell.true_labels is not False and top1:
+            unknown = (line.frame["status"] == "ok") & line.frame[top1].isna().all(axis=1)
+            counts["unscored", NO_LABELS] += int(unknown.sum())
         for pair, count in (+counts).items():  # those above 0
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count

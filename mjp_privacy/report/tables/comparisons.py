@@ -225,11 +225,11 @@ def tests_table(clients: Sequence[Client]) -> TextTable | None:
         caption += f" {hidden} further comparisons are not shown, nor counted by Holm."
     if apart := len(pairs) - len(of_clients):
         caption += f" {apart} pairs of clients share no image."
-    tests = [row.test for row in shown]
+    tests, crops = [row.test for row in shown], "{0.n} photographs ({0.images} images)"
     columns = [
         Column("lines", lambda r: f"{r[0].first.number} − {r[0].second.number}", "l"),
         Column("compared", lambda r: r[0].title, "l"),
-        Column("n", lambda r: _units(r[1])),
+        Column("n", lambda r: str(r[1].n) if r[1].n == r[1].images else crops.format(r[1])),
         Column(
             "left out", lambda r: len(r[0].first.images.union(r[0].second.images)) - r[1].images
         ),
@@ -289,12 +289,6 @@ def _between_attacks(clients: Sequence[Client]) -> Iterator[Comparison]:
         best = [max(some, key=lambda line: means[line]) for some in (single, means) if some]
         for line in dict.fromkeys(best):
             yield Comparison(f"{client.title}: {line.title} − {april.title}", line, april)
-
-
-def _units(test: PairedTest) -> str:
-    if test.n == test.images:
-        return str(test.n)
-    return f"{test.n} photographs ({test.images} images)"
 
 
 def _interval(test: PairedTest) -> str:
