@@ -113,8 +113,7 @@ class Client:
             rows["group"] = photographs[~photographs.index.duplicated()].reindex(grey.index)
         facts = {"attack": "uniform grey", "attack_name": "grey", "role": "floor"}
         cell = replace(self.cell, **{**defaults_of(AttackFacts), **facts})
-        stored = rows.astype({"status": "category"})
-        return replace(self.lines[0], cell=cell, stored=stored, left_out=())
+        return replace(self.lines[0], cell=cell, stored=rows, left_out=())
 
     @property
     def floor_values(self) -> pd.Series[float]:

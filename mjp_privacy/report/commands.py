@@ -40,7 +40,7 @@ def report(argv: list[str], usage: Usage) -> int:
             raise UserError("expected --out for a report of several runs, got none. Add --out DIR")
         out = arguments.runs[0] / "report"
     from mjp_privacy.report.card import as_fields
-    from mjp_privacy.report.contents import write_report
+    from mjp_privacy.report.write import write_report
 
     summary = write_report(
         arguments.runs,
@@ -87,7 +87,7 @@ def demo(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(DemoArguments, argv)
     from mjp_privacy.core.configs import STOCK
     from mjp_privacy.experiment.run import run_experiment
-    from mjp_privacy.report.contents import write_report
+    from mjp_privacy.report.write import write_report
 
     done = run_experiment(
         STOCK / "demo.yaml",

@@ -253,6 +253,11 @@ class Line:
     """Damaged files, whose images have no part in the line."""
 
     @property
+    def label(self) -> str:
+        """Model, setting and attack in words, such as `DeiT-S (a) april`."""
+        return f"{self.cell.model} ({self.cell.setting}) {self.title}"
+
+    @property
     def attack(self) -> str:
         """What tables call the attack."""
         return self.cell.attack
@@ -331,16 +336,20 @@ class Line:
         name = f"{metric}.{variant}"
         values = self.frame[name] if name in self.frame else pd.Series(np.nan, self.images)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
-            return Column(values, self.frame["status"].array, self.photographs)
+            return Column(values, self._statuses, self.photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
         of_known = None if self.photographs is None else self.photographs[known]
         return Column(values[known], ok, of_known)
 
-    @property
+    @cached_property
+    def _statuses(self) -> pd.Categorical:
+        return pd.Categorical(self.frame["status"])
+
+    @cached_property
     def photographs(self) -> pd.Categorical | None:
         """That each image was cut from; None where each is a photograph of its own."""
-        return None if self.groups is None else self.groups.array
+        return None if self.groups is None else pd.Categorical(self.groups)
 
     @property
     def units(self) -> int:

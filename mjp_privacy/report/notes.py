@@ -20,7 +20,7 @@ from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
 from mjp_privacy.report.flags import DIGITS
-from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line
+from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -365,7 +365,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
             whole.setdefault((status, reason), []).append(line)
         counts = _lost(line)
         scored = any(variant in OF_PICTURE for _, variant in line.keys)
-        top1 = [name for name in line.frame if name.startswith("top1.")]
+        top1 = [name for name in scores_of(line.frame) if name.startswith("top1.")]
         if scored and line.cell.true_labels is not False and top1:
             unknown = (line.frame["status"] == "ok") & line.frame[top1].isna().all(axis=1)
             counts["unscored", NO_LABELS] += int(unknown.sum())

@@ -183,7 +183,8 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     """
     every = pd.concat([line.frame for line in members], keys=range(len(members)))
     known = {*OF_IMAGE, *OF_RECONSTRUCTION}
-    every = every[[name for name in every if name in known or split(name)[1] in OF_PICTURE]]
+    names = [str(name) for name in every]
+    every = every[[name for name in names if name in known or split(name)[1] in OF_PICTURE]]
     images = every.index.unique(level=1).sort_values()
     places = pd.MultiIndex.from_arrays([chosen, chosen.index])
     words = {"status": object, "reason": object}

@@ -8,7 +8,7 @@ import pytest
 from attacks import CONTROLS, find_attack
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import Control
-from mjp_privacy.report.contents import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.runs import (
     MJP,
     attack,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.report.contents import ReportSummary, write_report
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import small_run, synthetic_run
 
 

@@ -26,7 +26,8 @@ from mjp_privacy.report.card import (
     console_text,
 )
 from mjp_privacy.report.clients import CARD_ROWS
-from mjp_privacy.report.contents import read_contents, write_report
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import card_of, card_of_lines, card_run, keys
 from tests.helpers.night import nightly
 from tests.helpers.report_rows import (

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.contents import read_contents, write_report
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import PHOTOGRAPHS, PSNR, card_of, card_run
 from tests.helpers.report_rows import add_pictures, approved, cell, image_id, photograph, run_of
 from tests.helpers.runs import attack, names, photographs, tiny

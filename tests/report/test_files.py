@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore, write_pieces
-from mjp_privacy.report import contents as data_files
-from mjp_privacy.report.contents import ReportSummary, write_report
+from mjp_privacy.report import write as data_files
 from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
 

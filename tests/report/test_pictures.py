@@ -20,7 +20,7 @@ from PIL import Image
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import pictures as picture_files
-from mjp_privacy.report.contents import read_contents, write_report
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import (
     COLUMNS,
@@ -34,6 +34,7 @@ from mjp_privacy.report.pictures import (
     pixels,
     write_pictures,
 )
+from mjp_privacy.report.write import write_report
 from tests.helpers import runs
 from tests.helpers.report_rows import (
     add_pictures,

@@ -14,13 +14,14 @@ import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
-from mjp_privacy.report.contents import read_contents, write_report
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.curves import uploads_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.comparisons import measured_table
 from mjp_privacy.report.tables.text import DASH, TextTable
+from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     cell,
     curve_run,

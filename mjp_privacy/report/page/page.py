@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import images_of
+from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.flags import figure_flags
 from mjp_privacy.report.pictures import OF_LINES, picture_score
@@ -36,8 +37,6 @@ from mjp_privacy.report.tables.text import (
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from mjp_privacy.report.contents import Contents
 
 CITATION = (
     "Bin Ren, Yahui Liu, Yue Song, Wei Bi, Rita Cucchiara, Nicu Sebe and Wei Wang. Masked Jigsaw "

@@ -497,5 +497,4 @@ def agreement_table(line: Line) -> TextTable | None:
         *(Column(name, partial(cell, column=at)) for at, name in enumerate(known)),
     ]
     caption = AGREEMENT_CAPTION.format(n=len(common), line=line.number)
-    of_line = f"{line.cell.model} ({line.cell.setting}) {line.title}"
-    return table_of(f"Do the metrics agree? {of_line}", caption, columns, range(len(known)))
+    return table_of(f"Do the metrics agree? {line.label}", caption, columns, range(len(known)))

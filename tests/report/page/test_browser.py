@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.report.contents import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.report_rows import HOSTILE, image_id, synthetic_run
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.report.contents import ReportSummary
 from mjp_privacy.report.page.page import figure, linked, script_json
+from mjp_privacy.report.write import ReportSummary
 from tests.helpers.report_rows import PSNR, approved
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
