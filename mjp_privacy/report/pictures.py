@@ -182,7 +182,8 @@ def remove_listed(folder: Path) -> None:
         if not names:
             return
     ours = re.compile("/".join([OF_A_REPORT] * 3))  # client/attack/image.png
-    for path in (folder / name for name in names if ours.fullmatch(name) and name[-4:] == ".png"):
+    listed = [name for name in names if ours.fullmatch(name) and name.endswith(".png")]
+    for path in (folder / name for name in listed):
         if path.parent.resolve().is_relative_to(folder.resolve()) and path.is_file():
             path.unlink()
             for parent in (path.parent, path.parent.parent):

@@ -29,7 +29,6 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.lines import (
     OF_PICTURE,
     Line,
-    split,
 )
 
 if TYPE_CHECKING:
@@ -181,10 +180,9 @@ def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     What is the same for every attack on an image comes from the chosen line too, or else from the
     first that has it.
     """
-    every = pd.concat([line.frame for line in members], keys=range(len(members)))
-    known = {*OF_IMAGE, *OF_RECONSTRUCTION}
-    names = [str(name) for name in every]
-    every = every[[name for name in names if name in known or split(name)[1] in OF_PICTURE]]
+    kept = "|".join((*OF_IMAGE, *OF_RECONSTRUCTION, *(rf".*\.{of}" for of in OF_PICTURE)))
+    parts = [line.frame.filter(regex=f"^(?:{kept})$") for line in members]
+    every = pd.concat(parts, keys=range(len(members)))
     images = every.index.unique(level=1).sort_values()
     places = pd.MultiIndex.from_arrays([chosen, chosen.index])
     words = {"status": object, "reason": object}

@@ -106,7 +106,8 @@ def write_report(
             beside = [path.relative_to(out).as_posix() for path in files]
             downloads = [(name, what) for name, what in DOWNLOADS.items() if name in beside]
             downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
-            downloads += [(n, "the config, for mjp attack") for n in beside if n[:6] == "config"]
+            configs = [name for name in beside if name.startswith("config")]
+            downloads += [(name, "the config, for mjp attack") for name in configs]
             files.insert(0, _write_text(out / "index.html", render_page(contents, downloads)))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
