@@ -61,12 +61,12 @@ def compared(model: LoadedModel, number: int, repeats: int) -> list[dict[str, An
     inputs = ClientInput(images, torch.arange(number), [str(index) for index in range(number)])
     ours, theirs = April(), April(engine="breaching")
     client, names = FedSGDClient(model), ours.needs(model)
-    update = client.update(inputs, names=names)
+    update = client.described(client.gradients(inputs, names=names))
     gradient = alternate(
         {
             "loop": lambda: one_by_one(model, inputs),
             "plain": lambda: plain_batch(model, inputs, images_at_once(model)),
-            "ours": lambda: client.update(inputs, names=names).grads,
+            "ours": lambda: client.gradients(inputs, names=names),
         },
         repeats,
     )

@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks.alternating import alternate, machine, ratio
 from benchmarks.page import write_result
 from mjp_privacy.metrics import prepare, score
-from mjp_privacy.metrics.lpips import CONVOLUTIONS, backbone_weights
+from mjp_privacy.metrics.lpips import CONVOLUTIONS, backbone
 from mjp_privacy.metrics.pictures import quantise
 
 Values = dict[tuple[str, str], NDArray[np.float64]]
@@ -51,7 +51,7 @@ def lpips_network() -> lpips_package.LPIPS:
     network = lpips_package.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
     network.requires_grad_(False)
     layers = [m for m in network.net.modules() if isinstance(m, torch.nn.Conv2d)]
-    weights = backbone_weights()
+    weights = backbone()[1]
     for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
         layer.weight.copy_(weights[f"features.{index}.weight"])
         layer.bias.copy_(weights[f"features.{index}.bias"])

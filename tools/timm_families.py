@@ -28,7 +28,7 @@ from torch import nn
 
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.metrics.statistics import PSNR_CAP
@@ -112,7 +112,7 @@ def attacked(net: nn.Module) -> dict[str, float]:
     logits = net(x)
     net.zero_grad()
     torch.nn.functional.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
-    sent = FedSGDClient(copy, ClientConfig()).update(ClientInput(picture, label, ["a"])).grads
+    sent = make_upload(copy, [ClientInput(picture, label, ["a"])], ClientConfig()).grads
     own = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     length = float(torch.stack([g.square().sum() for g in own.values()]).sum().sqrt())
     off = torch.stack([(sent[name][0] - g).norm() for name, g in own.items() if name in sent])

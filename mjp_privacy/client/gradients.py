@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.traces import HALF, Autocast
+from mjp_privacy.client.traces import HALF
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -32,6 +32,10 @@ TOKENS_AT_ONCE, TOKENS_ELSEWHERE = 1024, 4096
 of 1024 keeps stays in a processor's cache, and below the size from which every tensor gets fresh
 pages of the system. The numbers are fixed and do not follow the free memory, so that the same bits
 come every time."""
+
+
+FIRST_SCALE, LAST_SCALE = 2.0**16, 2.0**-16
+"""Loss scales of fp16: what GradScaler starts with, and below which no gradient is left."""
 
 
 class Objective(nn.Module):
@@ -58,27 +62,12 @@ class Objective(nn.Module):
 class FedSGDClient:
     """Computes the gradient of one step on `batch` images, for many independent steps at once.
 
-    `FedSGDClient(model, ClientConfig(batch=2)).update(inputs)` holds a gradient for every two
+    `FedSGDClient(model, ClientConfig(batch=2)).gradients(inputs)` has a gradient for every two
     images. Precision and device are the model's.
     """
 
     model: LoadedModel
     config: ClientConfig = field(default_factory=ClientConfig)
-
-    def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
-        """What each step uploads: its gradient, or the weight difference of one plain SGD step.
-
-        The difference is that of weights stored in the model's dtype, and so rounded to the
-        precision of the weights, not of the step: little is left of a small step.
-        names: the parameters wanted; None for all that are not withheld.
-        """
-        sent = self.gradients(inputs, names=names)
-        if self.config.upload == "weight_difference":
-            for name, g in sent.items():
-                before = self.model.get_parameter(name).detach()
-                step = self.config.lr * (g + self.config.weight_decay * before)
-                sent[name] = before - step - before
-        return self.described(sent)
 
     def described(self, values: Mapping[str, Tensor], **further: Any) -> ClientUpdate:
         """An upload of these values, with what the recipe says of it and further fields."""
@@ -199,7 +188,12 @@ class FedSGDClient:
         steps: Sequence[Tensor],
         own_weights: bool,
     ) -> dict[str, Tensor]:
-        """Gradients (n, *shape) of a `loss` of weights and a step, one step after the other."""
+        """Gradients (n, *shape) of a `loss` of weights and a step, one step after the other.
+
+        With fp16 they come by the largest loss scale with which the gradients of all weights that
+        are trained are finite, and are divided by it.
+        """
+        kind = self.config.autocast
         trained = {name: self.model.get_parameter(name) for name in self.wanted(None)}
         prefixed = {f"model.{name}": weight for name, weight in {**trained, **weights}.items()}
         names = [f"model.{name}" for name in weights]
@@ -207,9 +201,24 @@ class FedSGDClient:
         for place, step in enumerate(zip(*steps, strict=True)):
             own = {n: prefixed[n][place] for n in names} if own_weights else {}
             leaves = {n: w.detach().requires_grad_() for n, w in {**prefixed, **own}.items()}
-            with torch.autocast(self.model.like.device.type, HALF[self.config.autocast]):
+            with torch.autocast(self.model.like.device.type, HALF[kind]):
                 value = loss(leaves, *step)
-            gradients.append(unscaled_gradients(value, leaves, names, self.config.autocast))
+            if kind == "bf16":
+                gradients.append(_gradients(value, {name: leaves[name] for name in names}))
+                continue
+            scale = FIRST_SCALE
+            while True:
+                found = _gradients(value * scale, leaves, again=True)
+                if all(bool(g.isfinite().all()) for g in found.values()):
+                    break
+                scale /= 2
+                if scale < LAST_SCALE:
+                    raise UserError(
+                        "client.autocast: expected a step whose gradients fit into half precision, "
+                        "got infinite or undefined ones with every loss scale, since numbers of "
+                        "fp16 end at 65504. Set autocast: bf16, or none."
+                    )
+            gradients.append({name: found[name] / scale for name in names})
         return {name: torch.stack([g[f"model.{name}"] for g in gradients]) for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
@@ -341,35 +350,6 @@ class _Tap:
         if bias:
             return of_output.sum(1)
         return (of_output.mT @ entered).unflatten(2, self.layer.get_parameter("weight").shape[1:])
-
-
-FIRST_SCALE, LAST_SCALE = 2.0**16, 2.0**-16
-"""Loss scales of fp16: what GradScaler starts with, and below which no gradient is left."""
-
-
-def unscaled_gradients(
-    value: Tensor, leaves: Mapping[str, Tensor], names: Sequence[str], kind: Autocast
-) -> dict[str, Tensor]:
-    """The gradients `names` of a loss computed under autocast.
-
-    With fp16 they come by the largest loss scale with which all gradients are finite, and are
-    divided by it.
-
-    leaves: all weights that are trained, since that scale depends on every gradient of the step
-    """
-    if kind == "bf16":
-        return _gradients(value, {name: leaves[name] for name in names})
-    scale = FIRST_SCALE
-    while scale >= LAST_SCALE:
-        gradients = _gradients(value * scale, leaves, again=True)
-        if all(bool(g.isfinite().all()) for g in gradients.values()):
-            return {name: gradients[name] / scale for name in names}
-        scale /= 2
-    raise UserError(
-        "client.autocast: expected a step whose gradients fit into half precision, got infinite or "
-        "undefined ones with every loss scale, since numbers of fp16 end at 65504. Set autocast: "
-        "bf16, or none."
-    )
 
 
 def _gradients(

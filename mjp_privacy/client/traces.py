@@ -25,14 +25,11 @@ def label_in_gradient(grads: Mapping[str, Tensor]) -> Tensor | None:
     """
     if HEAD_BIAS in grads:
         return grads[HEAD_BIAS].argmin(-1)
-    return _from_weight(grads[HEAD].double()) if HEAD in grads else None
-
-
-def _from_weight(rows: Tensor) -> Tensor | None:
-    """The class whose row of (n, K, D) is as long as all others together, which point the other
-    way; None where no row does, as with two classes or with a loss over something else."""
-    if rows.shape[1] <= 2:
+    # The class's row of (n, K, D) is as long as all others together, which point the other way; no
+    # row is with two classes or with a loss over something else.
+    if HEAD not in grads or grads[HEAD].shape[1] <= 2:
         return None
+    rows = grads[HEAD].double()
     label = rows.norm(dim=-1).argmax(-1)
     own = rows.take_along_dim(label.view(-1, 1, 1), 1).squeeze(1)
     fits = rows.sum(1).norm(dim=-1) <= FITS * own.norm(dim=-1)

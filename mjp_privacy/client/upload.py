@@ -9,17 +9,17 @@ at the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, added, per_step
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense, defense_of
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.local_training import LocalTraining, clients_at_once, noise_gain
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -46,53 +46,59 @@ def make_upload(
     """
     assert len(inputs) == client.steps, "a client takes one input for each local step"
     trainer = FedSGDClient(model, client)
-    if client.defenses or not client.one_plain_step:
-        update = _defended(trainer, inputs, trainer.wanted(names), round, seed)
-    else:
-        update = trainer.update(inputs[0], names=names)
-    weights = weights_of(model) if client.server_lr else None
-    update = replace(update, round=round, weights_before=weights, partners=client.partners)
+    wanted, total = trainer.wanted(names), len(inputs[0].image_ids)
+    trained, at_once = wanted, total
+    if client.defenses or not client.one_plain_step:  # whole uploads, of a few clients at a time
+        trained = trainer.wanted(None)
+        size = sum(p.numel() for p in model.parameters()) * client.batch
+        at_once = client.batch * max(1, MOST_NUMBERS // size)
+    parts = [
+        _upload(
+            trainer, [s.part(slice(start, start + at_once)) for s in inputs], trained, round, seed
+        )
+        for start in range(0, total, at_once)
+    ]
+    unknown = list(_joined([part.unknown for part in parts], wanted).values())
+    update = trainer.described(
+        _joined([part.sent for part in parts], wanted),
+        noise=_joined([part.noise for part in parts], wanted),
+        rounding=_joined([part.rounding for part in parts], wanted),
+        undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
+        round=round,
+        partners=client.partners,
+        weights_before=weights_of(model) if client.server_lr else None,
+    )
     return noisy(update, client.position_noise, inputs[0].image_ids, seed=seed)
 
 
-def _defended(
+def _upload(
     trainer: FedSGDClient,
     inputs: Sequence[ClientInput],
     names: Sequence[str],
     round: int,
     seed: int,
-) -> ClientUpdate:
-    """Uploads made for a few clients at a time, since whole uploads are large: only the wanted
-    parameters of each are kept."""
-    client, total = trainer.config, len(inputs[0].image_ids)
-    at_once = client.batch * clients_at_once(trainer.model, client.batch)
-    parts = [
-        _upload(trainer, [s.part(slice(start, start + at_once)) for s in inputs], round, seed)
-        for start in range(0, total, at_once)
-    ]
-    unknown = list(_joined([part.unknown for part in parts], names).values())
-    return trainer.described(
-        _joined([part.sent for part in parts], names),
-        noise=_joined([part.noise for part in parts], names),
-        rounding=_joined([part.rounding for part in parts], names),
-        undeclared=torch.stack(unknown).any(0).cpu() if client.defenses and unknown else None,
-    )
-
-
-def _upload(
-    trainer: FedSGDClient, inputs: Sequence[ClientInput], round: int, seed: int
 ) -> Disturbed:
-    """Whole uploads of a few clients: training, then the defences in their order.
+    """Uploads of a few clients, of these parameters: training, then the defences in their order.
 
     `unknown` is, for every parameter, what any of them left undeclared.
     """
     client = trainer.config
     defenses = [defense_of(text) for text in client.defenses]
     step_defense = next((item for item in defenses if isinstance(item, StepDefense)), None)
-    training = LocalTraining(trainer, step_defense, seed, round)
+    training = LocalTraining(trainer, names, step_defense, seed, round)
     plain = client.upload == "gradient"
     sent = training.gradient(inputs[0]) if plain else training.difference(inputs)
-    state = _with_noise_of_steps(sent, step_defense, client)
+    # The noise inside steps is of unknown size for AdamW, which divides it by what it keeps.
+    level = 0.0 if step_defense is None else step_defense.deviation(client.batch)
+    known = client.optimizer == "sgd"
+    if client.upload == "weight_difference":
+        level *= noise_gain(client.steps, client.momentum, client.lr)
+    noise, unknown = {}, {}
+    for name, g in sent.items():
+        unknown[name] = torch.full((len(g),), bool(level) and not known, device=g.device)
+        if level and known:
+            noise[name] = torch.full((len(g),), level, dtype=torch.float64, device=g.device)
+    state = Disturbed(sent, noise, unknown=unknown)
     for place, defense in enumerate(defenses):
         if isinstance(defense, UploadDefense):
             purpose = f"{defense.name} {place}"
@@ -109,31 +115,139 @@ def _upload(
     return state
 
 
-def _with_noise_of_steps(
-    sent: dict[str, Tensor], defense: StepDefense | None, client: ClientConfig
-) -> Disturbed:
-    """The upload with what is known of the noise inside its steps, whose size is not known for
-    AdamW: it divides the noise by numbers that stay with the client."""
-    level = 0.0 if defense is None else defense.deviation(client.batch)
-    known = client.optimizer == "sgd"
-    if client.upload == "weight_difference":
-        level *= noise_gain(client.steps, client.momentum, client.lr)
-    noise, unknown = {}, {}
-    for name, g in sent.items():
-        unknown[name] = torch.full((len(g),), bool(level) and not known, device=g.device)
-        if level and known:
-            noise[name] = torch.full((len(g),), level, dtype=torch.float64, device=g.device)
-    return Disturbed(sent, noise, unknown=unknown)
-
-
 def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
-    return {n: torch.cat([part[n] for part in parts]) for n in names if n in parts[0]}
+    if len(parts) == 1:  # not copied: whole uploads are large
+        return {name: parts[0][name] for name in names if name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts]) for name in names if name in parts[0]}
 
 
 def weights_of(model: LoadedModel) -> Mapping[str, Tensor]:
     """The model's parameters by name; they share its memory."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
+
+# ------------------------------------------------------------------------------------------------
+# What a client computes: the gradient of one step, or several local steps, for many at once.
+# If it has a `StepDefense`, that works inside every step. The optimisers are equal to torch's:
+#
+#     sgd     v <- mu v + (g + wd w),  w <- w - lr v,  v = g + wd w in the first step
+#     adamw   w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)
+#
+# Velocity and moments start at zero in every upload.
+
+Weights = Mapping[str, Tensor]
+"""Weights by parameter name, (n, *shape): every client has its own."""
+
+MOST_NUMBERS = 2**27
+"""Of the gradients of clients that are computed together. Each example counts as a whole gradient,
+which is what clipping keeps in memory."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What n clients compute, of some parameters, before defences change the whole upload."""
+
+    client: FedSGDClient
+    names: Sequence[str]
+    defense: StepDefense | None
+    seed: int
+    round: int
+
+    def difference(self, inputs: Sequence[ClientInput]) -> dict[str, Tensor]:
+        """w_E - w_0 after one step for each of the inputs, in the precision of the weights: little
+        is left of a step that is small beside them."""
+        optimizer = OPTIMIZERS[self.client.config.optimizer](self.client.config)
+        count = len(inputs[0].image_ids) // self.client.config.batch
+        start = {name: self.client.model.get_parameter(name).detach() for name in self.names}
+        weights = {name: w.expand(count, *w.shape) for name, w in start.items()}
+        for number, step in enumerate(inputs):
+            grads = self.gradient(step, weights if number else None, number)
+            weights = {n: optimizer.step(n, weights[n], grads[n]) for n in self.names}
+        return {name: weights[name] - start[name] for name in self.names}
+
+    def gradient(
+        self, inputs: ClientInput, weights: Weights | None = None, number: int = 0
+    ) -> dict[str, Tensor]:
+        """The gradient (n, *shape) of local step `number`; weights None: the model's, shared by all
+        clients."""
+        if self.defense is None:
+            return self._plain_gradient(self.client, inputs, weights)
+        batch, config = self.client.config.batch, replace(self.client.config, batch=1)
+        if weights is not None:  # of each example's client
+            weights = {name: w.repeat_interleave(batch, 0) for name, w in weights.items()}
+        alone = self._plain_gradient(replace(self.client, config=config), inputs, weights)
+        examples = {name: g.unflatten(0, (-1, batch)) for name, g in alone.items()}
+        round = local_round(self.round, number)
+        draws = Draws(self.seed, inputs.image_ids[::batch], round, self.defense.name)
+        return self.defense.step_gradient(examples, draws)
+
+    def _plain_gradient(
+        self, client: FedSGDClient, inputs: ClientInput, weights: Weights | None
+    ) -> dict[str, Tensor]:
+        if weights is None:
+            return client.gradients(inputs, names=self.names)
+        with client.differentiating():
+            return client.step_gradients(weights, client.steps(inputs), own_weights=True)
+
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch's defaults
+
+
+class Sgd:
+    """SGD with momentum and weight decay, as torch.optim.SGD."""
+
+    def __init__(self, client: ClientConfig) -> None:
+        self.client = client
+        self.velocity: dict[str, Tensor] = {}
+
+    def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        velocity = gradient + self.client.weight_decay * weight
+        if self.client.momentum:
+            if name in self.velocity:
+                velocity = self.client.momentum * self.velocity[name] + velocity
+            self.velocity[name] = velocity
+        return weight - self.client.lr * velocity
+
+
+class AdamW:
+    """Adam with decoupled weight decay, as torch.optim.AdamW."""
+
+    def __init__(self, client: ClientConfig) -> None:
+        self.client = client
+        self.state: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        zero = torch.zeros_like(gradient)
+        count, first, second = self.state.get(name, (0, zero, zero))
+        beta1, beta2 = BETAS
+        count += 1
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient.square()
+        self.state[name] = (count, first, second)
+        scale = (second / (1 - beta2**count)).sqrt() + EPSILON
+        decayed = weight * (1 - self.client.lr * self.client.weight_decay)
+        return decayed - self.client.lr * (first / (1 - beta1**count)) / scale
+
+
+OPTIMIZERS: Mapping[str, type[Sgd | AdamW]] = {"sgd": Sgd, "adamw": AdamW}
+
+
+def shares_of_steps(steps: int, momentum: float) -> list[float]:
+    """The weight c_e of each step's gradient in SGD's w_E - w_0 = -lr sum_e c_e g_e, without decay:
+    c_e = 1 + mu + ... + mu^(E - e - 1).
+
+    shares_of_steps(2, 0.5) is [1.5, 1.0].
+    """
+    return [sum(momentum**power for power in range(steps - e)) for e in range(steps)]
+
+
+def noise_gain(steps: int, momentum: float, lr: float) -> float:
+    """Standard deviation of w_E - w_0 if independent noise of deviation 1 is on every gradient."""
+    return lr * math.sqrt(sum(share**2 for share in shares_of_steps(steps, momentum)))
+
+
+# ------------------------------------------------------------------------------------------------
+# What a client does to its position table.
 
 TABLE = "pos_embed"
 

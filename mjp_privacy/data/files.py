@@ -64,22 +64,19 @@ def _escaped(name: str, mark: str) -> str:
     of_bytes = all("\udc80" <= letter <= "\udcff" for letter in lone)  # as Python reads a disk
     content = name.encode("utf-8", "surrogateescape" if of_bytes else "surrogatepass")
     digest = hashlib.sha256(content).hexdigest()[:8]
-    text = "".join(map(_percent, name))
+    text = ""
+    for letter in name:
+        if unicodedata.category(letter) in UNUSABLE:
+            byte = "\udc80" <= letter <= "\udcff"
+            how = "surrogateescape" if byte else "surrogatepass"
+            letter = "".join(f"%{number:02X}" for number in letter.encode("utf-8", how))
+        text += letter
     *folders, last = text.split("/")
     suffix = PurePosixPath(last).suffix[:16]
     short = [part[:KEPT] for part in folders]
     if len("/".join(short)) > LONGEST // 2:
         short = short[:1]
     return "/".join([*short, f"{last.removesuffix(suffix)[:KEPT]}~{digest}{mark}{suffix}"])
-
-
-def _percent(letter: str) -> str:
-    """A letter, or the bytes of one that is unusable."""
-    if unicodedata.category(letter) not in UNUSABLE:
-        return letter
-    byte = "\udc80" <= letter <= "\udcff"
-    content = letter.encode("utf-8", "surrogateescape" if byte else "surrogatepass")
-    return "".join(f"%{number:02X}" for number in content)
 
 
 # ------------------------------------------------------------------------------------------------

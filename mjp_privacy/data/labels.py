@@ -209,7 +209,17 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
         lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
-    found = max((_match_by(key, table.named, image_ids) for key in keys), key=len)
+    found: dict[str, int] = {}
+    for key in keys:
+        by_key: dict[str, set[int]] = {}
+        for name, label in table.named.items():
+            by_key.setdefault(key(name), set()).add(label)
+        own = {image_id: key(image_id) for image_id in image_ids}
+        if len(set(own.values())) < len(own):  # two images of one key
+            continue
+        labels = {image_id: by_key.get(name, set()) for image_id, name in own.items()}
+        one = {image_id: next(iter(of)) for image_id, of in labels.items() if len(of) == 1}
+        found = max(found, one, key=len)
     if missing := [image_id for image_id in image_ids if image_id not in found]:
         raise UserError(
             f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a "
@@ -230,19 +240,6 @@ def validation_number(image_id: str) -> int | None:
     """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
     match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
     return int(match[1]) if match else None
-
-
-def _match_by(
-    key: Callable[[str], str], named: Mapping[str, int], image_ids: Sequence[str]
-) -> dict[str, int]:
-    """The labels of the images whose key has exactly one; none if two images share a key."""
-    by_key: dict[str, set[int]] = {}
-    for name, label in named.items():
-        by_key.setdefault(key(name), set()).add(label)
-    found = {image_id: by_key.get(key(image_id), set()) for image_id in image_ids}
-    if len(set(map(key, image_ids))) < len(image_ids):
-        return {}
-    return {image_id: next(iter(own)) for image_id, own in found.items() if len(own) == 1}
 
 
 def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:

@@ -148,7 +148,7 @@ class Recorded(UploadSource):
 
         def sent_by(upload: Upload) -> frozenset[str]:
             if upload.name not in self._sent:
-                self._sent[upload.name] = frozenset(upload.names())
+                self._sent[upload.name] = frozenset(upload.tensor_file().names)
             return self._sent[upload.name]
 
         for block in blocks:

@@ -40,8 +40,7 @@ from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
-from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import REFUSED
+from mjp_privacy.uploads.folder import REFUSED, examine
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
-from mjp_privacy.client.local_training import BETAS, EPSILON
-from mjp_privacy.client.upload import make_upload, with_sinusoidal_positions
+from mjp_privacy.client.upload import BETAS, EPSILON, make_upload, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.data import embedded_images

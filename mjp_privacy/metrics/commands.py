@@ -13,7 +13,7 @@ from typing import Literal
 from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data.opening import keep_apart
 
 
@@ -57,8 +57,12 @@ def score(argv: list[str], usage: Usage) -> int:
     )
     output_file(out)
     rows = folders.score_pairs(pairs, arguments.metrics or list(METRICS), device)
-    write_atomically(out, lambda temporary: folders.write_csv(temporary, rows))
-    failed, found = folders.failures(rows), folders.means(rows)
+    texts = {name: rows[name].map(formula_free) for name in ("image", "reason")}
+    told = rows.assign(**texts)
+    write_atomically(out, lambda file: told.to_csv(file, index=False, lineterminator="\n"))
+    unscored = rows[rows["status"] == folders.FAILED].drop_duplicates("image")
+    failed = dict(zip(unscored["image"], unscored["reason"], strict=True))
+    found = folders.means(rows)
     if arguments.json:
         content = {"means": found, "rows": len(rows), "file": out, "without_partner": missing}
         content |= {"lpips_backbone": lpips_backbone(), "failed": failed}

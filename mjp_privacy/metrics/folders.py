@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import first_of, formula_free, shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.decoding import Altered, ImageError, decoded
 from mjp_privacy.data.files import Files, image_names, open_files
 from mjp_privacy.metrics.pictures import arrow
@@ -131,18 +131,6 @@ def _scored(pair: Pair, keys: Sequence[Key], device: torch.device) -> list[Row]:
             return [row for key in keys for row in _scored(pair, [key], device)]
         reason = str(error) or "needs more memory than there is"
         return [(pair.name, *key, math.nan, FAILED, reason) for key in keys]
-
-
-def failures(rows: pd.DataFrame) -> dict[str, str]:
-    """The reason by image, of images without one score or more."""
-    failed = rows[rows["status"] == FAILED].drop_duplicates("image")
-    return dict(zip(failed["image"], failed["reason"], strict=True))
-
-
-def write_csv(path: Path, rows: pd.DataFrame) -> None:
-    """Write the rows, values at full precision; no text a formula."""
-    texts = {name: rows[name].map(formula_free) for name in ("image", "reason")}
-    rows.assign(**texts).to_csv(path, index=False, lineterminator="\n")
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,7 @@ def of_length_one(layer: Tensor) -> Tensor:
 
 def lpips_backbone() -> str:
     """Which AlexNet weights are used on this machine, in words."""
-    return _backbone()[0]
-
-
-def backbone_weights() -> dict[str, Tensor]:
-    """AlexNet's convolutions under torchvision's names: `features.0.weight` and so on."""
-    return _backbone()[1]
+    return backbone()[0]
 
 
 @cache
@@ -106,7 +101,7 @@ def _layout(device: torch.device) -> torch.memory_format:
 @cache
 def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of each convolution, as the device takes them."""
-    stored, layout = backbone_weights(), _layout(device)
+    stored, layout = backbone()[1], _layout(device)
     return [
         (
             stored[f"features.{index}.weight"].to(device, torch.float32, memory_format=layout),
@@ -117,8 +112,9 @@ def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
 
 
 @cache
-def _backbone() -> tuple[str, dict[str, Tensor]]:
-    """A description of the weights, and the weights under torchvision's names."""
+def backbone() -> tuple[str, dict[str, Tensor]]:
+    """A description of the weights, and AlexNet's convolutions under torchvision's names:
+    `features.0.weight` and so on."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
     if is_there(file):
         try:

@@ -1,10 +1,11 @@
-"""From scores of images to one figure with its uncertainty. Whatever is left out is counted."""
+"""From scores of images to figures with their uncertainty. Whatever is left out is counted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -13,13 +14,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics.resampling import (
-    Draws,
-    draws,
-    far_larger,
-    means_with_few_drawn,
-    resampled_quantiles,
-)
 
 # ------------------------------------------------------------------------------------------------
 # A share is a count of a number: it is printed with both, and only all of them are 100 %.
@@ -117,12 +111,18 @@ def decimals_apart(value: float, decimals: int, *limits: float) -> int:
 
 RESAMPLES = 2000
 LEVEL = 0.95
+ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 MOST_DRAWN = 2048
-"""Groups up to which resamples are drawn; with more the interval comes from `resampling`."""
+"""Groups up to which resamples are drawn; of more, what they add up to is taken as normal."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
+ENTRIES_AT_ONCE = 1 << 18
+"""Of the matrix of draws, held as floating point at a time (2 MiB)."""
+
 Floats = NDArray[np.float64]
+Draws = NDArray[np.uint8]
+"""(resamples, groups): how often each resample holds each group, far below 256 times."""
 
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
@@ -213,33 +213,24 @@ def summarise(
     return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
 
 
-def bootstrap_interval(
-    values: Floats,
-    groups: Words | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
-) -> tuple[float, float]:
+def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
     `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups only those are drawn that are far larger than the rest: see `resampling`.
+    groups nothing is drawn: the interval is the normal one around the same mean.
     """
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
-    tail = (1 - level) / 2
-    if len(sums) <= MOST_DRAWN:
-        means = resampled_means(sums, sizes, resamples=resamples, seed=seed)
-    else:
-        few = far_larger(sums - sums.sum() / sizes.sum() * sizes)
-        if not few.any():
-            low, high = resampled_quantiles(sums, sizes, (tail, 1 - tail))
-            return float(low), float(high)
-        means = means_with_few_drawn(sums, sizes, few, resamples, seed)
-    low, high = np.quantile(means, [tail, 1 - tail])
+    if len(sums) > MOST_DRAWN:
+        mean = sums.sum() / sizes.sum()
+        deviation = float(np.linalg.norm(sums - mean * sizes) / sizes.sum())
+        half = NormalDist().inv_cdf(ENDS[1]) * deviation
+        return float(mean - half), float(mean + half)
+    drawn = (block.astype(np.float64) for block in draws(len(sums), RESAMPLES, SEED))
+    means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
+    low, high = np.quantile(means, ENDS)
     return float(low), float(high)
 
 
@@ -254,24 +245,17 @@ def median_interval(values: Floats, groups: Words | None = None) -> tuple[float,
         return math.nan, math.nan
     order = np.argsort(values)
     ascending, of_value = values[order], of_value[order]
-    ends = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     if count > MOST_DRAWN:
-        low, high = (_median_quantile(ascending, of_value, share) for share in ends)
+        low, high = (_median_quantile(ascending, of_value, share) for share in ENDS)
         return low, high
-    medians = [
-        _weighted_medians(ascending, block[:, of_value]) for block in draws(count, RESAMPLES, SEED)
-    ]
-    low, high = np.quantile(np.concatenate(medians), ends)
+    medians = []
+    for block in draws(count, RESAMPLES, SEED):
+        reached = np.cumsum(block[:, of_value], axis=1, dtype=np.int64)
+        size = reached[:, -1:]
+        below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
+        medians.append((ascending[below] + ascending[above]) / 2)
+    low, high = np.quantile(np.concatenate(medians), ENDS)
     return float(low), float(high)
-
-
-def resampled_means(
-    sums: Floats, sizes: Floats, *, resamples: int = RESAMPLES, seed: int = SEED
-) -> Floats:
-    """(resamples,) means of resamples that draw G of G groups: Σ sums / Σ sizes over the groups
-    drawn."""
-    drawn = (block.astype(np.float64) for block in draws(len(sums), resamples, seed))
-    return np.concatenate([times @ sums / (times @ sizes) for times in drawn])
 
 
 def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: float) -> float:
@@ -294,13 +278,20 @@ def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: fl
     return float(ascending[first])
 
 
-def _weighted_medians(ascending: Floats, times: Draws) -> Floats:
-    """(r,) medians of resamples that hold each of the ascending values as many `times` (r, n)."""
-    reached = np.cumsum(times, axis=1, dtype=np.int64)
-    size = reached[:, -1:]
-    below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
-    medians: Floats = (ascending[below] + ascending[above]) / 2
-    return medians
+@lru_cache(maxsize=8)  # of 4 MB each, of up to MOST_DRAWN groups
+def draws(count: int, resamples: int, seed: int) -> list[Draws]:
+    """Blocks of the (resamples, count) matrix of how often each resample holds each group; drawn
+    once, kept for further intervals of as many groups."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, ENTRIES_AT_ONCE // count)
+    blocks: list[Draws] = []
+    for start in range(0, resamples, rows):
+        shape = (min(rows, resamples - start), count)
+        drawn = generator.integers(0, count, size=shape)
+        drawn += count * np.arange(shape[0])[:, None]
+        times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
+        blocks.append(times.reshape(shape).astype(np.uint8))
+    return blocks
 
 
 def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
@@ -311,3 +302,152 @@ def group_sums(values: Floats, groups: Words | None) -> tuple[Floats, Floats]:
     sizes = np.bincount(codes).astype(np.float64)
     sums = np.bincount(codes, values).astype(np.float64)
     return sums[sizes > 0], sizes[sizes > 0]
+
+
+# ------------------------------------------------------------------------------------------------
+# Is one score higher than another on the same images? Two tests, an effect and an interval.
+#
+# Both tests ask whether the signs of the differences could be chance. Wilcoxon's signed-rank test
+# looks at the ranks of the differences; the sign-flip test at their mean. Images of one photograph
+# are averaged first, so that a photograph counts once however many crops of it there are; the mean
+# difference alone is over images, for it is the difference of the two means that tables print.
+
+FLIPS = 10_000
+MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn; with more, p is normal
+ENUMERATED = 12  # pairs that differ, up to which every choice of signs is tried
+EXACT_RANKS = 50  # pairs that differ, up to which Wilcoxon's distribution is computed exactly
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Comparison of two scores of the same images; differences are first - second."""
+
+    images: int
+    n: int  # pairs: photographs where images of one were averaged, else images
+    differing: int  # pairs that are not equal
+    median: float
+    mean: float  # over images
+    low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
+    high: float
+    effect: float  # matched-pairs rank-biserial correlation: 1 where every pair is higher
+    p: float  # Wilcoxon, two-sided
+    p_flips: float  # sign flips of the mean, two-sided
+    smallest_p_flips: float  # the smallest p that the sign flips can give
+
+
+def paired_test(
+    first: Sequence[float] | Floats,
+    second: Sequence[float] | Floats,
+    *,
+    groups: Sequence[str] | None = None,
+    cap: float = PSNR_CAP,
+) -> PairedTest:
+    """Compare two scores of the same images, in the same order.
+
+    Scores are taken as min(score, cap), so that two exact images (PSNR inf) differ by zero.
+    `groups` names the photograph of each image. Without images everything is NaN.
+
+        paired_test([30.0, inf, 25.0], [20.0, inf, 24.0]).mean  # 3.67
+    """
+    a, b = (np.minimum(np.asarray(side, dtype=np.float64), cap) for side in (first, second))
+    if not len(a) == len(b) == len(a if groups is None else groups):
+        raise ValueError("first, second and groups must have one entry per image")
+    of_images: Floats = a - b
+    if not np.isfinite(of_images).all():
+        raise ValueError("scores must be finite after the cap: leave out images without a score")
+    sums, sizes = group_sums(of_images, groups)
+    differences = sums / sizes
+    n = len(differences)
+    if not n:
+        nan = math.nan
+        return PairedTest(0, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan)
+    # Ranks of the absolute differences with their signs; equal ones share the mean rank. Pairs
+    # without a difference take part in the ranking and then count 0 (Pratt's rule).
+    _, of_pair, counts = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
+    shared = np.cumsum(counts) - (counts - 1) / 2
+    ranks = np.sign(differences) * shared[of_pair.reshape(n)]
+    low, high = bootstrap_interval(of_images, groups)
+    p_flips, smallest = sign_flip_test(differences)
+    return PairedTest(
+        images=len(of_images),
+        n=n,
+        differing=int((differences != 0).sum()),
+        median=float(np.median(differences)),
+        mean=float(of_images.mean()),
+        low=low,
+        high=high,
+        effect=float(ranks.sum() / (n * (n + 1) / 2)),
+        p=wilcoxon_p(ranks),
+        p_flips=p_flips,
+        smallest_p_flips=smallest,
+    )
+
+
+def wilcoxon_p(ranks: Floats) -> float:
+    """Two-sided p of Wilcoxon's test from signed ranks (Pratt's rule for zeros, ties as they are).
+
+    Up to 50 differing pairs the distribution is exact, for the very ranks that occurred; beyond,
+    normal with the variance of these ranks, without continuity correction. 1 without differences.
+    """
+    nonzero = np.abs(ranks[ranks != 0])
+    if not len(nonzero):
+        return 1.0
+    above = float(ranks[ranks > 0].sum())
+    if len(nonzero) > EXACT_RANKS:
+        z = (above - nonzero.sum() / 2) / math.sqrt((nonzero**2).sum() / 4)
+        return math.erfc(abs(z) / math.sqrt(2))
+    # The chance of each sum where every rank is taken with probability 1/2; mean ranks may end in
+    # .5, so that sums are counted in halves.
+    doubled = np.rint(2 * nonzero).astype(np.int64)
+    chances = np.zeros(int(doubled.sum()) + 1)
+    chances[0] = 1.0
+    for rank in doubled:
+        chances *= 0.5
+        chances[rank:] += chances[: len(chances) - rank]
+    at = round(2 * above)
+    return min(1.0, 2 * float(min(chances[: at + 1].sum(), chances[at:].sum())))
+
+
+def sign_flip_test(differences: Floats) -> tuple[float, float]:
+    """(p, the smallest p it can give) of the two-sided permutation test of the mean.
+
+    Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
+    p = (1 + those with a mean as far from 0) / 10,001. Of more than MOST_FLIPPED pairs no signs
+    are drawn: the sum is taken as normal.
+    """
+    moved = differences[differences != 0]
+    count = len(moved)
+    if not count:
+        return 1.0, 1.0
+    if count > MOST_FLIPPED:
+        away = abs(float(moved.sum())) / float(np.linalg.norm(moved))
+        return math.erfc(away / math.sqrt(2)), 0.0
+    if count <= ENUMERATED:
+        choices = np.arange(2**count)[:, None] >> np.arange(count) & 1
+        sums = (2 * choices - 1) @ moved
+    else:
+        width = (count + 7) // 8  # a bit for each pair
+        packed = np.random.default_rng(SEED).integers(0, 256, (FLIPS, width), dtype=np.uint8)
+        rows = min(512, 1 + 16 * ENTRIES_AT_ONCE // count)
+        blocks = (packed[at : at + rows] for at in range(0, FLIPS, rows))
+        bits = (np.unpackbits(block, axis=1, count=count).astype(np.float64) for block in blocks)
+        sums = 2 * np.concatenate([some @ moved for some in bits]) - moved.sum()
+    observed = abs(float(moved.sum()))
+    extreme = int((np.abs(sums) >= observed * (1 - 1e-12)).sum())
+    if count <= ENUMERATED:
+        return extreme / len(sums), 2 / len(sums)
+    return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for how many tests there are (Holm 1979); NaN is no test and stays.
+
+    holm([0.01, 0.04, 0.03])  # [0.03, 0.06, 0.06]
+    """
+    order = sorted((p, at) for at, p in enumerate(p_values) if not math.isnan(p))
+    adjusted = list(map(float, p_values))
+    largest = 0.0
+    for rank, (p, at) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[at] = largest
+    return adjusted

@@ -19,8 +19,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
-from mjp_privacy.metrics.resampling import draws
-from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED
+from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED, draws
 from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.segmentation_data import (
     VALIDATION,

@@ -2,8 +2,7 @@
 
 header.py     the facts of one upload, as its file has them
 record.py     Upload: its files, read and written, with its private images
-folder.py     folders of uploads: series of the same images, lines of a table
-faults.py     why an upload of a folder cannot be attacked
+folder.py     folders of uploads: series of the same images, lines of a table, what is wrong
 reading.py    networks, gradients, labels and pictures as users hold them -> tensors
 memory.py     a user's own step as updates; save_upload
 checks.py     what pictures show without truth: normalisation, misfit, order of patches

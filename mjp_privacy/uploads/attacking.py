@@ -115,7 +115,8 @@ def attack_gradients(
     size, several = view.updates[0].batch, len(view.updates)
     private = None
     if images is not None:
-        count, given = uploads.images, next(iter(getattr(images, "shape", ())), 0)
+        count = view.updates[0].steps_in_all * size
+        given = next(iter(getattr(images, "shape", ())), 0)
         # Several uploads of batches need not hold the same pictures: as many as were given.
         several_batches = several > 1 and size > 1 and 0 < given <= several * count
         private = read_images(
@@ -355,15 +356,13 @@ def _run(
     reasons = {**made.inapplicable, **done.failed}
     if len(reasons) == count or (made.images is None and made.mask is None):
         return next(iter(reasons.values()), "it returned no reconstruction")
-    told = Reconstructed(
-        name,
-        None,
-        mask=None if made.mask is None else made.mask.cpu(),
-        diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},
-        reasons=reasons,
-    )
+    known: dict[str, Any] = {
+        "mask": None if made.mask is None else made.mask.cpu(),
+        "diagnostics": {key: values.cpu() for key, values in made.diagnostics.items()},
+        "reasons": reasons,
+    }
     if made.images is None:
-        return told
+        return Reconstructed(name, None, **known)
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
@@ -376,21 +375,12 @@ def _run(
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
-        told = replace(told, unchecked=format_error(error))
-    residuals, factors, scaled = fit or (None, None, None)
-    if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
-        labels = None  # features of other pictures tell nothing
-    for values in fit or ():
-        values[list(reasons)] = torch.nan
+        known["unchecked"] = format_error(error)
+    if fit is not None:
+        if not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
+            labels = None  # features of other pictures tell nothing
+        for values in fit:
+            values[list(reasons)] = torch.nan
+        known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
     checked = judged(seen, images, made.diagnostics, doubts)
-    return replace(
-        told,
-        images=images,
-        residuals=None if residuals is None else residuals.double(),
-        factors=factors,
-        scaled=scaled,
-        labels=labels,
-        misfits=checked.misfits,
-        certain=checked.certain,
-        doubts=checked.doubts,
-    )
+    return Reconstructed(name, images, labels=labels, **known, **checked._asdict())

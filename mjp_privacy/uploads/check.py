@@ -1,6 +1,6 @@
 """`mjp check`: which attacks apply to recorded uploads, and what weakens them silently, such as
 momentum or a wrong normalisation in a header; or which apply to a model, before any gradient is
-made. What makes an upload unusable altogether is in `uploads.faults`.
+made. What makes an upload unusable altogether is in `uploads.folder`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from mjp_privacy.models.checkpoint_files import (
 from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
-from mjp_privacy.uploads.faults import examine, one_line
-from mjp_privacy.uploads.folder import Group, group_uploads
+from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
 from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, stacked, view_of
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
@@ -55,37 +54,26 @@ TRIED = 5  # number of series whose pixels are looked at
 # what helps to read the results of a group of uploads; none of it is an error ---------------------
 
 
-@dataclass(frozen=True)
-class Looked:
-    """A group of uploads that is looked at: its model, and what its first upload shows."""
-
-    group: Group
-    model: LoadedModel
-    view: AttackerView  # of the first upload alone
-
-    @property
-    def first(self) -> Upload:
-        """The first upload."""
-        return self.group.series[0].first
-
-    @property
-    def one_plain_step(self) -> bool:
-        """Whether an upload is of one picture and one step that no defence changed."""
-        header = self.group.header
-        return header.batch == 1 and header.steps == 1 and not header.recipe.get("defenses")
-
-
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """All that there is to say of a group of uploads, a sentence each."""
-    looked = Looked(group, model, seen(group.series[0].uploads[:1], model))
-    for remark in (_headers, _unshuffled, _classifier, _pixels):
-        yield from remark(looked)
+    header, view = group.header, seen(group.series[0].uploads[:1], model)
+    yield from _headers(group, model, view)
+    yield from _unshuffled(group, model)
+    if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
+        return
+    yield from _classifier(group, view)
+    for series in group.series[:TRIED]:  # until the gradients of one determine every patch
+        fed = fed_pixels(seen(series.uploads, model))
+        if fed is not None:
+            if wrong := declared_wrongly(fed, header.mean, header.std):
+                yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
+            return
 
 
-def _headers(looked: Looked) -> Iterator[str]:
+def _headers(group: Group, model: LoadedModel, view: AttackerView) -> Iterator[str]:
     """What the header says otherwise than uploads and weights, or what weakens attacks."""
-    header, first, model = looked.group.header, looked.first, looked.model
-    update, client = looked.view.updates[0], header.client_config(looked.group.name)
+    header, first, update = group.header, group.series[0].first, view.updates[0]
+    client = header.client_config(group.name)
     absent = [name for name, _ in model.named_parameters() if name not in update.grads]
     refusal = holds_no_gradient(update) if header.kind == "weight_difference" else None
     approximate = header.kind == "weight_difference" and client.pseudo_gradient == "approximate"
@@ -121,14 +109,13 @@ def _headers(looked: Looked) -> Iterator[str]:
             yield f"the weights file {both}"
 
 
-def _unshuffled(looked: Looked) -> Iterator[str]:
+def _unshuffled(group: Group, model: LoadedModel) -> Iterator[str]:
     """Uploads of an MJP client which show that they masked nothing. A weight difference must be
     read with the weights of its own round."""
-    group, names = looked.group, []
-    uploads = [upload for series in group.series for upload in series.uploads]
+    names, uploads = [], [upload for series in group.series for upload in series.uploads]
     for upload in uploads if group.header.gamma else []:
         own = upload.header.kind == "gradient" or upload.header.weights == group.header.weights
-        view = seen([upload], looked.model if own else upload.model())
+        view = seen([upload], model if own else upload.model())
         without_mask = shows_no_mask(view, view.updates[0])
         if without_mask is not None and bool((without_mask == 1).all()):
             names.append(upload.name)
@@ -140,16 +127,14 @@ def _unshuffled(looked: Looked) -> Iterator[str]:
         )
 
 
-def _classifier(looked: Looked) -> Iterator[str]:
+def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     """A classifier's gradient that does not fit the recorded weights.
 
     Cross-entropy on one image gives the classifier's bias (c) the gradient b = softmax(W f + c) -
     onehot and its weight (W) the gradient b f^T. So f can be read off, and with other weights than
     the client's the first equation fails.
     """
-    header, view = looked.group.header, looked.view
-    readable = looked.one_plain_step and header.optimizer == "sgd"
-    if not readable or lacks_gradients(view, HEAD, HEAD_BIAS):
+    if group.header.optimizer != "sgd" or lacks_gradients(view, HEAD, HEAD_BIAS):
         return
     update = view.updates[0]
     weight_grad, bias_grad = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
@@ -160,23 +145,11 @@ def _classifier(looked: Looked) -> Iterator[str]:
     worst = float((expected - bias_grad).abs().max())
     if worst > (HEAD_FITS if update.autocast == "none" else HEAD_FITS_HALF):
         yield (
-            f"the classifier's gradient in {looked.first.name} does not fit "
-            f"{header.weights} (off by {worst:.2g} where only rounding is expected): these may be "
-            "other weights than the client's, the sign or learning rate may be wrong, or the loss "
-            "is not cross-entropy on one label"
+            f"the classifier's gradient in {group.series[0].first.name} does not fit "
+            f"{group.header.weights} (off by {worst:.2g} where only rounding is expected): these "
+            "may be other weights than the client's, the sign or learning rate may be wrong, or "
+            "the loss is not cross-entropy on one label"
         )
-
-
-def _pixels(looked: Looked) -> Iterator[str]:
-    """A mean and std of the header that are not the client's; the first series is tried whose
-    gradients determine every patch."""
-    header = looked.group.header
-    for series in looked.group.series[:TRIED] if looked.one_plain_step else ():
-        fed = fed_pixels(seen(series.uploads, looked.model))
-        if fed is not None:
-            if wrong := declared_wrongly(fed, header.mean, header.std):
-                yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
-            return
 
 
 def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:

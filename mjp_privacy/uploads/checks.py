@@ -100,7 +100,8 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     combined = combine(spans)
     if len(combined.basis):
         return None
-    if not bool((_checked(view.part(0), combined.known.cpu()[None]).errors < LITTLE).all()):
+    _, are_met, _ = patch_check(view.part(0), combined.known.cpu()[None])
+    if not bool(are_met.all()):
         return None  # an error that nobody declared moves the pixels, too
     return to_images(combined.known, view.model.grid, view.model.patch_size)
 
@@ -245,39 +246,24 @@ LITTLE = 0.05
 """Relative error of the patches up to which the equations tell the client's picture from others."""
 
 
-class PatchCheck(NamedTuple):
-    """How well m pictures meet the equations of the first upload's patch embedding."""
-
-    misfits: Tensor  # (m,)
-    errors: Tensor  # (m,) most of the relative error of visible patches that such a misfit leaves
-    unique: Tensor  # (m,) bool: one picture alone solves the equations
-
-    @property
-    def certain(self) -> Tensor:
-        """(m,) bool: they meet them, and only the client's picture does."""
-        return self.unique & (self.errors < LITTLE)
-
-
-def _checked(view: AttackerView, patches: Tensor) -> PatchCheck:
-    """The check of patches (m, N, p) as they are fed, normalised."""
+def patch_check(view: AttackerView, patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How well patches (m, N, p), as they are fed, meet the equations of the first upload's patch
+    embedding: their misfits (m,); whether they are met, bool (m,), as far as cond(A) tells the
+    errors of visible patches; and whether one picture alone solves them, bool (m,)."""
     update = view.updates[0]
     system = patch_system(view, update)
     rows, total, masked = system.rows.cpu(), system.total.cpu(), system.hidden.cpu()
-    misfits = torch.stack(
-        [_left(*one) for one in zip(total - rows.mT @ patches, masked, patches, strict=True)]
-    ) / total.flatten(1).norm(dim=1)
+    left = []
+    for rest, hidden, own in zip(total - rows.mT @ patches, masked, patches, strict=True):
+        if bool(hidden.any()) and bool(own.isfinite().all()):
+            span = torch.linalg.svd(own[hidden], full_matrices=False).Vh
+            rest = rest - (rest @ span.mT) @ span
+        left.append(rest.norm())
+    misfits = torch.stack(left) / total.flatten(1).norm(dim=1)
     facts = condition_and_rank(rows, update.dtype)
     patch_count, width = rows.shape[1:]
     unique = (facts["rank_a"] == patch_count) & (patch_count < width) & ~masked.any(1)
-    return PatchCheck(misfits, misfits * facts["cond_a"], unique)
-
-
-def _left(rest: Tensor, masked: Tensor, patches: Tensor) -> Tensor:
-    """The norm of what the masked patches (rows of `patches` (N, p)) leave of `rest` (D, p)."""
-    if bool(masked.any()) and bool(patches.isfinite().all()):
-        span = torch.linalg.svd(patches[masked], full_matrices=False).Vh
-        rest = rest - (rest @ span.mT) @ span
-    return rest.norm()
+    return misfits, misfits * facts["cond_a"] < LITTLE, unique
 
 
 class Judged(NamedTuple):
@@ -297,24 +283,24 @@ def judged(
 
     doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
     """
-    update, check = view.updates[0], None
+    update, misfits = view.updates[0], None
     has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
     if update.batch == 1 and has_table:
         try:
             patches = to_patches(_normalised(view, images), view.model.patch_size)
-            check = _checked(view, patches)
+            misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
         doubts = {**doubts_of_certain(view, images, sure), **doubts}
-    elif check is not None:
-        sure = check.certain
+    elif misfits is not None:
+        sure = unique & are_met
     else:
         return Judged(None, None, doubts)
     sure[list(doubts)] = False
-    return Judged(None if check is None else check.misfits, sure, doubts)
+    return Judged(misfits, sure, doubts)
 
 
 def of_unscored(

@@ -7,7 +7,6 @@ somebody kept them for scoring, lie in a folder of their own.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.read import FileKind, json_value, read_json_value, typed
+from mjp_privacy.core.read import FileKind, read_json_value, typed
 from mjp_privacy.core.schema import (
     Label,
     Many,
@@ -32,7 +31,7 @@ from mjp_privacy.core.schema import (
 )
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.spec import ModelSpec
-from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST, check_digest, write_with_digest
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, check_digest, write_with_digest
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",
@@ -42,8 +41,6 @@ HEADER = FileKind(
 )
 MOST_IMAGES = 10_000
 """In one step of a client."""
-MOST_FLIPPED = 1 << 13
-"""Bytes of a header in which a flipped bit is looked for; that takes 10 ms for 500."""
 
 Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
 Steps = Annotated[int, Field(strict=True, ge=1, lt=1_000_000)]
@@ -122,13 +119,6 @@ class UploadHeader:
         content = {**self.recipe, "upload": self.kind, **shared}
         return parse(ClientConfig, content, f"{where}, recipe")
 
-    def hides_an_error(self, client: ClientConfig) -> bool:
-        """Whether attacks are told too little of what the recipe's defences did to this upload.
-
-        client: the recipe's. A defence that only scales examples has nothing to declare.
-        """
-        return self.undeclared or (client.has_errors and not (self.noise or self.rounding))
-
 
 SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
 """Fields that a header and a client's config have in common."""
@@ -142,34 +132,13 @@ def read_header(path: Path) -> UploadHeader:
     that carries a seal must be as it was recorded."""
     content = read_json_value(path, HEADER)
     sealed = isinstance(content, dict) and "seal" in content
-    header = _header(content, path)
+    if sealed:
+        del content["seal"]
+    header = typed(content, path, HEADER, UploadHeader)
+    check_header(header, path)
     if sealed:
         check_digest(path, HEADER, needed=True)
     return header
-
-
-def _header(content: Any, path: Path) -> UploadHeader:
-    if isinstance(content, dict):
-        content.pop("seal", None)
-    header = typed(content, path, HEADER, UploadHeader)
-    check_header(header, path)
-    return header
-
-
-def header_before_a_flip(path: Path) -> UploadHeader | None:
-    """The header as it was recorded where exactly one of its bits is another one: the bit whose
-    return fits the seal. None where it has no seal, or more of it changed."""
-    content = bytearray(HEADER.bytes(path))
-    if len(content) > MOST_FLIPPED:
-        return None
-    for bit in range(8 * len(content)):
-        content[bit // 8] ^= 1 << bit % 8
-        if (seal := DIGEST.search(content)) is not None:
-            zeros = content[: seal.start(1)] + b"0" * 64 + content[seal.end(1) :]
-            if hashlib.sha256(zeros).hexdigest().encode() == seal[1]:
-                return _header(json_value(content.decode(), path, HEADER), path)
-        content[bit // 8] ^= 1 << bit % 8
-    return None
 
 
 def check_header(header: UploadHeader, path: Path) -> None:

@@ -261,36 +261,22 @@ class Leak:
             nearest = max(scored, key=lambda made: made.psnr)
             if nearest.psnr > best.psnr + NEARER:
                 said += f"Another attack came nearer to the originals: {self._score(nearest)}. "
-        if self.batch > 1 or SHARING in best.diagnostics:
-            said += of_batch(best, self.condition)
-        elif self.moved:
-            shape = self._other_shape
-            another = f", or of pictures of another shape ({shape})" if shape else ""
+        condition, another = AS_DECLARED, ""
+        if self.other_size:
+            size = size_text(self.other_size)
+            shape = f"the network takes {size} px as well: img_size=… says which"
+            condition += f", and pictures are square ({shape})"
+            another = f", or of pictures of another shape ({shape})"
+        fed = self.ranked[1] if self.moved and self.batch == 1 else best
+        said += what_checks_say(fed, self.batch, self.declared, condition)
+        if fed is not best:
             said += (
-                f"{of_one(self.ranked[1], self.declared, self.condition)} That is the picture as "
-                f"it was fed: {self.moved} of its patches stand where their borders do not fit, as "
-                f"of a client that shuffles and masks none{another}. {best.attack} put the same "
-                "patches back by their borders; that order is a guess, which no gradient of one "
-                "upload tells."
+                f" That is the picture as it was fed: {self.moved} of its patches stand where "
+                "their borders do not fit, as of a client that shuffles and masks none"
+                f"{another}. {best.attack} put the same patches back by their borders; that order "
+                "is a guess, which no gradient of one upload tells."
             )
-        else:
-            said += of_one(best, self.declared, self.condition)
         return f"{said} But {self.doubt}." if self.doubt else said
-
-    @property
-    def condition(self) -> str:
-        """As far as what a picture is certain."""
-        if self.other_size is None:
-            return AS_DECLARED
-        return f"{AS_DECLARED}, and pictures are square ({self._other_shape})"
-
-    @property
-    def _other_shape(self) -> str:
-        return (
-            f"the network takes {size_text(self.other_size)} px as well: img_size=… says which"
-            if self.other_size
-            else ""
-        )
 
     def _score(self, made: Reconstructed) -> str:
         lost = f", {len(made.reasons)} without a picture" if made.reasons else ""
@@ -357,42 +343,67 @@ NOT_ASSUMED = (
 )
 
 
-def of_one(best: Reconstructed, declared: float, condition: str) -> str:
-    """What the checks without truth say of an attack's pictures of single images.
+def what_checks_say(best: Reconstructed, batch: int, declared: float, condition: str) -> str:
+    """What the checks without truth say of an attack's pictures: which are certain, and whether
+    they explain the uploaded gradient, those of a batch together.
 
     declared   the residual that declared noise gives a perfect picture
     condition  as far as what a picture is certain
     """
-    fits, known = _explained(best, declared), not math.isnan(best.residual)
+    assert best.images is not None
+    shared, known = SHARING in best.diagnostics, not math.isnan(best.residual)
+    several = batch > 1 or shared
+    count, certain = len(best.images), best.verified if several else best.is_certain
+    of = "places for pictures that uploads share" if shared else "pictures"
+    mine = f"{best.attack}'s {of if several else 'picture'}"
+    left = (
+        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
+    )
     solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
-    left = _left(best)
     noise = ""
-    if declared:
+    if declared and not several:
         noise = (
             f"the declared noise makes {declared:.2g} of it for the client's own picture, and up "
             "to cond(A) times as much for one that was solved from noisy equations; more says that "
         )
-    if best.is_certain:
+    fits = _explained(best, 0.0 if several else declared)
+    if fits and several:
+        fits = f"As a whole {best.attack}'s batch {fits}"
+        if best.labels is not None:
+            fits += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
+    elif fits:
+        fits = f"{mine} {fits}"
+    if certain and several:
+        others = "; all others are guesses" if best.verified < count else ""
+        said = (
+            f"{best.attack}: {best.verified} of {count} {of} are certain, as `.certain` marks them"
+        )
+        said += f", {condition}{others}."
+    elif certain:
         why = f"it alone solves the equations of the patch embedding{solved}"
         if CERTAIN in best.diagnostics:
             why = "the inputs of its layers are those that the upload shows"
-        said = f"{best.attack}'s picture is certain: {why}, {condition}."
-        if known and not fits:
-            return f"{said} Of the whole gradient it leaves a part ({left}): {noise}{NOT_ASSUMED}."
-        return f"{said} It {fits}" if fits else said
+        said = f"{mine} is certain: {why}, {condition}."
+    if certain and fits:
+        return f"{said} {fits}"
+    if certain and known and best.verified == count:
+        return f"{said} A part of the uploaded gradient is left ({left}): {noise}{NOT_ASSUMED}."
+    if certain:
+        return said
     if fits:
         return (
-            f"{best.attack}'s picture {fits} That is no proof of a good picture (23 to 35 dB were "
-            "seen at residuals of exact ones)."
+            f"{fits} That is no proof of good pictures (23 to 35 dB were seen at residuals of "
+            "exact ones): look (.show())."
         )
     if not known and not best.misfit >= EXPLAINED:
         return (
-            f"Nothing here tells whether {best.attack}'s picture is the client's{solved}: that "
-            "takes labels (labels=…) and the gradients of all layers."
+            f"Nothing in the upload tells whether {mine} {'are' if several else 'is'} the "
+            f"client's{solved}: that takes labels (labels=…) and the gradients of all layers. That "
+            "is no evidence of safety: look (.show())."
         )
     return (
-        f"No picture has the whole uploaded gradient; {best.attack}'s comes nearest "
-        f"({left if known else solved.strip(' ()')}). That is no evidence of safety, so look at it "
+        f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "
+        f"({left if known else solved.strip(' ()')}). That is no evidence of safety, so look "
         f"(.show()): the attacks do not reach the whole, or {noise}{NOT_ASSUMED}."
     )
 
@@ -421,14 +432,6 @@ def _explained(best: Reconstructed, declared: float) -> str:
     return ""
 
 
-def _left(best: Reconstructed) -> str:
-    """What the pictures leave of the uploaded gradient, at the scale that fits it best and as they
-    are: by the first, attacks are ranked."""
-    return (
-        f"residual {best.scaled_residual:.2g} {_times(best.factor)}, {best.residual:.2g} as it is"
-    )
-
-
 def _decibels(value: float) -> str:
     return f"≥ {CAP:g}" if value >= CAP else f"{value:.1f}"
 
@@ -437,34 +440,6 @@ def _times(factor: float) -> str:
     """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
     sign, size = "−" if factor < 0 else "", abs(factor)
     return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
-
-
-def of_batch(best: Reconstructed, condition: str) -> str:
-    """What is certain of pictures of batches, or of the places for those that uploads share, and
-    whether they explain the gradient together."""
-    assert best.images is not None
-    of = "places for pictures that uploads share" if SHARING in best.diagnostics else "pictures"
-    explained, known = _explained(best, 0.0), not math.isnan(best.residual)
-    left = f"the uploaded gradient ({_left(best)})"
-    whole = f"As a whole {best.attack}'s batch {explained}" if explained else ""
-    if whole and best.labels is not None:
-        whole += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
-    if best.verified:
-        others = len(best.images) - best.verified
-        if known and not whole and not others:
-            whole = f"But as a whole they leave a part of {left}: {NOT_ASSUMED}."
-        return (
-            f"{best.attack}: {best.verified} of {len(best.images)} {of} are certain, as `.certain` "
-            f"marks them, {condition}{'; all others are guesses' if others else ''}."
-            f"{' ' * bool(whole)}{whole}"
-        )
-    if whole:
-        return f"{whole} That is no proof of good pictures: look at them (.show())."
-    if known:
-        said = f"{best.attack}'s pictures do not have {left}"
-    else:
-        said = f"Nothing in the upload tells whether {best.attack}'s {of} are the client's"
-    return f"{said}. That is no evidence of safety: look at them (.show())."
 
 
 # the picture --------------------------------------------------------------------------------------

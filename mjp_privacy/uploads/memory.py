@@ -191,11 +191,6 @@ class OwnUploads:
     notes: tuple[str, ...]  # what may be mistaken in what was given
     recipe: Mapping[str, Any]  # the client's, as the header of an upload has it
 
-    @property
-    def images(self) -> int:
-        """The number of images m of all steps of a round."""
-        return self.updates[0].steps_in_all * self.updates[0].batch
-
     def view(self) -> AttackerView:
         """Everything that an attacker may use."""
         return view_of(self.updates, self.models, self.labels)

@@ -98,19 +98,11 @@ class Upload:
         """Whether the uploads of its series hold other images in every round."""
         return self.header.recipe.get("partners") == "fresh"
 
-    def files(self) -> list[Path]:
-        """Every file that belongs to it; that of its private images may be absent."""
-        return [self.path, self.header_path, self.weights_path, self.truth_path]
-
     # what was sent
 
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""
         return TensorFile(self.path, TENSORS, FLOATS)
-
-    def names(self) -> list[str]:
-        """The names of its tensors, read without the tensors."""
-        return self.tensor_file().names
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that it holds."""
@@ -187,6 +179,11 @@ class Upload:
 
 # uploads together ---------------------------------------------------------------------------------
 
+SHARED_WITH_UPDATE = (
+    *("kind", "batch", "steps", "optimizer", "lr", "weight_decay", "momentum", "autocast", "round"),
+)
+"""Fields that a header and a `ClientUpdate` have in common."""
+
 
 def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.device) -> ClientUpdate:
     """Uploads of one kind of client as one update with a leading axis, on the device.
@@ -200,7 +197,10 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
     dtype = getattr(torch, header.dtype)
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
     client = header.client_config(uploads[0].name)
-    undeclared = [upload.header.hides_an_error(client) for upload in uploads]
+    undeclared = [  # a defence that only scales examples has nothing to declare
+        each.undeclared or (client.has_errors and not (each.noise or each.rounding))
+        for each in (upload.header for upload in uploads)
+    ]
 
     def levels(of: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
         """Standard deviations (n,) by name, but for those that are zero in every upload."""
@@ -208,26 +208,21 @@ def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.devic
         values = {name: [each.get(name, 0.0) for each in of] for name in told}
         return {n: torch.tensor(v, dtype=torch.float64).to(device) for n, v in values.items()}
 
+    shared = {name: getattr(header, name) for name in SHARED_WITH_UPDATE}
+    if header.autocast == "none":
+        shared["autocast"] = shown_autocast(grads)
     return ClientUpdate(
         grads,
-        kind=header.kind,
         dtype=dtype,
-        batch=header.batch,
-        partners=client.partners,
-        round=header.round,
         client=header.client,
-        optimizer=header.optimizer,
-        lr=header.lr,
-        steps=header.steps,
-        weight_decay=header.weight_decay,
+        partners=client.partners,
         dal_lambda=client.dal_lambda if client.dal else 0.0,
         position_noise=client.position_noise,
-        momentum=header.momentum,
-        autocast=shown_autocast(grads) if header.autocast == "none" else header.autocast,
         noise=levels([upload.header.noise for upload in uploads]),
         rounding=levels([upload.header.rounding for upload in uploads]),
         clipped=client.clips,
         undeclared=torch.tensor(undeclared) if client.defenses else None,
+        **shared,
     )
 
 
@@ -261,11 +256,6 @@ def view_of(
     ]
     pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
     return AttackerView(first, with_weights, pixels, labels, against)
-
-
-SHARED_WITH_UPDATE = (
-    *("kind", "batch", "steps", "optimizer", "lr", "weight_decay", "momentum", "autocast", "round"),
-)
 
 
 def write_upload(

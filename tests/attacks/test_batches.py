@@ -21,8 +21,8 @@ from attacks.equations.patch_system import patch_system
 from attacks.lattice.cost import Frame
 from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import labels_of_batch
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pictures import psnr, quantise
@@ -51,7 +51,7 @@ def seen(
     view, inputs = planted_view(victim, find_attack(attack), "a", images=images, client=client)
     if mask is None:
         return view
-    sent = FedSGDClient(victim, client).update(replace(inputs, mask=mask))
+    sent = make_upload(victim, [replace(inputs, mask=mask)], client)
     return replace(view, updates=[sent])
 
 

@@ -83,7 +83,7 @@ def test_a_steps_gradient_is_the_mean_of_its_images(
     model = tiny(**variant)
     inputs = step_inputs(steps * batch, some_masks(steps * batch) if masked else None)
     client = ClientConfig(dal=dal > 0 or "dal" not in variant, dal_lambda=dal, batch=batch)
-    update = FedSGDClient(model, client).update(inputs, names=names)
+    update = make_upload(model, [inputs], client, names=names)
     assert (update.kind, update.batch) == ("gradient", batch)
     expected = autograd_loop(model, inputs, batch=batch, dal=dal)
     assert list(update.grads) == list(expected if names is None else names)
@@ -105,7 +105,7 @@ def test_the_model_is_left_as_it_was(training: bool, names: Names) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for mode in ("eval", "train"):
         seen.clear()
-        FedSGDClient(model, ClientConfig(mode=mode)).update(step_inputs(1), names=names)
+        make_upload(model, [step_inputs(1)], ClientConfig(mode=mode), names=names)
         assert set(seen) == {mode == "train"}
         assert {module.training for module in model.modules()} == {training}
     watch.remove()
@@ -135,7 +135,7 @@ def test_mistakes_are_named_and_leave_the_training_flag(
 ) -> None:
     model = tiny(**MJP).train()
     with pytest.raises(UserError, match=named):
-        FedSGDClient(model, ClientConfig(**client)).update(inputs, names=names)
+        make_upload(model, [inputs], ClientConfig(**client), names=names)
     assert model.training
 
 
@@ -146,7 +146,7 @@ def test_mistakes_are_named_and_leave_the_training_flag(
 def test_gradients_of_several_images_are_each_its_own(tmp_path: Path, family: str) -> None:
     model = load_model(checkpoint=checkpoint(tmp_path, family))
     inputs = ClientInput(torch.rand(4, 3, SIDE, SIDE), torch.arange(4), tuple("abcd"))
-    sent = FedSGDClient(model, ClientConfig(batch=2)).update(inputs).grads
+    sent = make_upload(model, [inputs], ClientConfig(batch=2)).grads
     for name, expected in autograd_loop(model, inputs, batch=2).items():
         if not name.startswith(("dal", "unk")):
             assert torch.allclose(sent[name], expected, atol=1e-5), name
@@ -157,7 +157,7 @@ def test_attackers_compute_a_swins_gradients_as_its_client_does(tmp_path: Path) 
     model = load_model(checkpoint=checkpoint(tmp_path, "swin"))
     mask, labels = torch.rand(1, 64) < 0.3, torch.tensor([3])
     inputs = ClientInput(torch.rand(1, 3, SIDE, SIDE), labels, ["x"], mask)
-    alone = FedSGDClient(model).update(inputs).grads
+    alone = make_upload(model, [inputs], ClientConfig()).grads
     names = [name for name in alone if not name.startswith("dal_regressor")]
     victim = UploadedParameters(model, names, mask)
     loss = F.cross_entropy(victim(model.normalize(inputs.images)), labels)
@@ -165,7 +165,7 @@ def test_attackers_compute_a_swins_gradients_as_its_client_does(tmp_path: Path) 
         assert torch.allclose(mine, alone[name][0], atol=1e-6), name
     table = alone["absolute_pos_embed"][0]
     assert torch.equal((table[0] == 0).all(-1), mask[0])
-    both = FedSGDClient(model, ClientConfig(dal=True, dal_lambda=100.0)).update(inputs)
+    both = make_upload(model, [inputs], ClientConfig(dal=True, dal_lambda=100.0))
     grads = {name: gradient[0] for name, gradient in both.grads.items()}
     assert not torch.allclose(grads["absolute_pos_embed"], table, atol=1e-4)
     found = _gradients_of_pixels(model, grads, both, mask)["absolute_pos_embed"]

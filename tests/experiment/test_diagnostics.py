@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.controls import mean_image
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.experiment import diagnostics
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_fit
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
@@ -30,8 +30,8 @@ def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
 
 def view_of(inputs: ClientInput, against: str = "plain", **client: object) -> AttackerView:
     model = tiny(unknown_embedding=True)
-    trainer = FedSGDClient(model, ClientConfig(**client))  # type: ignore[arg-type]
-    update = trainer.update(inputs, names=["pos_embed", RESIDUAL_OVER])
+    config = ClientConfig(**client)  # type: ignore[arg-type]
+    update = make_upload(model, [inputs], config, names=["pos_embed", RESIDUAL_OVER])
     pixels = Pixels(32, model.card.mean, model.card.std)
     return AttackerView(model, [update], pixels, inputs.labels, against)  # type: ignore[arg-type]
 

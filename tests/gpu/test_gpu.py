@@ -13,7 +13,7 @@ import torch
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.machine import free_bytes
 from mjp_privacy.experiment.cell import TOGETHER
 from mjp_privacy.experiment.engines.options import EngineConfig
@@ -42,8 +42,8 @@ def attacked(name: str, options: dict[str, object], device: str) -> torch.Tensor
     ids = [str(index) for index in range(len(images))]
     feeding = Feeding(ClientConfig(), "c", 0.27, PATCH, 0)
     rounds = [feeding.input(images, labels, ids, round) for round in range(attack.uploads)]
-    client = FedSGDClient(model)
-    updates = [client.update(inputs, names=list(attack.needs(model))) for inputs in rounds]
+    names = list(attack.needs(model))
+    updates = [make_upload(model, [inputs], ClientConfig(), names=names) for inputs in rounds]
     pixels = Pixels(SIDE, model.card.mean, model.card.std)
     view = AttackerView(model, updates, pixels, labels, "plain")
     assert attack.unsupported(view) is None

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS, Feeding
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pictures import psnr, quantise
@@ -52,8 +52,8 @@ def planted_view(
     victim = with_closed_form_block(model) if attack.victim == "april_block" else model
     own = {name for name, _ in victim.named_parameters()}
     names = [name for name in attack.needs(victim) if name in own]
-    trained = FedSGDClient(victim, client or ClientConfig())
-    updates = [trained.update(inputs, names=names) for inputs in rounds]
+    client = client or ClientConfig()
+    updates = [make_upload(victim, [inputs], client, names=names) for inputs in rounds]
     pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
     against = SETTINGS[setting].against
     return AttackerView(victim, updates, pixels, labels=labels, against=against), rounds[0]

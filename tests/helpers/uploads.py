@@ -17,7 +17,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.uploads import check
-from mjp_privacy.uploads.folder import load_upload, upload_names
+from mjp_privacy.uploads.folder import upload_names
 from mjp_privacy.uploads.record import Upload
 from tests.helpers.runs import rows
 
@@ -39,7 +39,7 @@ ONE: dict[str, Any] = {"attacks": [{"name": "patch_gradient"}]}
 
 def load_uploads(folder: Path) -> list[Upload]:
     """Every upload of a folder, sorted by name; all headers are sound."""
-    return [load_upload(folder, name) for name in upload_names(folder)]
+    return [Upload.load(folder / f"{name}.json") for name in upload_names(folder)]
 
 
 def copied(recorded: Path, place: Path) -> Path:

@@ -34,9 +34,9 @@ from mjp_privacy.training.config import load_training
 from mjp_privacy.training.journal import METRICS, points_of, whole_lines
 from mjp_privacy.training.snapshots import TrainingCheckpoint, load_checkpoint
 from mjp_privacy.uploads.check import check_uploads
-from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import load_upload
+from mjp_privacy.uploads.folder import examine
 from mjp_privacy.uploads.header import read_header
+from mjp_privacy.uploads.record import Upload
 from tests.inputs import base as good
 from tests.inputs.called import CONTROL
 from tests.inputs.tensors import tensor_changes, with_tensors
@@ -144,7 +144,7 @@ def uploads(folder: Path) -> None:
 
 
 def truth(folder: Path) -> None:
-    upload = load_upload(folder / "uploads", good.UPLOAD)
+    upload = Upload.load(folder / "uploads" / f"{good.UPLOAD}.json")
     file = upload.truth_file()
     assert file is not None
     file.check_shapes(upload.header.batch, good.SIDE, (good.SIDE // good.PATCH) ** 2)
@@ -199,7 +199,7 @@ READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "upload": (TENSORS, uploads),
     "tensors of an upload": (
         TENSORS,
-        lambda at: load_upload(at / "uploads", good.UPLOAD).tensors(),
+        lambda at: Upload.load(at / "uploads" / f"{good.UPLOAD}.json").tensors(),
     ),
     "truth": (f"uploads/truth/{good.UPLOAD}.safetensors", truth),
     "weights": ("uploads/weights/*.safetensors", uploads),

@@ -182,8 +182,7 @@ def noised(images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("side", "on_levels"), [(32, True), (57, False)])
 def test_prepared_references_give_the_scores_of_images(side: int, on_levels: bool) -> None:
-    """Alone and in any batch, also where some pictures are equal on 8 bits, so that a network is
-    asked about them once."""
+    """Alone and in any batch, also where some pictures are equal."""
     originals = pictures(side, on_levels=on_levels, count=35)  # more than are scored at a time
     noisy = noised(originals)
     half = torch.cat([originals[:2], noisy[2:]])  # on levels, the first two are alike
@@ -254,7 +253,7 @@ def test_lpips_prefers_torchvisions_own_file_if_whole(
 ) -> None:
     """And the weights of this package without one, in silence."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(lpips, "_backbone", lpips._backbone.__wrapped__)
+    monkeypatch.setattr(lpips, "backbone", lpips.backbone.__wrapped__)
     monkeypatch.setattr(lpips, "_convolutions", lpips._convolutions.__wrapped__)
     zeros = {name: torch.zeros_like(weight).float() for name, weight in load_file(WEIGHTS).items()}
     torch.save(zeros, tmp_path / "file")

@@ -1,31 +1,39 @@
-"""Means, shares and intervals against SciPy, against resamples written out and by
-hand; and of thousands of values, where nothing is drawn, against drawing."""
+"""Means, shares, intervals and paired tests: against SciPy, against resamples written out and every
+choice enumerated, and by hand."""
 
 import math
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics.resampling import resampled_quantiles
+from mjp_privacy.metrics import statistics
 from mjp_privacy.metrics.statistics import (
+    FLIPS,
     MOST_DRAWN,
+    MOST_FLIPPED,
     PSNR_CAP,
     Counts,
     Share,
     bootstrap_interval,
+    holm,
     independent_trials,
     median_interval,
-    resampled_means,
+    paired_test,
+    sign_flip_test,
     summarise,
 )
 
+Floats = NDArray[np.float64]
+
 TAILS = (0.025, 0.975)
-MANY = MOST_DRAWN + 452
 
 
 def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
@@ -71,9 +79,26 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
         assert found == pytest.approx(tuple(np.quantile(figures, TAILS)), rel=1e-12)
 
 
+@pytest.mark.parametrize("interval", [bootstrap_interval, median_interval])
+def test_beyond_the_groups_that_are_drawn_intervals_are_nearly_the_same(interval: Any) -> None:
+    """3,000 groups of one to three skewed values, beside resamples of all of them."""
+    generator = np.random.default_rng(6)
+    sizes = generator.integers(1, 4, MOST_DRAWN + 952)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    values = generator.gamma(2.0, 3.0, len(groups)) + np.repeat(
+        generator.normal(0, 2, len(sizes)), sizes
+    )
+    found = interval(values, groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "MOST_DRAWN", len(sizes))
+        drawn = interval(values, groups)
+    assert found == pytest.approx(drawn, abs=0.05 * (drawn[1] - drawn[0]))
+    assert found != drawn
+
+
 def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> None:
     values = np.random.default_rng(4).gamma(2.0, 3.0, 101)
-    mean, median = (bootstrap_interval(values, resamples=20_000), median_interval(values))
+    mean, median = bootstrap_interval(values), median_interval(values)
     for ours, statistic, share in ((mean, np.mean, 0.03), (median, np.median, 0.1)):
         known = scipy.stats.bootstrap(
             (values,), statistic, n_resamples=20_000, method="percentile", rng=5
@@ -82,53 +107,6 @@ def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> No
     for interval in (bootstrap_interval, median_interval):
         for few, groups in (([3.0], None), ([3.0, 4.0], ["a", "a"]), ([3.0, math.inf], None)):
             assert all(map(math.isnan, interval(np.array(few), groups)))
-
-
-@pytest.mark.parametrize("equal", [True, False])
-def test_quantiles_are_those_of_very_many_resamples(equal: bool) -> None:
-    """Of skewed sums over unequal groups: 20,000 draws miss an end by 1 % of the half width."""
-    chance = np.random.default_rng(1)
-    sizes = np.ones(400) if equal else chance.integers(1, 9, 400).astype(float)
-    sums = sizes * chance.exponential(size=400) ** 2
-    low, high = np.quantile(resampled_means(sums, sizes, resamples=20_000), TAILS)
-    found = resampled_quantiles(sums, sizes, TAILS)
-    assert found == pytest.approx([low, high], abs=0.02 * (high - low))
-    low, high = bootstrap_interval(np.append(np.ones(MANY), np.zeros(200)))  # a share stays one
-    assert 0.9 < low < high <= 1
-
-
-def test_the_interval_of_many_medians_is_that_of_order_statistics() -> None:
-    values = np.sort(np.random.default_rng(3).exponential(size=MANY))
-    low, high = median_interval(values)
-    ranks = scipy.stats.binom.ppf(TAILS, MANY, 0.5).astype(int)
-    for end, rank in ((low, ranks[0]), (high, ranks[1])):
-        assert values[rank - 3] <= end <= values[rank + 3]
-    groups = [f"photo {at:05d}" for at in range(MANY) for _ in range(2)]
-    twice = median_interval(np.repeat(values, 2), groups)
-    assert twice == pytest.approx((low, high), rel=1e-12)
-
-
-@pytest.mark.parametrize("tail", ["five of all", "groups", "both sides", "one"])
-def test_where_few_values_decide_they_are_drawn(tail: str) -> None:
-    """Ends of 40,000 resamples, in which each group is drawn or only the few: chance moves either
-    by 0.7 % of the half width."""
-    chance = np.random.default_rng(3)
-    values = {
-        "five of all": np.append(np.zeros(MANY - 5), [60.0] * 5),
-        "groups": chance.lognormal(0, 2, MANY),
-        "both sides": chance.standard_cauchy(MANY),
-        "one": np.append(chance.normal(20, 4, MANY - 1), 3000.0),
-    }[tail]
-    sizes = chance.integers(1, 30, MANY) if tail == "groups" else np.ones(MANY, int)
-    names = np.repeat([f"photo {at:05d}" for at in range(MANY)], sizes)
-    every = resampled_means(sizes * values, sizes, resamples=40_000, seed=1)
-    width = np.ptp(np.quantile(every, TAILS))
-    for level in (0.95, 0.8, 0.4, 0.0):
-        some = bootstrap_interval(
-            np.repeat(values, sizes), names, resamples=40_000, level=level, seed=2
-        )
-        ends = np.quantile(every, [(1 - level) / 2, (1 + level) / 2])
-        assert some == pytest.approx(ends, abs=0.03 * width / 2)
 
 
 # shares -------------------------------------------------------------------------------------------
@@ -156,3 +134,106 @@ def test_a_share_stands_with_its_count_and_crops_of_a_photograph_count_together(
     assert share.text() == "0 of 0"
     with pytest.raises(ValueError, match="not 3"):
         Share(3, 2)
+
+
+# paired tests -------------------------------------------------------------------------------------
+
+
+def with_ties(seed: int, n: int, shift: float = 0.3) -> Floats:
+    """Differences in steps of one half: many ties, many zeros."""
+    return np.round(2 * np.random.default_rng(seed).normal(shift, 1.2, n)) / 2
+
+
+@pytest.mark.parametrize("n", [3, 50, 90])
+def test_wilcoxon_is_scipys(n: int) -> None:
+    """Exact up to 50 pairs, normal beyond; ties as they are, zeros by Pratt's rule."""
+    differences = np.random.default_rng(n).normal(0.3, 1.0, n)
+    how = {"method": "exact"} if n <= 50 else {"method": "approx", "correction": False}
+    expected = scipy.stats.wilcoxon(differences, **how).pvalue
+    assert paired_test(differences, np.zeros(n)).p == pytest.approx(expected, rel=1e-9)
+    tied = with_ties(n, 120)
+    assert (tied == 0).sum() > 5
+    how = {"zero_method": "pratt", "method": "approx", "correction": False}
+    test, expected = paired_test(tied, np.zeros(120)), scipy.stats.wilcoxon(tied, **how).pvalue
+    assert test.p == pytest.approx(expected, rel=1e-9)
+    # zsplit gives half of the zeros' ranks to each side, so they cancel in the effect
+    how = {"zero_method": "zsplit", "alternative": "greater", "method": "approx"}
+    above, total = scipy.stats.wilcoxon(tied, **how).statistic, 120 * 121 / 2
+    assert test.effect == pytest.approx((2 * above - total) / total)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_pairs_with_ties_and_zeros_against_every_choice_of_signs(seed: int) -> None:
+    differences = with_ties(seed, 9)
+    test = paired_test(differences, np.zeros(9))
+    size = scipy.stats.rankdata(np.abs(differences))[differences != 0]
+    observed = size[differences[differences != 0] > 0].sum()
+    sums = [np.dot(size, choice) for choice in product((0, 1), repeat=len(size))]
+    tails = np.mean(np.array(sums) <= observed), np.mean(np.array(sums) >= observed)
+    assert test.p == pytest.approx(min(1.0, 2 * min(tails)), rel=1e-12)
+    known = scipy.stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+    ).pvalue
+    assert test.p_flips == pytest.approx(known, rel=1e-9)
+    assert test.smallest_p_flips == 2 / 2 ** int((differences != 0).sum())
+
+
+def test_sign_flips_of_many_pairs_come_near_every_choice() -> None:
+    differences = np.random.default_rng(8).normal(0.6, 1.0, 15)
+    expected = scipy.stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+    ).pvalue
+    p, smallest = sign_flip_test(differences)
+    assert 0.05 < expected < 0.5
+    assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / FLIPS))
+    assert smallest == 1 / (FLIPS + 1)
+    assert sign_flip_test(differences) == (p, smallest)  # the same flips each time
+    very_many = np.random.default_rng(5).normal(0.03, 1, MOST_FLIPPED)
+    drawn, _ = sign_flip_test(very_many)
+    found, smallest = sign_flip_test(np.append(very_many, 1e-9))  # one more: nothing is drawn
+    assert found == pytest.approx(drawn, abs=0.01)
+    assert smallest == 0
+    assert sign_flip_test(np.zeros(3)) == (1.0, 1.0)
+
+
+def test_figures_by_hand() -> None:
+    test = paired_test([1.0, 2.0, 3.0, 10.0], [0.0, 2.0, 4.0, 0.0])
+    assert (test.images, test.n, test.differing) == (4, 4, 3)
+    assert (test.median, test.mean) == (0.5, 2.5)
+    assert test.effect == pytest.approx((2.5 - 2.5 + 4) / 10)
+    assert (test.low, test.high) == bootstrap_interval(np.array([1.0, 0.0, -1.0, 10.0]))
+    exact = paired_test([math.inf, math.inf, 130.0, 20.0], [math.inf, 104.0, math.inf, 18.0])
+    assert (exact.n, exact.differing, exact.mean, exact.median) == (4, 1, 0.5, 0.0)
+    assert (exact.p, exact.p_flips) == (1.0, 1.0)
+    nothing = paired_test([], [], groups=[])
+    assert (nothing.images, nothing.n) == (0, 0)
+    assert all(map(math.isnan, (nothing.mean, nothing.median, nothing.p, nothing.p_flips)))
+    for first, second, more in (([1.0, math.nan], [1.0, 2.0], None), ([1.0], [2.0], ["a", "b"])):
+        with pytest.raises(ValueError, match=r"finite|image"):
+            paired_test(first, second, groups=more)
+
+
+def test_crops_are_averaged_by_photograph_and_the_mean_is_over_images() -> None:
+    generator = np.random.default_rng(3)
+    first, second = generator.normal(20, 4, 24), generator.normal(18, 4, 24)
+    groups = [f"photo {i % 7}" for i in range(24)]
+    grouped = paired_test(first, second, groups=groups)
+    alone = paired_test([(first - second)[i::7].mean() for i in range(7)], np.zeros(7))
+    assert (grouped.images, grouped.n) == (24, 7)
+    for name in ("median", "effect", "p", "p_flips", "smallest_p_flips"):
+        assert getattr(grouped, name) == pytest.approx(getattr(alone, name)), name
+    assert grouped.mean == pytest.approx(first.mean() - second.mean())
+    assert (grouped.low, grouped.high) == bootstrap_interval(first - second, groups)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.001, 0.5))
+def test_holm_rejects_what_its_steps_reject(p_values: list[float], alpha: float) -> None:
+    """Textbook: compare the i-th smallest of m with alpha / (m - i), stop at the first larger."""
+    order, rejected = sorted(range(len(p_values)), key=p_values.__getitem__), set()
+    for step, at in enumerate(order):
+        if (len(p_values) - step) * p_values[at] > alpha:
+            break
+        rejected.add(at)
+    *found, missing = holm([*p_values, math.nan])  # which is no test, and counts for none
+    assert {at for at, p in enumerate(found) if p <= alpha} == rejected
+    assert math.isnan(missing)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model, timm_networks
@@ -74,7 +74,7 @@ def test_the_client_sends_timms_own_gradients_and_they_hold_every_patch(name: st
     names = [TABLE, PATCH] if before is not None else [PATCH, BIAS]
     images, patch = pictures(model), model.patch_size
     inputs = ClientInput(images, torch.tensor([3, 5]), ["a", "b"])
-    update = FedSGDClient(model, ClientConfig()).update(inputs, names=names)
+    update = make_upload(model, [inputs], ClientConfig(), names=names)
     for place, label in enumerate((3, 5)):
         x = model.normalize(images[place : place + 1])
         expected = own_gradients(model, x, label, names)
@@ -109,7 +109,7 @@ def test_masked_patches_have_e_unk_in_place_of_their_row(name: str) -> None:
         expected = replaced(x[place : place + 1])
         torch.testing.assert_close(model(x, mask)[place : place + 1], expected)
     inputs = ClientInput(pictures(model), torch.tensor([3, 5]), ["a", "b"], mask=mask)
-    update = FedSGDClient(model, ClientConfig()).update(inputs, names=[TABLE, "unk_embed"])
+    update = make_upload(model, [inputs], ClientConfig(), names=[TABLE, "unk_embed"])
     rows = update.grads[TABLE].flatten(1, -2)[:, before:]
     assert rows[mask].abs().max() == 0
     assert rows[~mask].abs().amax(-1).min() > 0

@@ -23,6 +23,7 @@ from tests.uploads.test_own_networks import (
     RootMeanSquare,
     leak_of,
     photographs,
+    with_blocks,
 )
 
 GIVEN: dict[str, Any] = {"attacks": "token_peeling", "img_size": 32}
@@ -205,8 +206,7 @@ SCALED = {
 @pytest.mark.parametrize("kind", SCALED)
 def test_layer_scales_are_found_whatever_they_are_called(kind: str) -> None:
     torch.manual_seed(4)
-    network = ByHand("three", "list")
-    network.blocks = nn.ModuleList(SCALED[kind]() for _ in range(2))
+    network = with_blocks(SCALED[kind])
     for name, parameter in network.blocks.named_parameters():
         if name.endswith(("g", "weights_of")) and parameter.numel() == DIM:
             parameter.data.uniform_(0.3, 1)

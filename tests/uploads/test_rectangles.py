@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations.completion import FieldEnergy
-from attacks.equations.layers import rectangles
 from attacks.jigsaw import solve, sorted_into_pictures
 from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients, load_model, save_upload
@@ -247,10 +246,3 @@ def test_a_prior_and_its_energy_are_of_the_pictures_shape() -> None:
     assert energy.precision.shape == (3, 3, 24, 16)
     same_area = find_prior("stationary", patch=8, size=(12, 32))
     assert torch.equal(prior.spectrum, same_area.spectrum)
-
-
-def test_rectangles_of_patches_are_all_of_a_small_grid() -> None:
-    regions = rectangles(Grid(3, 2))
-    assert len(regions) == 6 * 3
-    assert len({tuple(region.tolist()) for region in regions}) == 18
-    assert regions.any(1).all()

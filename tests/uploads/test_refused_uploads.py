@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.uploads.faults import examine
-from mjp_privacy.uploads.folder import REFUSED
+from mjp_privacy.uploads.folder import REFUSED, examine
 from mjp_privacy.uploads.header import read_header
 from tests.helpers.families import checkpoint
 from tests.helpers.uploads import (

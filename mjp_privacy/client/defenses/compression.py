@@ -74,14 +74,13 @@ class Float16:
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
         halves = {name: g.clamp(-LARGEST, LARGEST).half().to(g.dtype) for name, g in sent.items()}
-        return Disturbed(halves, {}, {name: _half_step(g) for name, g in halves.items()})
-
-
-def _half_step(half: Tensor) -> Tensor:
-    """(n,): the error is uniform over the distance between neighbouring float16 numbers."""
-    exponent = torch.frexp(half.double().abs().flatten(1)).exponent - 1
-    step = torch.where(half.flatten(1) == 0, SMALLEST, (exponent - MANTISSA).clamp(min=SMALLEST))
-    return UNIFORM * (4.0 ** step.double()).mean(1).sqrt()
+        rounding = {}
+        for name, half in halves.items():  # uniform over the distance to the next number
+            flat = half.double().flatten(1)
+            step = (torch.frexp(flat.abs()).exponent - 1 - MANTISSA).clamp(min=SMALLEST)
+            step = torch.where(flat == 0, SMALLEST, step)
+            rounding[name] = UNIFORM * (4.0 ** step.double()).mean(1).sqrt()
+        return Disturbed(halves, {}, rounding)
 
 
 @schema

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.metrics import matching
-from mjp_privacy.metrics.comparisons import (
+from mjp_privacy.metrics.statistics import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
     MOST_FLIPPED,
+    PSNR_CAP,
     PairedTest,
     holm,
     paired_test,
 )
-from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import (
