@@ -22,8 +22,7 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
-from mjp_privacy.report.flags import unshuffled_images
-from mjp_privacy.report.lines import Line, failed_images
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.training.evaluation import markdown_table, with_interval, write_report
@@ -164,8 +163,8 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     best = pd.concat([*found, pd.Series(dtype=float)]).groupby(level=0).max()
     values = best.reindex(floor.index).clip(lower=floor).fillna(floor)
     summary = summarise(values.tolist(), ["ok"] * len(values), cap=PSNR_CAP)
-    failed = set[str]().union(*map(failed_images, attacks))
-    unshuffled = set[str]().union(*map(unshuffled_images, attacks))
+    failed = set[str]().union(*(line.failed_images for line in attacks))
+    unshuffled = set[str]().union(*(line.unshuffled_images for line in attacks))
     return {
         "n": summary.n,
         "psnr": summary.mean,
