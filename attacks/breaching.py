@@ -43,7 +43,7 @@ from attacks.equations.least_squares import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
+from mjp_privacy.models.vit import copied
 
 PASSED_THROUGH = ("breaching", "breaching.cases", "breaching.cases.models")
 """The packages that stand above what the attackers import, parents first."""

@@ -75,7 +75,7 @@ from attacks.equations.token_patches import (
 from attacks.masked_span import MaskedSpan
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
+from mjp_privacy.models.vit import copied
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         example="fit-prior --images photos --patch 8 --out mine.safetensors",
     ),
     "list": CommandEntry(
-        "mjp_privacy.federation.listing:list_names",
+        "mjp_privacy.federation.commands:list_names",
         "models, attacks, defences, metrics, engines and configs by name",
         example="list attacks",
     ),
@@ -194,8 +194,8 @@ def completion(argv: list[str], usage: Usage) -> int:
         return DONE
     if argv not in (["bash"], ["zsh"]):
         raise UserError(f"{usage.prog}: expected bash or zsh, got {shown(' '.join(argv))!r}.")
-    from mjp_privacy.core.configs import STOCK
-    from mjp_privacy.federation.listing import NAMES
+    from mjp_privacy.core.read import STOCK
+    from mjp_privacy.federation.commands import NAMES
 
     names = {"attack": sorted(file.stem for file in STOCK.glob("*.yaml")), "list": list(NAMES)}
     cases = []

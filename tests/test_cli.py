@@ -11,7 +11,7 @@ import yaml
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy import __version__
 from mjp_privacy.cli import COMMANDS, overview
-from mjp_privacy.federation.listing import NAMES
+from mjp_privacy.federation.commands import NAMES
 from tests.helpers.runs import cell, one_cell, photographs
 from tests.inputs.called import called
 
@@ -85,12 +85,10 @@ tests/inputs."""
         ("labels", "labels.csv", "labels.csv"),
         ("limit", 0, "got 0"),
         ("limit", "few", "limit"),
-        ("gamma", 2, "--gamma"),
         ("device", "gpu", "device"),
         ("out", "a-file/run", "--out"),
         ("weights", "Vit=x.pth", "ViT"),
         ("block", 0, "block"),
-        ("client.batch", 2, "one.yaml, block"),
         ("client.mode", "test", "client.mode"),
         ("dtypes", "float16", "dtypes"),
     ],

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.models.vit import copied
 
 ATTACKS = ("patch_gradient", "masked_span")
 GOOD = 40.0  # dB from which a certain picture is the client's

@@ -31,8 +31,7 @@ from attacks.equations.patch_system import normalisation, normalised
 from attacks.equations.span import Knowledge
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
-from mjp_privacy.models.vit import TokenNorm, token_norm
+from mjp_privacy.models.vit import TokenNorm, copied, token_norm
 
 SCALES = torch.logspace(-0.2, 0.2, 1200, dtype=torch.float64)  # of a patch's contrast, if it is off
 PIXELS = 256  # of a patch that are looked at

@@ -57,9 +57,8 @@ from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import gradient, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
-from mjp_privacy.models.vit import input_of, pictures_first
+from mjp_privacy.models.vit import copied, input_of, pictures_first
 
 GAP = 30.0
 """Times the singular value after it that the T-th of a layer's gradient must be. Elsewhere some of

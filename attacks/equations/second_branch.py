@@ -21,10 +21,16 @@ from attacks.equations.embedding import Embedding
 from attacks.equations.layers import inputs_of
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.blocks import GATED, Named
-from mjp_privacy.models.vit import TokenNorm, first_tensor, input_of, pictures_first, token_norm
+from mjp_privacy.models.vit import (
+    TokenNorm,
+    copied,
+    first_tensor,
+    input_of,
+    pictures_first,
+    token_norm,
+)
 
 BLOCK = "blocks.0"
 PROJ, FC1, FC2 = (f"{BLOCK}.{name}" for name in ("attn.proj", "mlp.fc1", "mlp.fc2"))

@@ -51,7 +51,7 @@ from attacks.budget import spent
 from attacks.equations.second_branch import FC2, PROJ, TwoLayers, first_layers, layer_scales
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.copies import copied
+from mjp_privacy.models.vit import copied
 
 SHOWN = 5.0  # times the first singular value that should be 0 from which a direction is a token's
 NEAR, FAR = 8, 32

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank
@@ -91,7 +91,7 @@ class ClientConfig:
     """head: linear probing, the classifier alone is trained and sent while all else is frozen."""
     lora: PerhapsAdapters = ""
     """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
-    layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
+    layers, and the classifier, while all else is frozen (`models/mjp_vit.py`); empty: none."""
 
     @property
     def adapters(self) -> LowRank | None:

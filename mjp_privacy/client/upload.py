@@ -24,8 +24,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.models.vit import copied
 
 
 def make_upload(

@@ -159,11 +159,6 @@ def lock(root: Path) -> Iterator[None]:
     killed processes left are deleted; those that a worker of an engine is writing stay.
     """
     marker = root / LOCK
-    if marker.is_dir():
-        raise UserError(
-            f"{shown(marker)}: expected the file that locks this folder, got a folder. Take it "
-            "away, or give another --out."
-        )
     with writing(marker):
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(marker, os.O_RDWR | os.O_CREAT, 0o666)  # a named pipe does not block

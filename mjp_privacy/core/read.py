@@ -6,8 +6,10 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
     library.load(path)
 
 Whatever a file is instead of what is expected becomes one sentence that names it. By the same rules
-images are decoded in `data`, tensors read in `models/tensor_files.py` and configs in `configs`;
-nobody else opens a file (`tests/test_gate.py`).
+images are decoded in `data` and tensors read in `models/tensor_files.py`; nobody else opens a file
+(`tests/test_gate.py`). Below: JSON, CSV, and YAML, as which configs are written:
+
+    read_mapping("demo")["name"], read_mapping("configs/training/cifar10.yaml"), from any folder
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import zlib
 from collections import Counter
@@ -27,9 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import listed_mistakes
 from mjp_privacy.core.text import shown
 
@@ -68,28 +73,20 @@ class FileKind:
         Pipes and devices are refused unopened: reading one can take for ever.
         """
         with self.reading(path):
-            return self._size(path, path.stat())
-
-    def _size(self, path: Path, status: os.stat_result) -> int:
-        if not stat.S_ISREG(status.st_mode):
-            kind = NO_REGULAR_FILE.get(stat.S_IFMT(status.st_mode), "no regular file")
-            raise self.refusal(path, kind)
-        if status.st_size > self.max_bytes:
-            limit = f"{self.max_bytes / MIB:,.1f} MiB"
-            raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
-        return status.st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                kind = NO_REGULAR_FILE.get(stat.S_IFMT(status.st_mode), "no regular file")
+                raise self.refusal(path, kind)
+            if status.st_size > self.max_bytes:
+                limit = f"{self.max_bytes / MIB:,.1f} MiB"
+                raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
+            return status.st_size
 
     def bytes(self, path: Path) -> bytes:
-        self.check(path)
-        pieces, room = [], self.max_bytes + 1
+        """The content of a file; one that grows meanwhile is read as far as it was checked."""
+        size = self.check(path)
         with self.reading(path), open(path, "rb", opener=without_waiting) as file:
-            self._size(path, os.fstat(file.fileno()))  # it may have been replaced since
-            while room > 0 and (piece := file.read(min(room, MIB))):  # `read` allocates what it is
-                pieces.append(piece)  # asked for
-                room -= len(piece)
-        if room <= 0:  # a file of /proc has no size of its own
-            raise self.refusal(path, f"more than {self.max_bytes / MIB:,.1f} MiB")
-        return b"".join(pieces)
+            return file.read(size)
 
     def text(self, path: Path) -> str:
         """The content of a file in UTF-8."""
@@ -177,27 +174,19 @@ def read_json_value(path: Path, kind: FileKind) -> Any:
 
 def json_value(text: str, path: Path, kind: FileKind) -> Any:
     """The value of a JSON text that a file holds; `path` and `kind` are for messages."""
-    words: list[str] = []  # NaN and the like, each of which it stands for meanwhile
 
     def constant(word: str) -> object:
-        words.append(word)
-        return words
+        raise ValueError(f"{word} is no number in JSON")
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         by_name = dict(pairs)
         if len(by_name) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"the field {shown(twice)!r} is given twice")
-        for name, value in pairs if words else ():
-            if value is words or (isinstance(value, list) and words in value):
-                raise ValueError(f"{shown(name)}: {words[0]} is no number in JSON")
         return by_name
 
     with kind.reading(path):
-        value = json.loads(text, object_pairs_hook=fields, parse_constant=constant)
-        if words:
-            raise ValueError(f"{words[0]} is no number in JSON")
-        return value
+        return json.loads(text, object_pairs_hook=fields, parse_constant=constant)
 
 
 CHECK = b', "check": "'
@@ -291,3 +280,124 @@ def csv_rows(
             raise kind.refusal(path, f"a cell of {longest} characters", place)
         if cells:  # no empty line
             yield lines.line_num, dict(zip(columns, cells, strict=True))
+
+
+# configs: YAML files of plain values, and the stock ones by their names ---------------------------
+
+PACKAGE = Path(__file__).resolve().parents[1]
+STOCK = next(
+    (folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()),
+    PACKAGE / "configs",
+)
+
+
+def stock_config(path: str | Path) -> Path:
+    """The file of this path, else the stock config that is meant by it, else the path as it is.
+
+    stock_config("demo"), stock_config("configs/training/cifar10.yaml"): from any folder, as if it
+    were the checkout; a file that is there comes first, also one in `configs/` of this folder
+    """
+    path = Path(path)
+    is_name = not path.suffix
+    if path.is_file() or path.is_absolute() or not (is_name or path.parts[0] == "configs"):
+        return path
+    inside = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    name = inside.with_suffix(".yaml") if is_name else inside
+    found = (folder / name for folder in (Path("configs"), STOCK))
+    return next((file for file in found if file.is_file()), path)
+
+
+def stock_configs() -> Mapping[str, Path]:
+    """Every stock config by what a command takes for it, `configs/training/cifar10.yaml`."""
+    files = sorted(STOCK.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {f"configs/{file.relative_to(STOCK).as_posix()}": file for file in files}
+
+
+CONFIG = FileKind("a YAML file with fields such as `name:`", "Start from one in configs/.", 1 << 18)
+MOST_NODES = 50_000
+"""Fields and values of a file, each counted as often as anchors repeat it."""
+ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
+"""Whole numbers that begin with a zero, and numbers of base 60."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; `1e-3` is a number, as in YAML 1.2 and elsewhere. ValueError for what
+    a few lines of anchors blow up, a field that stands twice, and numbers that mean something else
+    elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes, self.sizes = 0, dict[int, int]()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node, or the one that an anchor stands for, which counts with all that it holds."""
+        repeats, before = self.check_event(yaml.AliasEvent), self.nodes
+        node = super().compose_node(parent, index)
+        if repeats and id(node) not in self.sizes:
+            raise ValueError("an anchor that holds itself")
+        self.nodes += self.sizes[id(node)] if repeats else 1
+        self.sizes[id(node)] = self.nodes - before
+        if self.nodes > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Named fields, each of which stands there once."""
+        node = super().compose_mapping_node(anchor)
+        names = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in names:
+                raise _fault(key, "is given twice in one mapping")
+            names.add(key.value)
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """A value, which is no number of another base."""
+        node = super().compose_scalar_node(anchor)
+        is_number = node.style is None and node.tag.endswith((":int", ":float"))
+        if is_number and ODD_NUMBER.fullmatch(node.value):
+            raise _fault(node, "is a number of another base. Write it as 10 or in quotes")
+        return node
+
+
+def _fault(node: yaml.ScalarNode, what: str) -> ValueError:
+    return ValueError(f"line {node.start_mark.line + 1}: {shown(node.value, 60)!r} {what}")
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The top-level fields of a YAML file, or of a stock config by its path in the checkout."""
+    path = stock_config(path)
+    try:
+        text = CONFIG.text(path)
+    except NoFile as error:
+        names = sorted(p.name for p in path.parent.glob("*.y*ml"))
+        names += [] if path.suffix else sorted(p.stem for p in STOCK.glob("*.yaml"))
+        raise UserError(
+            f"No config at {shown(path)!r}: expected a YAML file, or the name of a stock config."
+            f"{did_you_mean(path.name, names)} Those shipped: mjp list configs."
+        ) from error
+    content = yaml_value(text, shown(path))
+    if not isinstance(content, Mapping):
+        got = "an empty file" if content is None else type(content).__name__
+        raise CONFIG.refusal(path, got)
+    return content
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """The value of a YAML text; `where` names it in messages: yaml_value("[1, 2]", "--values")."""
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except Exception as error:  # YAMLError, and what its constructors raise on odd values
+        text = shown(" ".join(str(error).split()) or type(error).__name__)
+        raise UserError(f"{where} is not valid YAML: {text}") from error

@@ -48,7 +48,7 @@ from mjp_privacy.experiment.diagnostics import (
     undeclared_error,
     unshuffled_uploads,
 )
-from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
+from mjp_privacy.experiment.plan import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Control, Reconstruction, Truth
 from mjp_privacy.metrics import References, prepare, score

@@ -13,8 +13,8 @@ import tyro
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
-from mjp_privacy.core.configs import stock_config
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import stock_config
 from mjp_privacy.core.schema import size_of
 from mjp_privacy.core.text import counted, plain, shown
 from mjp_privacy.experiment.config import (

@@ -18,8 +18,8 @@ from pydantic import Field
 from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
-from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import (
     Classes,

@@ -24,7 +24,7 @@ from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.refusals import NO_TRUTH, foreseen_of_series, lacking
+from mjp_privacy.experiment.plan import NO_TRUTH, foreseen_of_series, lacking
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
     Block,

@@ -29,9 +29,15 @@ from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
-from mjp_privacy.experiment.engines.coordinator import Coordinator, start_engine
-from mjp_privacy.experiment.engines.options import EngineConfig, devices, engine_config, settled
-from mjp_privacy.experiment.engines.worker import Job, Task
+from mjp_privacy.experiment.engines.options import (
+    EngineConfig,
+    devices,
+    engine_config,
+    settled,
+    visible_gpus,
+    workers_here,
+)
+from mjp_privacy.experiment.engines.tasks import Coordinator, Engine, Job, LocalEngine, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
@@ -239,8 +245,19 @@ class Run:
     def _elsewhere(self, engine: EngineConfig) -> None:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
-        on_gpu = torch.device(self.job.device).type == "cuda"
-        started = start_engine(engine, self.job.path, on_gpu)
+        file, on_gpu = self.job.path, torch.device(self.job.device).type == "cuda"
+        started: Engine
+        if engine.kind == "ray":  # packages of an engine are imported where it is asked for
+            from mjp_privacy.experiment.engines.ray import RayEngine
+
+            started = RayEngine(engine, file, on_gpu)
+        elif engine.kind == "slurm":
+            from mjp_privacy.experiment.engines.slurm import SlurmEngine
+
+            started = SlurmEngine(engine, file, on_gpu)
+        else:
+            gpus = visible_gpus() if on_gpu else ()
+            started = LocalEngine(file, workers_here(engine, on_gpu), gpus)
         with Coordinator(self.job, list(self.plan.blocks), started) as coordinator:
             for number, (model, blocks) in enumerate(self.plan.blocks.items()):
                 opened = OpenModel(self.plan, self.source, model)

@@ -25,7 +25,7 @@ from mjp_privacy.core.machine import clock
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.refusals import foreseen
+from mjp_privacy.experiment.plan import foreseen
 from mjp_privacy.experiment.source import (
     Block,
     Block0,
@@ -39,8 +39,8 @@ from mjp_privacy.experiment.source import (
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.loading import check_values, outline_model
+from mjp_privacy.models.vit import copied
 
 
 class Simulated(UploadSource):

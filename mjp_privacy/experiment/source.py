@@ -32,10 +32,9 @@ from mjp_privacy.interfaces import (
     Refusal,
 )
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.adapters import with_adapters
-from mjp_privacy.models.copies import copied
-from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.models.mjp_vit import with_adapters, with_closed_form_block
 from mjp_privacy.models.sizes import LowRank
+from mjp_privacy.models.vit import copied
 
 META = torch.device("meta")
 IN_STEP_OF = "its client step also holds"

@@ -34,7 +34,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -143,22 +142,18 @@ def stored_files(folder: Path) -> list[StoredFile]:
     return [StoredFile(folder / m[0], m[1], attempt, m[3]) for attempt, m in found]
 
 
-@dataclass(frozen=True)
 class RunStore:
-    """One run folder: RunStore(Path("results/demo")).finished("0b3a689adbb159cb")."""
+    """One run folder: RunStore(Path("results/demo")).finished("0b3a689adbb159cb").
 
-    root: Path
-    left_out: frozenset[Path] = frozenset()
-    """Damaged files, which do not count."""
-    _cells: dict[str, CellRows] = field(default_factory=dict, compare=False, repr=False)
-    _picture_group: Callable[[Path, int], pa.Table] = field(
-        default_factory=lambda: lru_cache(GROUPS)(read_pictures), compare=False, repr=False
-    )
-    """Reads a row group of pictures, and keeps the last ones: a file never changes."""
+    left_out: damaged files, which do not count
+    """
 
-    def __post_init__(self) -> None:
-        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
-            object.__setattr__(self, "root", self.root.absolute())
+    def __init__(self, root: Path, left_out: Iterable[Path] = ()) -> None:
+        looks_like_an_address = ":" in "".join(root.parts[:1])  # to pyarrow, as run:1/rows does
+        self.root = root.absolute() if looks_like_an_address else root
+        self.left_out = frozenset(left_out)
+        self._cells: dict[str, CellRows] = {}
+        self._picture_group = lru_cache(GROUPS)(read_pictures)  # a file never changes
 
     def folder(self, run_id: str) -> Path:
         return self.root / "rows" / run_id
@@ -242,7 +237,7 @@ class RunStore:
             known, files = self._cells.get(run_id), self.files(run_id)
             try:
                 if known is None or known.files != files:
-                    known = self._cells[run_id] = CellRows.of(files, known)
+                    known = self._cells[run_id] = CellRows(files, known)
                 return read(known)
             except (NoFile, Unreadable):  # Unreadable: so does a network's file system tell it
                 if attempt == TRIES - 1:
@@ -319,7 +314,7 @@ class RunStore:
 
     def without(self, paths: Iterable[Path]) -> RunStore:
         """The same folder for a reader that leaves these files out."""
-        return RunStore(self.root, frozenset(paths))
+        return RunStore(self.root, paths)
 
     # cells --------------------------------------------------------------------------------------
 
@@ -378,19 +373,20 @@ class RunStore:
             )
 
 
-@dataclass(frozen=True)
 class CellRows:
-    """The files of one cell, later tries last; of an image in several files the last one counts."""
+    """The files of one cell, later tries last; of an image in several files the last one counts.
 
-    files: list[StoredFile]
-    contents: list[BlockContent]
+    before: what was known of these files, which need not be opened again
+    """
 
-    @classmethod
-    def of(cls, files: list[StoredFile], before: CellRows | None = None) -> CellRows:
-        """Read the ids of every file; before: what was known of these files, which need not be
-        opened again."""
-        known = {} if before is None else dict(zip(before.files, before.contents, strict=True))
-        return cls(files, [known.get(file) or BlockContent.of(file.path) for file in files])
+    def __init__(self, files: list[StoredFile], before: CellRows | None = None) -> None:
+        known: dict[StoredFile, BlockContent] = {}
+        if before is not None:
+            known = dict(zip(before.files, before.contents, strict=True))
+        self.files: list[StoredFile] = files
+        self.contents: list[BlockContent] = [
+            known.get(file) or BlockContent.of(file.path) for file in files
+        ]
 
     @cached_property
     def place(self) -> dict[str, tuple[int, int]]:

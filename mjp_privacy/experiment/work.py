@@ -32,8 +32,7 @@ from mjp_privacy.experiment.cell import (
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import SourceCode, SourceReader
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.plan import Plan, make_plan
-from mjp_privacy.experiment.refusals import refused_by_network
+from mjp_privacy.experiment.plan import Plan, make_plan, refused_by_network
 from mjp_privacy.experiment.source import IN_STEP_OF, Block, ModelUploads, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 
@@ -58,21 +57,18 @@ class News:
     run, and `error` says which file it was."""
 
 
-@dataclass
 class OpenModel:
-    """A model of the plan, loaded or not, and the facts of its cells."""
+    """A model of the plan, loaded or not, and the facts of its cells.
 
-    plan: Plan
-    source: UploadSource
-    name: str
-    uploads: ModelUploads | None = field(default=None, init=False)  # None: it could not be loaded
-    reason: str = field(default="", init=False)  # why it could not be loaded
-    trace: str = field(default="", init=False)  # the traceback, where it is no user's mistake
+    What goes wrong is told by its rows, for other models still run: `uploads` is None then,
+    `reason` says why, and `trace` is the traceback, where it is no user's mistake.
+    """
 
-    def __post_init__(self) -> None:
-        """Load it; what goes wrong is told by its rows, for other models still run."""
+    def __init__(self, plan: Plan, source: UploadSource, name: str) -> None:
+        self.name, self.reason, self.trace = name, "", ""
+        self.uploads: ModelUploads | None = None
         try:
-            self.uploads = self.source.open(self.name)
+            self.uploads = source.open(name)
         except UserError as error:
             self.reason = str(error)
         except Exception as error:
@@ -82,8 +78,8 @@ class OpenModel:
             self.trace = format_traceback(error)
         loaded = None if self.uploads is None else self.uploads.model
         self.facts: Mapping[Cell, CellFacts] = {
-            cell: describe(cell, self.plan.experiment, self.source, loaded, self.reason)
-            for cell in self.plan.cells_of(self.name)
+            cell: describe(cell, plan.experiment, source, loaded, self.reason)
+            for cell in plan.cells_of(name)
         }
 
 

@@ -22,12 +22,11 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
-from mjp_privacy.report.flags import unshuffled_images
-from mjp_privacy.report.lines import Line, failed_images
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.training.evaluation import markdown_table, with_interval, write_report
-from mjp_privacy.training.journal import METRICS
+from mjp_privacy.training.run_files import METRICS
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
@@ -55,22 +54,19 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
 def comparison_table(runs: Sequence[Path], leakage: pd.DataFrame) -> pd.DataFrame:
     """A row for each federation, probe and scope, at the last round that was recorded."""
     last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
-    facts = [
-        {"run": str(run), **_accuracy(run), "defence": defence_text(stored_config(run))}
-        for run in runs
-    ]
+    facts = []
+    for run in runs:
+        of_run: dict[str, Any] = {"run": str(run)}
+        of_run |= dict.fromkeys(("top1", "top1_low", "top1_high"), math.nan)
+        tested = [line for line in evaluations(run) if line.val_top1 is not None]
+        if tested:
+            top1, images = tested[-1].val_top1 or 0.0, tested[-1].val_images
+            low, high = wilson(top1 / 100, images)
+            of_run |= {"top1": top1, "top1_low": 100 * low, "top1_high": 100 * high}
+            of_run["test_images"] = images
+        of_run["rounds"] = tested[-1].round if tested else 0
+        facts.append(of_run | {"defence": defence_text(stored_config(run))})
     return last.merge(pd.DataFrame(facts), on="run")
-
-
-def _accuracy(run: Path) -> dict[str, Any]:
-    """Top-1 after the last round, with a 95 % interval over the test images (Wilson's)."""
-    lines = [line for line in evaluations(run) if line.val_top1 is not None]
-    if not lines:
-        return {"top1": math.nan, "top1_low": math.nan, "top1_high": math.nan, "rounds": 0}
-    top1, images = lines[-1].val_top1 or 0.0, lines[-1].val_images
-    low, high = (100 * bound for bound in wilson(top1 / 100, images))
-    found = {"top1": top1, "top1_low": low, "top1_high": high}
-    return {**found, "test_images": images, "rounds": lines[-1].round}
 
 
 def defence_text(config: FederationConfig) -> str:
@@ -167,8 +163,8 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     best = pd.concat([*found, pd.Series(dtype=float)]).groupby(level=0).max()
     values = best.reindex(floor.index).clip(lower=floor).fillna(floor)
     summary = summarise(values.tolist(), ["ok"] * len(values), cap=PSNR_CAP)
-    failed = set[str]().union(*map(failed_images, attacks))
-    unshuffled = set[str]().union(*map(unshuffled_images, attacks))
+    failed = set[str]().union(*(line.failed_images for line in attacks))
+    unshuffled = set[str]().union(*(line.unshuffled_images for line in attacks))
     return {
         "n": summary.n,
         "psnr": summary.mean,

@@ -26,9 +26,9 @@ from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.adapters import with_adapters
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.loading import RANDOM
+from mjp_privacy.models.mjp_vit import with_adapters
+from mjp_privacy.models.vit import copied
 from mjp_privacy.training.batches import Examples, decode_all, find_examples
 from mjp_privacy.training.config import Recipe, TrainingConfig
 

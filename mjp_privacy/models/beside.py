@@ -40,6 +40,9 @@ FILES: Mapping[str, tuple[str, ...]] = {
 }
 """The files of each layout's library."""
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(TANH, "gelu_tanh")}
+"""transformers' names of activations that have others here."""
 HEAD_WIDTH = 64  # open_clip's, where its config states none
 PICTURES = ("mean", "std", "img_size", "resize", "interpolation")
 Word = Annotated[str, Field(strict=True, max_length=200)]
@@ -60,12 +63,6 @@ def _side(size: Any) -> Any:
     return size.get("shortest_edge", min(sides, default=None))
 
 
-def _own_activation(name: Any) -> Any:
-    """This package's name of an activation that transformers' config names."""
-    tanh = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-    return {"gelu_python": "gelu", **dict.fromkeys(tanh, "gelu_tanh")}.get(str(name), name)
-
-
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
 class Stated:
     """What one of these files may state, in the words of the three libraries."""
@@ -78,9 +75,9 @@ class Stated:
     )
     head_width: Width | None = _at("model_cfg.vision_cfg.head_width")
     eps: Epsilon | None = _at("vision_config.layer_norm_eps", "layer_norm_eps")
-    activation: Annotated[Activation | None, BeforeValidator(_own_activation)] = _at(
-        "vision_config.hidden_act", "hidden_act"
-    )
+    activation: Annotated[
+        Activation | None, BeforeValidator(lambda name: ACTIVATIONS.get(str(name), name))
+    ] = _at("vision_config.hidden_act", "hidden_act")
     quick_gelu: Switch | None = _at("model_cfg.quick_gelu")
     mean: Mean = _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
     std: Std = _at("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")

@@ -35,15 +35,9 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.checkpoints import CheckpointReport, check_same
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.mjp_vit import (
-    FirstBlock,
-    LocalizationRegressor,
-    PositionEmbedding,
-    check_mask,
-)
+from mjp_privacy.models.mjp_vit import FirstBlock, Positioned, PositionEmbedding, check_mask
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import STATES, ModelSpec, overridden, stated
-from mjp_privacy.models.vit import Common
 from mjp_privacy.models.zoo import PIXELS, check_complete
 
 
@@ -105,15 +99,14 @@ def card_of(spec: ModelSpec, architecture: str, report: CheckpointReport) -> Mod
     )
 
 
-class OtherNetwork(WithCard, Common):
+class OtherNetwork(WithCard, Positioned):
     """What training, evaluation and clients use of a network that is no plain ViT.
 
     Its features are what its classifier reads, (B, 1, D), in the place of a ViT's tokens: the first
     of them is what Diff. Norm. compares, as the authors' code does with Swin's pooled features.
     """
 
-    unk_embed: nn.Parameter | None
-    dal_regressor: LocalizationRegressor | None
+    before = 0
     position_embedding: PositionEmbedding
     first_block: FirstBlock = "intact"
     pos_embed = index_embed = adapters = None
@@ -172,11 +165,6 @@ SIZES = "network"
 metadata as a ViT's do."""
 PICTURES = ("mean", "std", "resize", "interpolation", "trained_gamma")
 """What a user may say of such a file; its sizes are its own."""
-
-
-def is_other(file: WeightFile) -> bool:
-    """Whether a file says that it holds another network than a ViT."""
-    return SIZES in file.metadata
 
 
 def load_other(

@@ -20,7 +20,6 @@ from mjp_privacy.core.machine import derive_seed, free_bytes
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
@@ -37,8 +36,8 @@ from mjp_privacy.models.checkpoints import (
     shape_of,
     to_own_names,
 )
-from mjp_privacy.models.families import WithCard, card_of, is_other, load_other
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.families import SIZES, WithCard, card_of, load_other
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer, with_adapters
 from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,
@@ -134,7 +133,7 @@ def outline_spec(
     if source == RANDOM or source.startswith(TIMM_PREFIX):
         return spec, source
     file = read_weight_file(source, shapes_only=True)
-    if is_other(file):
+    if SIZES in file.metadata:
         raise UserError(
             f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
             "it, and inverting_gradients does. Expected a plain ViT; give this file to "
@@ -202,7 +201,7 @@ def _model(
             named = network or name or named
             other = load_timm(file, named, facts, unknown_init=unknown_init, made_up=made_up)
             return cast(LoadedModel, other)
-        if is_other(file):
+        if SIZES in file.metadata:
             outline = made_up is not None
             return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
         return _plain(spec, source, file, overrides, unknown_init=unknown_init, made_up=made_up)

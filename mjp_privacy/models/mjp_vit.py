@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.vit import (
@@ -18,6 +20,7 @@ from mjp_privacy.models.vit import (
     ClosedFormBlock,
     Common,
     PatchEmbedding,
+    copied,
     start_,
     start_linear_layers,
 )
@@ -25,15 +28,6 @@ from mjp_privacy.models.vit import (
 DalKind = Literal["none", "pca", "linear", "nonlinear"]
 PCA_ITERATIONS = 5
 CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
-
-
-def grid_positions(
-    grid: Grid, *, normalize: bool = False, device: torch.device | None = None
-) -> Tensor:
-    """(N, 2) row and column of every patch, made on `device` so that nothing has to be copied."""
-    index = torch.arange(grid.patches, device=device)
-    positions = torch.stack((index // grid.columns, index % grid.columns), dim=-1).double()
-    return positions / positions.new_tensor(grid) if normalize else positions
 
 
 class LocalizationRegressor(nn.Module):
@@ -90,18 +84,78 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     return torch.where(number > 2, directions * largest.sign(), 0.0)
 
 
-def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:
-    """Mean |target - prediction| over visible rows and both coordinates; 0 if no row is visible."""
-    weights = visible.to(prediction.dtype).unsqueeze(-1)
-    error = (target.to(prediction) - prediction).abs() * weights
-    return error.sum((-2, -1)) / (2 * weights.sum((-2, -1))).clamp(min=1)
-
-
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
 
 
-class MJPVisionTransformer(Common):
+class Positioned(Common):
+    """A network with a table of positions: what MJP does with the rows of its patches."""
+
+    unk_embed: nn.Parameter | None
+    dal_regressor: LocalizationRegressor | None
+
+    @property
+    def table(self) -> Tensor:
+        """The table (1, rows, D): the patches' rows stand behind `before` others."""
+        raise NotImplementedError
+
+    def positions(self, mask: Tensor | None = None) -> Tensor:
+        """(1 or B, rows, D): the table with E_unk in the masked rows, the others' as they are."""
+        table = self.table
+        if mask is None or self.unk_embed is None:
+            return table
+        hidden, own = mask.to(table.device).reshape(-1, mask.shape[-1], 1), self.rows_of_patches
+        patches = torch.where(hidden, self.unk_embed, table[:, own])
+        others = table.expand(patches.shape[0], -1, -1)
+        return torch.cat((others[:, : own.start], patches, others[:, own.stop :]), dim=1)
+
+    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
+        """Target and prediction of the unmasked positions.
+
+        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
+        same n in each row.
+        """
+        target, prediction, visible = self._localize(mask, normalize)
+        counts = visible.sum(-1)
+        if bool((counts != counts.max()).any()):
+            raise UserError(
+                "dal() returns one tensor, so every row of the mask must leave the same number of "
+                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
+            )
+        shape = (*counts.shape, int(counts.max()), 2)
+        target = target.expand_as(prediction)
+        return target[visible].reshape(shape), prediction[visible].reshape(shape)
+
+    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
+        """L_DAL: the mean |target - prediction| over the unmasked positions and both coordinates, 0
+        where none is; for a batch of masks, the mean over its rows."""
+        target, prediction, visible = self._localize(mask, normalize)
+        weights = visible.to(prediction.dtype).unsqueeze(-1)
+        error = ((target - prediction).abs() * weights).sum((-2, -1))
+        return (error / (2 * weights.sum((-2, -1))).clamp(min=1)).mean()
+
+    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Target (row and column, from 0, or normalised from 0 to 1) and prediction of all
+        positions, and which of them are not masked."""
+        if mask is None:
+            mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
+        check_mask(mask, self.grid.patches)
+        if self.dal_regressor is None:
+            raise UserError(
+                "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
+                "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
+            )
+        embeddings = self.table[0, self.rows_of_patches].expand(*mask.shape, -1)
+        visible = ~mask.to(embeddings.device)
+        prediction = self.dal_regressor(embeddings, visible)
+        index = torch.arange(self.grid.patches, device=prediction.device)
+        target = torch.stack((index // self.grid.columns, index % self.grid.columns), -1).double()
+        if normalize:
+            target = target / target.new_tensor(self.grid)
+        return target.to(prediction.dtype), prediction, visible
+
+
+class MJPVisionTransformer(Positioned):
     """Patches, a class token, one table of positions, blocks, and a head on the class token.
 
     MJPVisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
@@ -120,14 +174,13 @@ class MJPVisionTransformer(Common):
     variant             where other libraries' ViTs differ from timm's: `sizes.Variant`.
     """
 
-    unk_embed: nn.Parameter | None
     index_embed: nn.Parameter | None
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
     family: ClassVar[str] = "vit"  # `sizes.Family`: other networks of Table 1 stand beside it
     before: int = 1  # rows of the table before the patches': the class token's
     prefix: ClassVar[int] = 1  # tokens of block 0 before the patches': the class token
-    adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
+    adapters: LowRank | None = None  # beside its linear layers (`with_adapters`)
 
     def __init__(
         self,
@@ -205,15 +258,6 @@ class MJPVisionTransformer(Common):
 
     # forward ----------------------------------------------------------------------------------
 
-    def positions(self, mask: Tensor | None = None) -> Tensor:
-        """(1 or B, N+1, D): the table with E_unk in the masked rows, the class row as it is."""
-        table = self.table
-        if mask is None or self.unk_embed is None:
-            return table
-        rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
-        patches = torch.where(rows, self.unk_embed, table[:, 1:])
-        return torch.cat((table[:, :1].expand(patches.shape[0], -1, -1), patches), dim=1)
-
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """z (B, tokens, D), the input of block 0, from normalised images x (B, C, H, W)."""
         patches = self.patch_embed(x)
@@ -243,45 +287,6 @@ class MJPVisionTransformer(Common):
             check_mask(mask, self.grid.patches, len(x))
         return self.forward_head(self.forward_features(x, mask))
 
-    # localization -----------------------------------------------------------------------------
-
-    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
-        """Target and prediction of the unmasked positions.
-
-        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
-        same n in each row.
-        """
-        target, prediction, visible = self._localize(mask, normalize)
-        counts = visible.sum(-1)
-        if bool((counts != counts.max()).any()):
-            raise UserError(
-                "dal() returns one tensor, so every row of the mask must leave the same number of "
-                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
-            )
-        shape = (*counts.shape, int(counts.max()), 2)
-        target = target.expand_as(prediction)
-        return target[visible].reshape(shape), prediction[visible].reshape(shape)
-
-    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
-        """L_DAL over the unmasked positions; for a batch of masks, the mean over its rows."""
-        return masked_l1(*self._localize(mask, normalize)).mean()
-
-    def _localize(self, mask: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Target and prediction of all positions, and which of them are not masked."""
-        if mask is None:
-            mask = torch.zeros(self.grid.patches, dtype=torch.bool, device=self.like.device)
-        check_mask(mask, self.grid.patches)
-        if self.dal_regressor is None:
-            raise UserError(
-                "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
-                "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
-            )
-        embeddings = self.table[0, 1:].expand(*mask.shape, -1)
-        visible = ~mask.to(embeddings.device)
-        prediction = self.dal_regressor(embeddings, visible)
-        target = grid_positions(self.grid, normalize=normalize, device=prediction.device)
-        return target.to(prediction.dtype), prediction, visible
-
 
 def check_mask(mask: Tensor, patches: int, batch: int | None = None) -> None:
     """Raise unless it is a mask of all patches, for each picture of a batch or for all of them."""
@@ -308,3 +313,74 @@ def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
     altered.blocks[0] = ClosedFormBlock(altered.blocks[0])  # type: ignore[arg-type]
     altered.first_block = "closed_form"
     return altered
+
+
+# low-rank adapters (LoRA) -------------------------------------------------------------------------
+
+Model = TypeVar("Model", bound=MJPVisionTransformer)
+
+
+class AdaptedLinear(nn.Linear):
+    r"""A linear layer with an adapter beside it; its own weight and bias keep their names.
+
+        y = W x + b + (alpha / rank) B A x,      A: LAYER.lora_A.weight (rank, in)
+                                                 B: LAYER.lora_B.weight (out, rank)
+
+    The names are PEFT's. A client with adapters trains A and B, often the classifier as well; W, b
+    and all other parameters stay as they are and are never sent. As in PEFT A starts uniform within
+    1 / sqrt(in) and B at zero, so that the network computes at first what it did without them.
+    While B is zero, so is the gradient of every A.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        with torch.device("meta"):  # nothing is drawn; the layer's own weight and bias stay
+            super().__init__(layer.in_features, layer.out_features, layer.bias is not None)
+        self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
+        like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        self.lora_A = skip_init(nn.Linear, layer.in_features, rank, bias=False, **like)
+        self.lora_B = skip_init(nn.Linear, rank, layer.out_features, bias=False, **like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out)."""
+        adapted: Tensor = super().forward(x) + self.scale * self.lora_B(self.lora_A(x))
+        return adapted
+
+    def start(self, generator: torch.Generator, spread: float) -> None:
+        """Draw the adapter: numbers that are equal for all precisions, and for other targets."""
+        first, second = self.lora_A.weight, self.lora_B.weight
+        drawn = torch.rand(first.shape, generator=generator, dtype=torch.float64)
+        moved = torch.randn(second.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            first.copy_(1 / math.sqrt(self.in_features) * (2 * drawn - 1))
+            second.copy_(spread * moved)
+
+
+def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:
+    """A copy of the model with an adapter beside each target, drawn from the seed; a model that
+    has such adapters already, as after fine-tuning, keeps the numbers in them.
+
+    with_adapters(load_model("cifar_vit"), LowRank(4), seed=0) has blocks.0.attn.qkv.lora_A.weight
+    """
+    adapted = copied(model)
+    if (own := adapted.adapters) is not None:
+        if (own.rank, own.targets, own.scale) != (adapters.rank, adapters.targets, adapters.scale):
+            raise UserError(
+                f"client.lora: expected the adapters that the model has, {own.text}, got "
+                f"{adapters.text}. Give the same, or a model without adapters."
+            )
+        return adapted
+    adapted.adapters = adapters
+    for name, layer in list(adapted.blocks.named_modules(prefix="blocks")):
+        owner, _, last = name.rpartition(".")
+        if last in adapters.targets and isinstance(layer, nn.Linear):
+            smaller = min(layer.in_features, layer.out_features)
+            if adapters.rank > smaller:
+                raise UserError(
+                    f"adapters, rank: expected at most {smaller}, the smaller side of "
+                    f"{name}.weight, got {adapters.rank}. Give a smaller rank."
+                )
+            beside = AdaptedLinear(layer, adapters.rank, adapters.scale)
+            if not layer.weight.is_meta:
+                beside.start(torch_generator("adapters", name, seed), adapters.spread)
+            setattr(adapted.get_submodule(owner), last, beside)
+    return adapted

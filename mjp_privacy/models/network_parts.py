@@ -1,93 +1,33 @@
-"""Where a network under timm's names embeds its patches and adds their positions."""
+"""By what the parts of a network are told: what runs for a picture, and the patch equation
+
+    dL/dW = sum_i g_i x_i^T
+
+W (D, p) the patch embedding's weight, x_i (p,) the flattened patches of a picture, g_i (D,) the
+rows of a table's gradient that belong to the patches. It holds where the table is added to the
+embedded patches, and nowhere else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.models.vit import START_STD, token_norm
 
 CHANNELS = (3, 1)  # of colour and of grey pictures, which metrics and attacks take
 IN_SIZE = "Give the network itself, and img_size=(height, width) where pictures are no squares."
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Where a network embeds its patches and adds their positions.
-
-    table   none where the network has none, or adds it behind a norm of the embedded patches, so
-            that its gradient is not the patches'
-    before  rows of the table that stand before the patches' and belong to other tokens
-    """
-
-    projection: nn.Conv2d
-    table: nn.Parameter | None
-    grid: Grid
-    before: int
-
-    @property
-    def rows_of_patches(self) -> slice:
-        """Of the table."""
-        return slice(self.before, self.before + self.grid.patches)
-
-    @property
-    def channels(self) -> int:
-        """Of the pictures."""
-        return self.projection.in_channels
-
-
-def parts_of(net: nn.Module) -> Parts:
-    """The parts of a network, found by shapes; a UserError says what it lacks.
-
-    parts_of(timm.create_model("vit_small_patch14_dinov2")).before is 1
-    """
-    name = kind_of(net)
-    embed: Any = getattr(net, "patch_embed", None)
-    projection = getattr(embed, "proj", None)
-    if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
-        raise UserError(
-            f"{name}: expected patches that one convolution without overlap embeds "
-            "(patch_embed.proj), got none: the attacks read that layer's gradient. Give another "
-            "network, or the live one (load_module) if another of its layers embeds patches; "
-            "inverting_gradients meets a Swin or a ResNet of this package."
-        )
-    (patch, tall), colours = projection.kernel_size, projection.in_channels
-    height, width = getattr(embed, "img_size", None) or (0, 0)
-    if colours not in CHANNELS:
-        raise UserError(
-            f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, as "
-            "of what layers before them make of a picture, which no equation here tells. Give a "
-            "network that embeds patches of colour or grey pictures."
-        )
-    if patch != tall or min(height, width) < patch:
-        raise UserError(
-            f"{name}: expected pictures of whole square patches, got {height}×{width} in patches "
-            f"of {patch}×{tall}. Give img_size, multiples of the patch."
-        )
-    grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
-    if grid.pixels(patch) != (height, width):
-        embed.whole_size, embed.img_size = (height, width), grid.pixels(patch)
-    behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
-    behind_a_norm |= any(getattr(projection, "norms", ()))
-    if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
-        return Parts(projection, None, grid, 0)
-    rows, most = table[..., 0].numel(), grid.patches + 1 + getattr(net, "num_prefix_tokens", 0)
-    if not grid.patches <= rows <= most or table.shape[-1] != projection.out_channels:
-        raise UserError(
-            f"{name}: expected a table of {grid.patches} to {most} positions of width "
-            f"{projection.out_channels}, got {rows} of width {table.shape[-1]}. Give a network "
-            "that adds its table to the embedded patches."
-        )
-    return Parts(projection, table, grid, getattr(net, "rows_before", rows - grid.patches))
-
-
 def kind_of(net: Any) -> str:
-    """The class of a network, of one under other names (`live.networks.Renamed`) that inside."""
+    """The class of a network, of one under other names (`live.parts.Renamed`) that inside."""
     return type(getattr(net, "rest", net)).__name__
 
 
@@ -103,3 +43,116 @@ def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
             f"{kind_of(net)}: expected a network {expected}; it raised {format_error(error)}. "
             f"{advice}"
         ) from error
+
+
+# what runs, in which order, and on what -----------------------------------------------------------
+
+
+class Ran(NamedTuple):
+    """A part of a network that ran, with the first of what it was given and what it returned."""
+
+    part: nn.Module
+    given: Any
+    output: Any
+
+
+def run_of(
+    module: nn.Module, x: Tensor, *also: nn.Module, options: dict[str, bool] | None = None
+) -> list[Ran]:
+    """The parts of a network, in eval mode, in the order in which they end for a picture, itself
+    last; with tensors only of itself, of layers of tokens, of norms and of those named `also`.
+    Where it does not take the picture, which the caller will meet, those that had ended."""
+    run: list[Ran] = []
+    kept = {module, *also, *(part for part in module.modules() if embeds(part) or token_norm(part))}
+
+    def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if part in kept:
+            run.append(Ran(part, next(iter((*given, *named.values())), None), output))
+        else:
+            run.append(Ran(part, None, None))
+
+    hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
+    try:
+        with torch.no_grad():
+            module.eval()(x, **(options or {}))
+    except Exception:  # whatever the network's own code raises
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return run
+
+
+def takes(module: nn.Module, projection: nn.Conv2d, grid: Grid) -> bool:
+    """Whether a network computes something of pictures of so many patches."""
+    pixels = grid.pixels(int(projection.kernel_size[0]))
+    run = run_of(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
+    return bool(run) and run[-1].part is module
+
+
+def picture_like(x: Tensor) -> Tensor:
+    """A random picture of this shape."""
+    generator = torch_generator("a picture by which parts of a network are told")
+    return torch.randn(x.shape, generator=generator).to(x)
+
+
+def embeds(part: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a part computes the same linear function of each token: a linear layer does, and a
+    convolution of 1 × 1."""
+    if isinstance(part, nn.Conv2d):
+        return part.kernel_size == part.stride == (1, 1) and part.groups == 1
+    return isinstance(part, nn.Linear)
+
+
+def convolution_of(module: nn.Module) -> nn.Conv2d | None:
+    """The first convolution that embeds patches of a picture without overlap."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS:
+            side, down = part.kernel_size
+            is_whole = part.groups == 1 and part.dilation == (1, 1)
+            if part.stride == (side, side) and side == down > 1 and is_whole:
+                return part
+    return None
+
+
+# the equation -------------------------------------------------------------------------------------
+
+HOLDS = 1e-3
+"""Relative error of the patch equation up to which a network's parts are what they seem."""
+
+
+def gradients_of(
+    network: nn.Module,
+    x: Tensor,
+    wanted: Sequence[Tensor],
+    answer: Callable[[Any], Tensor] = lambda output: output,
+) -> list[Tensor | None]:
+    """The gradients of some of a network's parameters for what it says of pictures x; None of one
+    that has no part in it. Matrices of zeros, as a fresh classifier's, would pass nothing back, and
+    are drawn for this.
+
+    answer  what is wanted of that which the network returns
+    """
+    generator = torch_generator("matrices of zeros for the patch equation")
+    used: dict[str, Tensor] = {}
+    asked: dict[int, Tensor] = {}
+    for name, parameter in network.named_parameters():
+        is_wanted = any(parameter is one for one in wanted)
+        if parameter.ndim > 1 and not bool(parameter.any()):
+            drawn = torch.randn(parameter.shape, generator=generator)
+            used[name] = drawn.to(parameter) * START_STD
+        elif is_wanted:
+            used[name] = parameter.detach()
+        if is_wanted:
+            used[name].requires_grad_()
+            asked[id(parameter)] = used[name]
+    with torch.enable_grad():
+        output = functional_call(network, used, (x,))
+        loss = answer(output).square().sum()
+        inputs = [asked[id(one)] for one in wanted]
+        return list(torch.autograd.grad(loss, inputs, allow_unused=True))
+
+
+def misfit(rows: Tensor, patches: Tensor, total: Tensor) -> float:
+    """The relative error of the equation for rows g (N, D), patches x (N, p) and dL/dW (D, p)."""
+    return float((rows.mT @ patches - total).norm() / total.norm())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import (
     Classes,
     Depth,
@@ -168,13 +168,13 @@ def _one_line(item: Any) -> str:
         raise PydanticCustomError("adapters", "{said}", {"said": said}) from error
 
 
-def _line_or_none(item: Any) -> str:
-    return "" if item == "" else _one_line(item)
-
-
 AdaptersText = Annotated[str, BeforeValidator(_one_line), Field(max_length=200)]
 """A field that holds such a line; it may be given as a mapping."""
-PerhapsAdapters = Annotated[str, BeforeValidator(_line_or_none), Field(max_length=200)]
+PerhapsAdapters = Annotated[
+    str,
+    BeforeValidator(lambda item: "" if item == "" else _one_line(item)),
+    Field(max_length=200),
+]
 """The same, or an empty text for no adapters."""
 
 
@@ -229,10 +229,6 @@ class Sizes:
             depth=sum(self.stages),
             num_classes=self.num_classes,
         )
-
-    def stated(self) -> dict[str, Any]:
-        """The sizes as a checkpoint's metadata state them."""
-        return asdict(self)
 
     def __str__(self) -> str:
         """Its line in a table: `swin d48 s2-2 h3 p4@56`."""

@@ -39,17 +39,17 @@ CLIP_EPS = 1e-5
 
 
 def _channels(least: float) -> BeforeValidator:
-    """One number for all channels, or three, of pixels from 0 to 1."""
+    """One number for all channels, alone or in a list, or three, of pixels from 0 to 1."""
 
     def checked(value: Any) -> tuple[float, ...] | None:
-        listed = value.tolist() if hasattr(value, "tolist") else value
-        numbers = [listed] * CHANNELS if isinstance(listed, int | float) else listed
         if value is None:
             return None
-        if isinstance(numbers, list | tuple) and len(numbers) == CHANNELS:
+        listed = value.tolist() if hasattr(value, "tolist") else value
+        numbers = listed if isinstance(listed, list | tuple) else [listed]
+        if len(numbers) in (1, CHANNELS):
             real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
             if real and all(least <= number <= LARGEST for number in numbers):
-                return tuple(map(float, numbers))
+                return tuple(map(float, numbers)) * (CHANNELS // len(numbers))
         what = f"one number or three, one per channel, from {least} to {LARGEST}"
         raise PydanticCustomError("channels", f"Input should be {what}: of pixels from 0 to 1")
 

@@ -2,8 +2,8 @@
 
 An attack on patches needs three places of such a network and nothing of what comes after them: the
 convolution that embeds the patches, the table of positions that is added to them, if there is one,
-and how many of the table's rows belong to other tokens (`network_parts`). What they are taken for
-is one equation, which `check_equation` measures on the network itself:
+and how many of the table's rows belong to other tokens. They are found by shapes, and what they are
+taken for is one equation (`network_parts`), which `check_equation` measures on the network itself:
 
     patch_embed.proj.weight.grad = sum_i g_i x_i^T,    g_i = row i of pos_embed.grad
 
@@ -36,11 +36,18 @@ from mjp_privacy.models.checkpoints import (
 )
 from mjp_privacy.models.families import WithCard, card_of
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.mjp_vit import check_mask
-from mjp_privacy.models.network_parts import IN_SIZE, code_of, kind_of, parts_of
-from mjp_privacy.models.patch_equation import HOLDS, gradients_of, misfit
+from mjp_privacy.models.mjp_vit import Positioned, check_mask
+from mjp_privacy.models.network_parts import (
+    CHANNELS,
+    HOLDS,
+    IN_SIZE,
+    code_of,
+    gradients_of,
+    kind_of,
+    misfit,
+)
 from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
-from mjp_privacy.models.vit import START_STD, Common, input_of, start_
+from mjp_privacy.models.vit import START_STD, input_of, start_
 from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
 
 STATED = "timm"
@@ -53,7 +60,7 @@ HEADS = ("head.weight", "head.fc.weight")
 # the network --------------------------------------------------------------------------------------
 
 
-class TimmNetwork(WithCard, Common):
+class TimmNetwork(WithCard, Positioned):
     """A network of timm's, under its own names of parameters, with what clients and attacks use.
 
     It stands around the network and shares its parameters, so that no name and no number changes.
@@ -64,7 +71,6 @@ class TimmNetwork(WithCard, Common):
     dal_kind = "none"
     first_block = "intact"
     dal_regressor = index_embed = adapters = None
-    unk_embed: nn.Parameter | None
     renamed: Mapping[str, str] | None = None
     """Own names of the parameters of a live network, by its names."""
     resampled: Tensor | None = None
@@ -74,17 +80,54 @@ class TimmNetwork(WithCard, Common):
 
     def __init__(self, net: nn.Module, *, unknown_embedding: bool = False) -> None:
         super().__init__()
-        parts = parts_of(net)
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = getattr(net, shared)
         self.__dict__["net"] = net
-        self.grid, self.patch_size = parts.grid, int(parts.projection.kernel_size[0])
-        self.before, self.embed_dim = parts.before, parts.projection.out_channels
-        if parts.table is None:
-            self.position_embedding = "strict"
-        if unknown_embedding and parts.table is None:
+        name = kind_of(net)
+        embed: Any = getattr(net, "patch_embed", None)
+        projection = getattr(embed, "proj", None)
+        if not isinstance(projection, nn.Conv2d) or projection.kernel_size != projection.stride:
             raise UserError(
-                f"{kind_of(net)}: expected a table of positions whose rows MJP can mask, got "
+                f"{name}: expected patches that one convolution without overlap embeds "
+                "(patch_embed.proj), got none: the attacks read that layer's gradient. Give "
+                "another network, or the live one (load_module) if another of its layers embeds "
+                "patches; inverting_gradients meets a Swin or a ResNet of this package."
+            )
+        (patch, tall), colours = projection.kernel_size, projection.in_channels
+        height, width = getattr(embed, "img_size", None) or (0, 0)
+        if colours not in CHANNELS:
+            raise UserError(
+                f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, "
+                "as of what layers before them make of a picture, which no equation here tells. "
+                "Give a network that embeds patches of colour or grey pictures."
+            )
+        if patch != tall or min(height, width) < patch:
+            raise UserError(
+                f"{name}: expected pictures of whole square patches, got {height}×{width} in "
+                f"patches of {patch}×{tall}. Give img_size, multiples of the patch."
+            )
+        grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
+        if grid.pixels(patch) != (height, width):
+            embed.whole_size, embed.img_size = (height, width), grid.pixels(patch)
+        behind_a_norm = not isinstance(getattr(embed, "norm", None), nn.Identity | None)
+        behind_a_norm |= any(getattr(projection, "norms", ()))
+        self.grid, self.patch_size = grid, int(patch)
+        self.before, self.embed_dim = 0, projection.out_channels
+        if not isinstance(table, nn.Parameter) or not table.requires_grad or behind_a_norm:
+            self.position_embedding = "strict"  # a table's gradient is not the patches'
+        else:
+            rows = table[..., 0].numel()
+            most = grid.patches + 1 + getattr(net, "num_prefix_tokens", 0)
+            if not grid.patches <= rows <= most or table.shape[-1] != self.embed_dim:
+                raise UserError(
+                    f"{name}: expected a table of {grid.patches} to {most} positions of width "
+                    f"{self.embed_dim}, got {rows} of width {table.shape[-1]}. Give a network "
+                    "that adds its table to the embedded patches."
+                )
+            self.before = getattr(net, "rows_before", rows - grid.patches)
+        if unknown_embedding and self.pos_embed is None:
+            raise UserError(
+                f"{name}: expected a table of positions whose rows MJP can mask, got "
                 "none. Leave unknown_embedding out."
             )
         start = start_(torch.empty(1, 1, self.embed_dim)) if unknown_embedding else None
@@ -100,6 +143,12 @@ class TimmNetwork(WithCard, Common):
     def pos_embed(self) -> nn.Parameter | None:
         """The table that is added to the embedded patches."""
         return None if self.position_embedding == "strict" else self._parameters["pos_embed"]
+
+    @property
+    def table(self) -> Tensor:
+        """The rows of that table (1, rows, D)."""
+        assert self.pos_embed is not None
+        return self.pos_embed.flatten(1, -2)
 
     @cached_property
     def _changes(self) -> Tensor:
@@ -183,13 +232,7 @@ class TimmNetwork(WithCard, Common):
             return
         table = self.pos_embed
         assert table is not None
-        rows = table.flatten(1, -2)
-        hidden = mask.to(rows.device).reshape(-1, self.grid.patches, 1)
-        masked = rows.expand(len(hidden), -1, -1).clone()
-        masked[:, self.rows_of_patches] = torch.where(
-            hidden, self.unk_embed, rows[:, self.rows_of_patches]
-        )
-        self._parameters["pos_embed"] = masked.unflatten(1, table.shape[1:-1])
+        self._parameters["pos_embed"] = self.positions(mask).unflatten(1, table.shape[1:-1])
         try:
             yield
         finally:
@@ -368,18 +411,13 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
     sha256 = tensors_sha256(dict(net.state_dict()))
     network = _with_card(network, spec, CheckpointReport(name, sha256, "timm"))
     if network.channels == 1:
-        network.card = replace(network.card, mean=_of_grey(mean, net), std=_of_grey(std, net))
+        if len(set(mean)) > 1 or len(set(std)) > 1:
+            raise UserError(
+                f"{kind_of(net)}: expected one number as mean and as std of grey pictures, got "
+                f"{mean} and {std}. Give those with which the client normalised them."
+            )
+        network.card = replace(network.card, mean=mean[:1], std=std[:1])
     return network
-
-
-def _of_grey(values: tuple[float, ...], net: nn.Module) -> tuple[float, ...]:
-    """The mean or std of grey pictures."""
-    if len(set(values)) > 1:
-        raise UserError(
-            f"{kind_of(net)}: expected one number as mean and as std of grey pictures, got "
-            f"{values}. Give those with which the client normalised them."
-        )
-    return values[:1]
 
 
 def _spec(

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import Activation, Variant
 
@@ -222,6 +224,34 @@ class ClosedFormBlock(nn.Module):
         """z (B, N+1, D) -> (B, N+1, D)."""
         mixed: Tensor = self.drop_path2(self.mlp(self.norm2(self.attn(z))))
         return mixed
+
+
+# copies to work on --------------------------------------------------------------------------------
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class _Detached(TorchFunctionMode):
+    """In this block what was computed is copied without what it was computed from, wherever a
+    network keeps it; torch copies no such tensors."""
+
+    def __torch_function__(
+        self, call: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if call is Tensor.__deepcopy__ and is_functorch_wrapped_tensor(args[0]):
+            return args[0]  # of a transformation that has ended: it holds nothing any more
+        if call is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[0].detach().clone()
+        return call(*args, **(kwargs or {}))
+
+
+def copied(module: AnyModule, twins: dict[int, Any] | None = None) -> AnyModule:
+    """A copy of a network or of a part of one, also where parts keep what they last computed.
+
+    twins  filled with the copies, by the identity of what they are copies of
+    """
+    with _Detached():
+        return deepcopy(module, {} if twins is None else twins)
 
 
 # norms of tokens, whatever they are called --------------------------------------------------------

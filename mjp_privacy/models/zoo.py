@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, is_there, read_csv
+from mjp_privacy.core.read import FileKind, is_there, read_csv, read_mapping
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, TIMM_PREFIX, read_metadata
@@ -207,11 +206,6 @@ def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint
         if not item.source.startswith(TIMM_PREFIX) and "mean" not in read_metadata(item.source)
     }  # where there is none, an option is meant to replace what they state
     return [replace(item, described=not lacking or item.label in lacking) for item in checkpoints]
-
-
-def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
-    """Per-channel numbers of a command line, where one stands for all three."""
-    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
 
 
 def _named(item: str, option: str) -> NamedCheckpoint:

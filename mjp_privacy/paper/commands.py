@@ -15,7 +15,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.opening import check_place, open_images
 from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+from mjp_privacy.training.commands import EvaluationArguments
 
 
 def sample(argv: list[str], usage: Usage) -> int:
@@ -42,7 +42,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     options: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
     options |= {"seed": seed, "progress": _choosing}
     if arguments.corrupt:
-        from mjp_privacy.paper.robustness_sets import make_corrupted
+        from mjp_privacy.paper.image_sets import make_corrupted
 
         done = make_corrupted(images, out, size=arguments.size, **options)
     else:

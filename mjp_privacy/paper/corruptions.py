@@ -2,7 +2,7 @@
 
 After Hendrycks and Dietterich, “Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations” (ICLR 2019), with the constants of the official generator. Written anew over NumPy,
-SciPy and Pillow, so no picture equals the official file's: DIFFERENCES in `robustness_sets.py`
+SciPy and Pillow, so no picture equals the official file's: DIFFERENCES in `image_sets.py`
 says where they differ.
 
     pixels = corrupted(pixels, "fog", 3, np.random.default_rng(0))  # (H, W, 3) uint8 to the same

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.models.families import OtherNetwork
-from mjp_privacy.models.mjp_vit import LocalizationRegressor, grid_positions, masked_l1
+from mjp_privacy.models.mjp_vit import LocalizationRegressor
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.vit import start_, start_linear_layers
 
@@ -73,13 +73,6 @@ class JigsawSwin(OtherNetwork):
         relative = {name for name, _ in self.named_parameters() if name.endswith(RELATIVE)}
         return {*relative, "absolute_pos_embed", "unk_embed"}
 
-    def positions(self, mask: Tensor | None = None) -> Tensor:
-        """(1 or B, N, D): the table with E_unk in the masked rows."""
-        if mask is None or self.unk_embed is None:
-            return self.table
-        hidden = mask.to(self.table.device).reshape(-1, self.tokens, 1)
-        return torch.where(hidden, self.unk_embed, self.table)
-
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """z (B, rows, columns, D), the input of the first stage."""
         z: Tensor = self.patch_embed(x)
@@ -97,16 +90,6 @@ class JigsawSwin(OtherNetwork):
         """Logits (B, classes) from the features (B, 1, D)."""
         logits: Tensor = self.head.fc(features[:, 0])
         return logits
-
-    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
-        """L_DAL over the unmasked rows of the table; for a batch of masks, the mean over them."""
-        assert self.dal_regressor is not None
-        table = self.table[0]
-        hidden = torch.zeros_like(table[:, 0], dtype=torch.bool) if mask is None else mask
-        visible = ~hidden.to(table.device)
-        prediction = self.dal_regressor(table.expand(*hidden.shape, -1), visible)
-        target = grid_positions(self.grid, normalize=normalize, device=table.device)
-        return masked_l1(target, prediction, visible).mean()
 
 
 def _table(rows: int, width: int) -> nn.Parameter:

@@ -1,24 +1,38 @@
-"""`mjp evaluate --imagenet-c | --imagenet-a | --imagenet-o`: the paper's Tables 2 and 10."""
+"""`mjp evaluate --imagenet-c | --imagenet-a | --imagenet-o`: the paper's Tables 2 and 10.
+
+The sets are laid out as their authors publish them:
+
+C     gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG, perhaps inside `noise`, `blur`,
+      `weather` and `digital`, as the archives are called
+A, O  n01498041/0.000116_digital clock _ digital clock_0.865662.jpg: 200 classes
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
-from mjp_privacy.data.labels import NUM_IMAGENET
+from mjp_privacy.data.files import image_names, open_files
+from mjp_privacy.data.labels import NUM_IMAGENET, some, synset_indices
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import named_checkpoints
-from mjp_privacy.paper.corruptions import CORRUPTIONS
+from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
+from mjp_privacy.paper.image_sets import CORRUPTED, CORRUPTED_LISTS, PLAIN
 from mjp_privacy.paper.robustness_scores import (
     CAVEATS,
     Line,
@@ -31,23 +45,153 @@ from mjp_privacy.paper.robustness_scores import (
     strange_lines,
     wrong_severities,
 )
-from mjp_privacy.paper.robustness_sets import (
-    CorruptionFolders,
-    answers,
-    corruption_folders,
-    two_hundred_classes,
-)
 from mjp_privacy.training.batches import check_labels
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.evaluation import (
     beside,
     load_checkpoint,
     markdown_table,
+    opened_batches,
     papers_row,
     prepare_folder,
     with_interval,
     write_report,
 )
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+
+# the published sets -------------------------------------------------------------------------------
+
+Cell = tuple[str, int]  # corruption and severity
+
+EXAMPLE = "gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG"
+CLASSES = 200
+OFFICIAL: Mapping[str, tuple[str, int]] = {
+    "A": ("f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520", 7500),
+    "O": ("39f8e64e8f89efad8fd9615c061abc61695ffbd27793e87199181cb4fb340083", 2000),
+}
+"""SHA-256 of the sorted synsets, one a line, and number of images of the published sets."""
+
+
+@dataclass(frozen=True)
+class CorruptionFolders:
+    """The folder of each corruption and severity; `official` is False for our own corruptions.
+
+    images         those of the first folder; the others hold files of the same names
+    plain_classes  how many classes a model must have, for numbers of plain folders to be its own;
+                   None where the numbers mean something without that, and for official files
+    """
+
+    by_cell: Mapping[Cell, Path]
+    images: ImageSource
+    official: bool
+    plain_classes: int | None
+
+
+def corruption_folders(path: Path) -> CorruptionFolders:
+    """The cells of ImageNet-C in this folder; UserError if it has another layout."""
+    places = {
+        name: place
+        for family, functions in FAMILIES.items()
+        for name in [function.__name__ for function in functions]
+        for place in (path / family / name, path / name)
+        if place.is_dir()
+    }
+    cells = {(name, level): places[name] / str(level) for name in places for level in SEVERITIES}
+    if not cells:
+        names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+        raise UserError(
+            f"--imagenet-c {shown(path)}: expected folders of corruptions with files such as "
+            f"{EXAMPLE}; got {some(names) if names else 'no folder'}. Give the folder that the "
+            "archives were unpacked in."
+        )
+    first = next(iter(cells.values()))
+    wanted = _images_in(first)
+    for (name, severity), folder in cells.items():
+        names_here = _images_in(folder)
+        if names_here != wanted:
+            raise UserError(
+                f"--imagenet-c {shown(path)}: {name}/{severity} holds {len(names_here)} images, "
+                f"{len(wanted & names_here)} of them under the names of the first folder's "
+                f"{len(wanted)}. Expected the same images under every corruption at the severities "
+                "1 to 5: unpack its archive again."
+            )
+    images = open_images(first)
+    if images.records[0].label is None:
+        raise UserError(
+            f"--imagenet-c {shown(path)}: the images of {first.relative_to(path)} lie in no class "
+            f"folders. Expected files such as {EXAMPLE}."
+        )
+    marker, about = path / CORRUPTED, None
+    if marker.is_file():
+        text = CORRUPTED_LISTS.bytes(marker).decode("utf-8", "replace")
+        about = json_value(text, marker, CORRUPTED_LISTS)
+    count = about.get(PLAIN) if isinstance(about, dict) else None
+    plain = count if isinstance(count, int) else None
+    return CorruptionFolders(cells, images, not marker.exists(), plain)
+
+
+def _images_in(folder: Path) -> set[str]:
+    return set(image_names(open_files(folder))) if folder.is_dir() else set()
+
+
+def two_hundred_classes(path: Path, letter: str) -> tuple[ImageSource, bool]:
+    """The images of ImageNet-A or -O, and whether it is the published set.
+
+    The classes are those of the folders, whose names must be 200 of ImageNet's synsets.
+    """
+    source = open_images(path)
+    labels = {record.label for record in source.records}
+    if source.records[0].label_source != "synset" or len(labels) != CLASSES:
+        got = f"{len(labels - {None})} classes. {source.labels_described}"
+        raise UserError(
+            f"--imagenet-{letter.lower()} {shown(path)}: expected {CLASSES} folders named by "
+            f"synsets, such as n01498041; got {got} Give the folder that the archive was unpacked "
+            "in: answers are restricted to its classes, so with some of them missing the figures "
+            "would be others."
+        )
+    digest, count = OFFICIAL[letter]
+    synsets = sorted(synset for synset, index in synset_indices().items() if index in labels)
+    same = hashlib.sha256("\n".join(synsets).encode()).hexdigest() == digest
+    return source, same and len(source.records) == count
+
+
+# answers ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def answers(
+    model: LoadedModel,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    prepare: Preprocessing,
+    bar: Progress,
+    unreadable: dict[str, str],
+    classes: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """A row for each image: image_id, correct and confidence, NaN where it cannot be read.
+
+    bar         counts the images
+    unreadable  gains the reason of each image that cannot be read, by its path
+    classes     restrict the answer to these: the others' logits are left out before the softmax,
+                and `confidence` is the largest of what remains
+
+    Images are fed as they are: nothing is shuffled or masked.
+    """
+    among = list(range(model.card.num_classes)) if classes is None else list(classes)
+    rows: list[tuple[str, float, float]] = []
+
+    def failed(record: ImageRecord, reason: str) -> None:
+        unreadable[str(source.path / record.image_id)] = reason
+        rows.append((record.image_id, np.nan, np.nan))
+
+    for batch, images in opened_batches(model, source, records, prepare, failed, bar.advance):
+        logits = model(model.normalize(images.to(model.like)))[:, among].cpu()
+        sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
+        for record, confidence, place in zip(batch, sure.tolist(), best.tolist(), strict=True):
+            rows.append((record.image_id, float(among[place] == record.label), confidence))
+    return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])
+
+
+# the command --------------------------------------------------------------------------------------
 
 OURS = "our own corruptions"
 OFFICIAL_CELL = 50_000

@@ -38,6 +38,7 @@ from mjp_privacy.paper.segmentation_network import (
     predicted,
 )
 from mjp_privacy.training.batches import Batches
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig
 from mjp_privacy.training.evaluation import (
     beside,
@@ -46,7 +47,6 @@ from mjp_privacy.training.evaluation import (
     with_interval,
     write_report,
 )
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.learner import Learner
 
 # scores ------------------------------------------------------------------------------------------

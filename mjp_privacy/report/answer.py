@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from attacks import ATTACKS, find_attack, lacks_parts, traits_of
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.experiment.config import AttackConfig, Cell, expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.interfaces import Control
 from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow, card_row
 from mjp_privacy.report.clients import (
     Client,
@@ -27,25 +32,17 @@ from mjp_privacy.report.clients import (
     short_gamma,
 )
 from mjp_privacy.report.figures import PSNR, capped_median, exact_share
-from mjp_privacy.report.flags import RESIDUAL_CONVERGED
+from mjp_privacy.report.flags import RESIDUAL_CONVERGED, some_unshuffled
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Line,
-    exact_images,
-    failed_images,
     once,
     options_of,
-    traits,
 )
 from mjp_privacy.report.tables.text import number, percent
-from mjp_privacy.report.untried import not_tried
-from mjp_privacy.report.worst_case import has_truth, shown_attacks
 
 WORDS = 30
 """The verdict has at most so many."""
-
-HALF = 0.5
-"""Share of the pictures at 20 dB or more from which a defence does not protect them."""
 
 LADDER = "ladder_vit"
 """The config that runs every attack that knows MJP on one's own weights."""
@@ -110,17 +107,17 @@ def verdict(row: CardRow) -> str:
     """Whether the client's pictures are protected, as far as the attacks that were run show it:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
     client = row.client
-    if all(len(failed_images(line)) == max(len(line.images), 1) for line in client.attacks):
+    if all(len(line.failed_images) == max(len(line.images), 1) for line in client.attacks):
         return f"Not shown: every attack on the {client.name} client failed, for the reasons below."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "
             f"`mjp attack {LADDER} --weights FILE` runs those that do."
         )
-    best = main_figure(row)
+    best = row.best
     if best is None:
         return "Not scored: the private pictures are not known here."
-    told = replace(best, above_20=best.above_20 - plain_pictures(client, deciding_line(row)))
+    told = replace(best, above_20=best.above_20 - plain_pictures(client, row.deciding))
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
     several = len(rounds_of(client, client.others)) > 1
     when = f" in round {client.cell.other['round']}" if several else ""
@@ -130,9 +127,9 @@ def verdict(row: CardRow) -> str:
         said = f"{defence} protects {pictures}" if client.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
     if client.defended:
-        said = f"{defence}{when} does not protect {'' if _most(told) else 'all of '}{pictures}"
+        said = f"{defence}{when} does not protect {'' if told.most else 'all of '}{pictures}"
     else:
-        said = f"{pictures.capitalize() if _most(told) else f'Some of {pictures}'} leak{when}"
+        said = f"{pictures.capitalize() if told.most else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
@@ -150,7 +147,7 @@ def plain_pictures(client: Client, line: Line | None) -> int:
     their own mean colour. That is what a flat picture scores by its flatness."""
     if line is None:
         return 0
-    psnr, exact = line.scored(*PSNR), exact_images(line)
+    psnr, exact = line.scored(*PSNR), line.exact_images
     known = [floor.scored(*PSNR) for floor in client.floors]
     known.append(client.of_images("grey_psnr", DIAGNOSTIC))
     floors = pd.concat(known).groupby(level=0).max()
@@ -182,37 +179,16 @@ def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> st
     return ""
 
 
-def _most(figure: CardFigure) -> bool:
-    return figure.above_20 >= HALF * figure.of
-
-
-def main_figure(row: CardRow) -> CardFigure | None:
-    """The figure that decides: one upload's if most pictures leak from it, else the worse of one
-    and of several; None where nothing was scored."""
-    known = [figure for figure in (row.one_upload, row.any_uploads) if figure and figure.of]
-    if not known or _most(known[0]):
-        return known[0] if known else None
-    return max(known, key=lambda figure: figure.above_20 / figure.of)
-
-
-def deciding_line(row: CardRow) -> Line | None:
-    """The line of the figure that decides."""
-    several = main_figure(row) is row.any_uploads is not None
-    return row.client.any_uploads if several else row.client.one_upload
-
-
 def assumptions(row: CardRow) -> str:
     """Who the attacker is and what is assumed, in one sentence."""
-    client = row.client
-    several = main_figure(row) is row.any_uploads is not None
-    line = deciding_line(row)
-    chosen = shown_attacks(line) if line else client.matching
-    known = frozenset().union(*map(traits, chosen))
+    client, line = row.client, row.deciding
+    chosen = line.shown_attacks if line else client.matching
+    known = frozenset().union(*(line.traits for line in chosen))
     further = ["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []
     further += ["takes pixels for 8-bit values"] if "8 bit" in known else []
     return (
         f"Attacker: a server that follows the protocol, sees "
-        f"{_uploads(line.uploads if several and line else 1)} ({_batch(client)}"
+        f"{_uploads(line.uploads if row.by_several and line else 1)} ({_batch(client)}"
         f"{client.cell.dtype} {_sent(client)}) and knows the model ({client.cell.model})"
         f"{', the labels' if 'steps' in known else ''} and normalisation as declared"
         f"{'; it ' if further else ''}{' and '.join(further)}."
@@ -238,12 +214,12 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     """What the undefended client gives, what several uploads give, and the published attack; or
     what can be said without the truth. `row`: the one of the rows that the answer is about."""
     client = row.client
-    best, published, floor = main_figure(row), row.published, row.floor
+    best, published, floor = row.best, row.published, row.floor
     if client.matching and best is None:
         return without_truth(client)
     parts = [_undefended(rows, row)]
     if row.any_uploads is not None and row.one_upload is not None and client.any_uploads:
-        if best is row.any_uploads:  # what the verdict has said is not said again
+        if row.by_several:  # what the verdict has said is not said again
             parts.append(f"One upload gives {row.one_upload.counts(crops=False)}.")
         else:
             uploads = _uploads(client.any_uploads.uploads)
@@ -257,7 +233,7 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
             side = "below" if below else "above"
             said += f", {side} the {number(floor.mean, 1)} dB without any gradient"
         parts.append(f"{said}.")
-    if best is not None and (plain := plain_pictures(client, deciding_line(row))):
+    if best is not None and (plain := plain_pictures(client, row.deciding)):
         flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
         parts.append(f"Not counted: {flat}.")
     if best is not None and best.photographs is not None:
@@ -289,7 +265,7 @@ def without_truth(client: Client) -> str:
     from mjp_privacy.uploads.checks import MISNORMALISED
 
     who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
-    if all(has_truth(line) for line in client.attacks):
+    if all(line.has_truth for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
     pictures = counted(len(images_of(client.matching)), "picture")
     said = [f"Of uploads of {who} attacks made {pictures}"]
@@ -368,8 +344,8 @@ def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
     size = f" at {size}" if cell.pixels else ""
     pictures = f"{counted(len(images_of(client.lines)), 'picture')}{size}"
     pictures += f", source: {cell.data or 'unknown files'}"
-    if (groups := client.lines[0].groups) is not None:
-        pictures += f", crops of {groups.nunique()} photographs"
+    if client.lines[0].groups is not None:
+        pictures += f", crops of {client.lines[0].units} photographs"
     if not cell.true_labels:
         pictures += "; labels are the model's own predictions"
     accuracy = "not known: no labels, or nothing was scored."
@@ -389,7 +365,7 @@ def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
 def threat_letter(line: Line) -> str:
     """The survey's letter for what an attack knows: B, C or D."""
     cell, options = line.cell, options_of(line.cell.attack_options) or {}
-    if "public photographs" in traits(line) and options.get("prior") != "stationary":
+    if "public photographs" in line.traits and options.get("prior") != "stationary":
         return "D"
     return "C" if cell.upload == "weight_difference" or cell.steps > 1 else "B"
 
@@ -400,7 +376,7 @@ def would_change(row: CardRow) -> tuple[str, ...]:
     client, items = row.client, []
     single = [line for line in client.matching if line.uploads == 1] if row.one_upload else []
     for trait, changed in WITHOUT.items():
-        others = [line for line in single if trait not in traits(line)]
+        others = [line for line in single if trait not in line.traits]
         if others and len(others) < len(single):
             best = max(others, key=lambda line: (exact_share(line).count, capped_median(line)))
             given = exact_share(best)
@@ -410,3 +386,109 @@ def would_change(row: CardRow) -> tuple[str, ...]:
     if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)
+
+
+# what was not tried -------------------------------------------------------------------------------
+
+SIZES = re.compile(
+    r"(?P<kind>\w+) d(?P<width>\d+)(?: l(?P<depth>\d+) h(?P<heads>\d+))? p(?P<patch>\d+)@\S+"
+    r"(?P<table>, no position table)?.*"
+)
+"""How a model's card writes the network that was attacked: `vit d192 l12 h3 p16@224`."""
+
+OTHERS = re.compile("(?P<family>swin|resnet)", re.IGNORECASE)
+"""How the cards of networks begin that are no ViTs."""
+
+UNKNOWN_DEPTH = 12
+"""Blocks of a network whose card does not state them; no attack looks at more."""
+
+
+def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
+    """What this report did not try on its main client, in a few words; `clients`: all of them.
+
+    An attack was tried if it was run in the client's own setting and precision, and neither failed
+    nor ran out of its time on every picture.
+    """
+    lines = [line for line in client.attacks if len(line.images)]
+    cut = {x.number: len(x.failed_images | x.late_images) == len(x.images) for x in lines}
+    ran = {line.cell.known_as for line in lines if not cut[line.number]}
+    in_vain = {line.cell.known_as for line in lines} - ran
+    missing = [name for name in applicable(client) if name not in ran | in_vain]
+    cells = [other.cell for other in clients]
+    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
+    items = {
+        f"attacks on this client: {', '.join(missing)}": bool(missing),
+        f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
+        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
+        "several local steps": all(cell.steps == 1 for cell in cells),
+        "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
+        "other checkpoints of the same recipe": len(shas) == 1,
+    }
+    return tuple(item for item, untried in items.items() if untried)
+
+
+def applicable(client: Client) -> list[str]:
+    """The attacks that make pictures of such a client, as far as its facts tell: none that is made
+    for what it does not do, that its network or upload does not suit, or that takes single
+    pictures as another attack of the list does."""
+    cell = client.cell
+    masks = any(line.some_above_zero("zero_rows") for line in client.attacks)
+    unfit = {"no picture"}
+    unfit |= set() if cell.gamma and not masks else {"shuffled alone"}
+    unfit |= set() if some_unshuffled(client) else {"unshuffled uploads"}
+    names = [name for name in ATTACKS if not unfit & traits_of(name)]
+    if (cell.batch or 1) == 1:
+        names = [name for name in names if not hasattr(find_attack(name), "alone")]
+    refused = _refused(client, names)
+    return [name for name in names if name not in refused]
+
+
+def _refused(client: Client, names: Sequence[str]) -> set[str]:
+    """Those of the attacks that the client's network or upload does not suit."""
+    from mjp_privacy.experiment.plan import foreseen, refused_by_block
+    from mjp_privacy.experiment.source import META, ModelVariants
+    from mjp_privacy.models.loading import outline_model
+
+    cell = client.cell
+    text = cell.architecture or ""
+    if other := OTHERS.match(text):
+        return {name for name in names if lacks_parts(name, other["family"].lower())}
+    if (found := SIZES.fullmatch(text)) is None or cell.pixels is None:
+        return set()  # nothing is known of it
+    family = "vit" if found["kind"] == "vit" else "timm"
+    refused = {name for name in names if lacks_parts(name, family)}
+    masks: dict[str, Any] = {}
+    of_model = [x.cell for x in (client, *client.others) if x.cell.model == cell.model]
+    if any(x.gamma or x.trained_gamma for x in of_model):  # as far as the report tells
+        masks = {"unknown_embedding": True, "unknown_init": "zeros"}
+    # its defences change numbers alone, and may be somebody's own: no attack is refused for them
+    facts: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(ClientConfig)}
+    facts |= {"defenses": None, "withhold": tuple(filter(None, cell.withhold.split(", ")))}
+    try:
+        outline = outline_model(
+            checkpoint="random",
+            img_size=cell.pixels,
+            patch_size=int(found["patch"]),
+            embed_dim=int(found["width"]),
+            depth=int(found["depth"] or UNKNOWN_DEPTH),
+            num_heads=int(found["heads"] or 1),
+            position_embedding="none" if found["table"] else cell.position_embedding,
+            first_block=cell.first_block,
+            **masks,
+        )
+        config = ClientConfig(**{name: of for name, of in facts.items() if of is not None})
+    except UserError:  # of another version
+        return refused
+    variants = ModelVariants(outline, META)
+    recorded = "client_label" in cell.other  # nobody can alter its block 0 any more
+    for name in names:
+        attack = find_attack(name)
+        assert not isinstance(attack, Control)
+        asked = Cell(
+            *(cell.model, cell.setting, cell.gamma, cell.dtype),  # type: ignore[arg-type]
+            *(AttackConfig(name), None, None, config),
+        )
+        altered = refused_by_block(outline, attack) if recorded else None
+        if altered or foreseen(variants, asked, attack.needs):
+            refused.add(name)
+    return refused

@@ -29,6 +29,9 @@ NOT_RUN = "not run"
 PLAIN_TO_SEE = 20
 """PSNR in dB from which a picture is usually recognisable."""
 
+HALF = 0.5
+"""Share of the pictures at 20 dB or more from which a defence does not protect them."""
+
 NAMED = 2
 """Attacks of a worst case that the card names; the others are counted together."""
 
@@ -88,6 +91,11 @@ class CardFigure:
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
         return any(flag.key == key for flag in self.flags)
+
+    @property
+    def most(self) -> bool:
+        """Whether so many pictures are at 20 dB or more that they are not protected."""
+        return self.above_20 >= HALF * self.of
 
     def counts(self, *, crops: bool = True) -> str:
         """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
@@ -152,6 +160,25 @@ class CardRow:
     def figures(self) -> dict[str, CardFigure | None]:
         """Its figures by the columns of HEADINGS."""
         return {column: getattr(self, column) for column in HEADINGS}
+
+    @property
+    def best(self) -> CardFigure | None:
+        """The figure that decides: one upload's if most pictures leak from it, else the worse of
+        one and of several; None where nothing was scored."""
+        known = [figure for figure in (self.one_upload, self.any_uploads) if figure and figure.of]
+        if not known or known[0].most:
+            return known[0] if known else None
+        return max(known, key=lambda figure: figure.above_20 / figure.of)
+
+    @property
+    def by_several(self) -> bool:
+        """Whether that is the figure of several uploads."""
+        return self.best is self.any_uploads is not None
+
+    @property
+    def deciding(self) -> Line | None:
+        """The line of that figure."""
+        return self.client.any_uploads if self.by_several else self.client.one_upload
 
     @property
     def every_flag(self) -> list[Flag]:
@@ -248,7 +275,7 @@ def card_figure(client: Client, line: Line) -> CardFigure:
         of=given.of,
         trials=given.trials,
         flags=figure_flags(client, line),
-        photographs=None if line.groups is None else line.groups.nunique(),
+        photographs=None if line.groups is None else line.units,
         chosen=chosen,
     )
 
@@ -309,20 +336,17 @@ SHORT_HEADINGS = {
 
 
 def console_text(card: Card, reasons: Sequence[str]) -> str:
-    """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them."""
+    """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them,
+    each on one line."""
     more = len(reasons) - REASONS_SHOWN
     tail = [f"and {more} further reasons: see the page"] if more > 0 else []
-    said = [_cut(one_line(reason)) for reason in (*reasons[:REASONS_SHOWN], *tail)]
+    said = []
+    for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
+        text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end
+        end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
+        short = textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
+        said.append(reason if len(reason) <= WIDTH else short)
     return "\n".join([console_card(card), *said, *([""] if said else [])])
-
-
-def _cut(reason: str) -> str:
-    """A reason on one line, cut between words; the lines it holds for stay at its end."""
-    if len(reason) <= WIDTH:
-        return reason
-    text, bracket, lines = reason.rpartition(" (lines ")
-    end = f"{bracket}{lines}" if len(lines) < WIDTH / 4 else ""
-    return textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
 
 
 def console_card(card: Card) -> str:

@@ -19,11 +19,7 @@ from mjp_privacy.report.lines import (
     MODEL_FACTS,
     Line,
     client_text,
-    exact_images,
-    meets_trained_model,
-    reconstructs,
     target_of,
-    traits,
 )
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Rule, derive
 
@@ -82,8 +78,15 @@ class Client:
     def floors(self) -> list[Line]:
         """Scored controls that need no gradient: its own, else those of another target of the run
         whose pictures are compared with the same images."""
-        likes = (other for other in self.others if other is not self and _same_images(self, other))
-        for client in (self, *likes):
+
+        def compared(client: Client) -> object:
+            cell = client.cell
+            target = cell.gamma if cell.setting == "b" else None  # there the shuffled pictures
+            return client.lines[0].run, target, cell.augment, cell.seed, cell.pixels
+
+        likes = (x for x in self.others if x is not self and compared(x) == compared(self))
+        same = (x for x in likes if images_of(x.lines) == images_of(self.lines))
+        for client in (self, *same):
             floors = [line for line in client.controls if line.cell.role == "floor"]
             if scored := [line for line in floors if line.count(*PSNR)]:
                 return scored
@@ -126,28 +129,20 @@ class Client:
         return self.cell.gamma > 0 and (
             any(line.some_above_zero("zero_rows") for line in self.lines)
             or any(
-                reconstructs(line) and "masks" in traits(line) and "steps" not in traits(line)
+                line.reconstructs and "masks" in line.traits and "steps" not in line.traits
                 for line in self.attacks
             )
         )
 
     @property
+    def defences(self) -> list[str]:
+        """What it does against inversion besides MJP: the facts of DEFENCES that it uses."""
+        return [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
+
+    @property
     def defended(self) -> bool:
         """Whether it does anything against inversion: MJP, noise, withheld gradients."""
-        return self.cell.gamma > 0 or any(
-            getattr(self.cell, name) != getattr(CellFacts, name) for name in DEFENCES
-        )
-
-    @property
-    def only_withholds(self) -> bool:
-        """Whether all that it does against inversion is to keep some gradients to itself."""
-        used = [name for name in DEFENCES if getattr(self.cell, name) != getattr(CellFacts, name)]
-        return used == ["withhold"] and not self.cell.gamma
-
-    @property
-    def noisy(self) -> bool:
-        """Whether its defence adds errors to the upload, which an attack can weigh."""
-        return bool(self.cell.defenses) or self.cell.position_noise > 0
+        return self.cell.gamma > 0 or bool(self.defences)
 
     @cached_property
     def name(self) -> str:
@@ -170,12 +165,12 @@ class Client:
     def matching(self) -> list[Line]:
         """The attacks on the trained model that reconstructed something, and that know the client's
         masks if it has any; one that got an exact picture counts whatever it knows."""
-        made = [line for line in self.attacks if reconstructs(line) and meets_trained_model(line)]
-        return [line for line in made if self.knows(line) or exact_images(line)]
+        made = [line for line in self.attacks if line.reconstructs and line.meets_trained_model]
+        return [line for line in made if self.knows(line) or line.exact_images]
 
     def knows(self, line: Line) -> bool:
         """Whether an attack knows the client's masks, if it has any."""
-        return not self.masks or "masks" in traits(line)
+        return not self.masks or "masks" in line.traits
 
     # the lines behind its figures -----------------------------------------------------------------
 
@@ -238,18 +233,6 @@ def attacked_ones(clients: Sequence[Client]) -> list[Client]:
 def derived_lines(clients: Sequence[Client]) -> list[DerivedLine]:
     """The derived lines of all, in the order of their numbers."""
     return [line for client in clients for line in client.derived]
-
-
-def _same_images(one: Client, other: Client) -> bool:
-    """Whether the pictures of both are compared with the same images: those of one run, unshuffled
-    in both, or in settings (b) of one γ."""
-
-    def compared(client: Client) -> object:
-        cell = client.cell
-        target = cell.gamma if cell.setting == "b" else None
-        return client.lines[0].run, target, cell.augment, cell.seed, cell.pixels
-
-    return compared(one) == compared(other) and images_of(one.lines) == images_of(other.lines)
 
 
 def images_of(lines: Sequence[Line]) -> set[str]:
@@ -402,7 +385,8 @@ def main_client(clients: Sequence[Client]) -> int:
     def rank(client: Client) -> tuple[bool, ...]:
         if compared:
             return not client.matching, not client.cell.defenses, client.masks
-        aside = client.only_withholds and len(client.attacks) < most
+        withholds = client.defences == ["withhold"] and not client.cell.gamma
+        aside = withholds and len(client.attacks) < most
         return not client.matching, not client.masks, aside or not client.defended, aside
 
     return min(range(len(clients)), key=lambda place: rank(clients[place]))

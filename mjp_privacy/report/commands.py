@@ -85,7 +85,7 @@ class DemoArguments:
 def demo(argv: list[str], usage: Usage) -> int:
     """`mjp demo`: the stock config's attack, its report, and where the page is."""
     arguments = usage.parse(DemoArguments, argv)
-    from mjp_privacy.core.configs import STOCK
+    from mjp_privacy.core.read import STOCK
     from mjp_privacy.experiment.run import run_experiment
     from mjp_privacy.report.write import write_report
 

@@ -27,12 +27,11 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.pictures import Gallery, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
-from mjp_privacy.report.tables.comparisons import clients_table, residual_table, tests_table
-from mjp_privacy.report.tables.details import agreement_table, identification_table, measured_table
+from mjp_privacy.report.tables import comparisons
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, main_table
 from mjp_privacy.report.tradeoff import clients_tradeoff
-from mjp_privacy.report.worst_case import DerivedLine, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, at most 100 in means. "
@@ -91,7 +90,7 @@ class Contents:
         row = self.card.rows[self.card.main]
         client = row.client
         if row.one_upload is None and row.any_uploads is None:
-            return tuple((line.attack, line) for line in client.attacks if picture_ids(line))
+            return tuple((line.attack, line) for line in client.attacks if line.picture_ids)
         lines = (client.published, client.one_upload, client.any_uploads)
         columns = zip(HEADINGS.values(), lines, strict=False)
         return tuple((title, line) for title, line in columns if line is not None)
@@ -175,7 +174,7 @@ class Contents:
 
     @cached_property
     def comparisons(self) -> list[TextTable]:
-        tables = (clients_table(self.clients), residual_table(self.clients))
+        tables = (comparisons.clients_table(self.clients), comparisons.residual_table(self.clients))
         return [table for table in tables if table is not None]
 
     @cached_property
@@ -197,7 +196,7 @@ class Contents:
     @cached_property
     def tests(self) -> TextTable | None:
         """Paired tests, image by image; None where nothing can be compared."""
-        return tests_table(self.clients)
+        return comparisons.tests_table(self.clients)
 
     @cached_property
     def details(self) -> list[TextTable]:
@@ -210,9 +209,9 @@ class Contents:
         main = self.card.rows[self.card.main].client.title if self.card.rows else ""
         of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
         tables = (
-            measured_table(standard),
-            identification_table(of_main[:IDENTIFIED]),
-            agreement_table(self.chooser) if self.chooser else None,
+            comparisons.measured_table(standard),
+            comparisons.identification_table(of_main[:IDENTIFIED]),
+            comparisons.agreement_table(self.chooser) if self.chooser else None,
             paper,
         )
         return [table for table in tables if table is not None]

@@ -108,8 +108,21 @@ def _share_chart(lines: Sequence[Named], metric: str, more: str) -> Chart:
     axes.set_ylim(-1, 101)
     axes.set_yticks(range(0, 101, 25), [f"{share} %" for share in range(0, 101, 25)])
     axes.tick_params(labelsize=FONT - 1)
-    if metric == "psnr":
-        caption += _psnr_axis(axes, lines)
+    if metric == "psnr":  # 0 to 100 dB, with most room for 8 to 40
+        stretch(axes, PSNR_KNOTS, PSNR_PLACES)
+        axes.set_xlim(0, PSNR_CAP)
+        axes.set_xticks(PSNR_TICKS, map(str, PSNR_TICKS))
+        axes.set_xlabel("PSNR of at least, dB (8 to 40 dB stretched)", fontsize=FONT)
+        for limit in THRESHOLDS:
+            axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
+        caption += f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
+        of_lines = [line.scored("grey_psnr", DIAGNOSTIC) for _, line in lines]
+        levels = pd.concat(of_lines, keys=[line.run for _, line in lines])
+        once = levels[~levels.index.duplicated()]  # each image of a run
+        if not math.isnan(floor := float(once.clip(upper=PSNR_CAP).mean())):
+            caption += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
+            axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
+            axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
     else:
         ends = np.array([(curve.thresholds.min(), curve.thresholds.max()) for curve in curves])
         axes.set_xlim(ends[:, 0].min(), ends[:, 1].max())
@@ -174,25 +187,6 @@ def _band_words(curves: Sequence[SuccessCurve]) -> str:
         f"Bands: pointwise 95 % intervals ({kind}), drawn where some but not all images count; "
         f"all of {fewest} {what} means {100 * wilson(1.0, fewest)[0]:.0f} % or more."
     )
-
-
-def _psnr_axis(axes: Axes, lines: Sequence[Named]) -> str:
-    """0 to 100 dB with most room for 8 to 40, and what is marked there, in words."""
-    stretch(axes, PSNR_KNOTS, PSNR_PLACES)
-    axes.set_xlim(0, PSNR_CAP)
-    axes.set_xticks(PSNR_TICKS, map(str, PSNR_TICKS))
-    axes.set_xlabel("PSNR of at least, dB (8 to 40 dB stretched)", fontsize=FONT)
-    for limit in THRESHOLDS:
-        axes.axvline(limit, color=MUTED, linewidth=1, linestyle="--")
-    words = f" Dashed: {' and '.join(map(str, THRESHOLDS))} dB."
-    of_lines = [line.scored("grey_psnr", DIAGNOSTIC) for _, line in lines]
-    levels = pd.concat(of_lines, keys=[line.run for _, line in lines])
-    once = levels[~levels.index.duplicated()]  # each image of a run
-    if not math.isnan(floor := float(once.clip(upper=PSNR_CAP).mean())):
-        words += f" Dotted: what a uniform grey gets on average, {floor:.1f} dB."
-        axes.axvline(floor, color=MUTED, linewidth=1.2, linestyle=":")
-        axes.text(floor, 103, "floor", ha="center", fontsize=FONT - 1, color=MUTED)
-    return words
 
 
 def _draw_curves(axes: Axes, lines: Sequence[Named], curves: Sequence[SuccessCurve]) -> None:
@@ -411,11 +405,11 @@ def _panel_chart(panel: pd.DataFrame, over: Over, number: int) -> Chart:
         handles, labels = figure.axes[-1].get_legend_handles_labels()
         look: dict[str, Any] = {"loc": "lower left", "ncols": 3, "fontsize": FONT - 1}
         figure.legend(handles, labels, **look)
-        title = f"{over.title}: {', '.join(_facts(panel))}"
+        title = f"{over.title}: {_facts(panel)}"
         return chart(figure, f"{over.name}_{number}", title, caption)
 
 
-def _facts(panel: pd.DataFrame) -> list[str]:
+def _facts(panel: pd.DataFrame) -> str:
     """The client of a panel, and what is special about it and its attack."""
     first = panel.iloc[0]
     several = panel["gamma"].nunique() > 1 or not first["gamma"]
@@ -423,7 +417,7 @@ def _facts(panel: pd.DataFrame) -> list[str]:
     client = f"{first['model']} ({first['setting']}), {first['dtype']}{gamma}"
     attack = first["attack"] if panel["attack"].nunique() == 1 else ""
     details = [str(word) for word in (attack, first["differs"], first.get("options")) if word]
-    return [client, *([", ".join(details)] if details else [])]
+    return ", ".join([client, *details])
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str) -> None:

@@ -30,10 +30,8 @@ from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Key,
     Line,
-    exact_images,
     fact,
     once,
-    traits,
 )
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
@@ -107,25 +105,24 @@ def cap_of(metric: str) -> float:
 
 
 @once
-def summary(line: Line, metric: str, variant: str, *, interval: bool = True) -> Summary:
+def summary(line: Line, metric: str, variant: str) -> Summary:
     """Summary of one metric of one line; crops of the same photograph are resampled together."""
     values, statuses, groups = line.column(metric, variant)
     cap = cap_of(metric)
-    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap, interval=interval)
+    return summarise(values.to_numpy(), statuses, groups=groups, cap=cap)
 
 
 def accuracies(line: Line) -> tuple[Summary, Summary]:
     """Shares of images that the model took for what they are: as trained, and as the attack met
     it."""
-    both = (summary(line, "top1", which, interval=False) for which in ("intact", "altered"))
-    intact, altered = (score.as_share() for score in both)
-    return intact, altered
+    intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
+    return intact.as_share(), altered.as_share()
 
 
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
     computed = (metric for metric in ("psnr", *METRICS) if (metric, variant) in line.keys)
-    return summary(line, next(computed, "psnr"), variant, interval=False).counts
+    return summary(line, next(computed, "psnr"), variant).counts
 
 
 def mean_of(line: Line, metric: str, variant: str = DIAGNOSTIC) -> float:
@@ -154,7 +151,7 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
 @once
 def exact_share(line: Line) -> Share:
     """How many of the images an attacker was given came back equal in every 8-bit value."""
-    return share_of_tried(line, len(exact_images(line)), "paper")
+    return share_of_tried(line, len(line.exact_images), "paper")
 
 
 def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
@@ -323,7 +320,7 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
 
 def rank_bound(line: Line) -> bool:
     """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
-    return line.cell.role == "ceiling" or "rank" in traits(line)
+    return line.cell.role == "ceiling" or "rank" in line.traits
 
 
 def _facts(line: Line, varying: Sequence[str]) -> dict[str, Any]:
@@ -357,7 +354,7 @@ def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
         score = summary(line, metric, variant)
         values |= _columns(metric, score, paper)
         if metric == "psnr":
-            values |= {"psnr_median": score.median, "psnr_exact": len(exact_images(line))}
+            values |= {"psnr_median": score.median, "psnr_exact": len(line.exact_images)}
             values["psnr_at_20"] = success_share(line, 20, variant).count
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None

@@ -13,14 +13,9 @@ from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.lines import (
     DIAGNOSTIC,
     Line,
-    exact_images,
-    failed_images,
-    late_images,
-    meets_trained_model,
     once,
-    traits,
 )
-from mjp_privacy.report.worst_case import DerivedLine, shown_attacks
+from mjp_privacy.report.worst_case import DerivedLine
 
 DIGITS = {"float32": 24, "float64": 53}
 """Bits of a significand: cond(A) is compared with 2 to this power."""
@@ -86,7 +81,7 @@ def _rivals(client: Client, line: Line) -> list[Line]:
     """The attacks on the trained model that compete for the pictures of a figure; none where it is
     neither one of them nor their best."""
     reach = (other for other in client.attacks if other.uploads <= max(line.uploads, 1))
-    rivals = [other for other in reach if meets_trained_model(other)]
+    rivals = [other for other in reach if other.meets_trained_model]
     return rivals if line in (*rivals, *client.derived) else []
 
 
@@ -103,7 +98,7 @@ def _median_above(line: Line, diagnostic: str, limit: float) -> bool:
 
 def _ill_conditioned(client: Client, line: Line) -> bool:
     bits = DIGITS.get(line.cell.dtype)
-    bounded = [other for other in shown_attacks(line) if "rank" in traits(other)]
+    bounded = [other for other in line.shown_attacks if "rank" in other.traits]
     return bits is not None and any(_median_above(other, "cond_a", 2.0**bits) for other in bounded)
 
 
@@ -120,12 +115,12 @@ def _unfinished(client: Client, line: Line) -> bool:
 def _cut_short(client: Client, line: Line) -> bool:
     """Whether an attack failed, or was ended by its time, on a picture that is not exact here."""
     attacks = _rivals(client, line) or [line]
-    if len(exact := exact_images(line)) and len(exact) == len(line.images):
+    if len(exact := line.exact_images) and len(exact) == len(line.images):
         return False
     single = attacks == [line]  # whose failures have a flag of their own
     return any(
-        late_images(attack) - exact
-        or (not single and failed_images(attack) - exact)
+        attack.late_images - exact
+        or (not single and attack.failed_images - exact)
         or attack.cell.status == "failed"
         for attack in attacks
     )
@@ -141,16 +136,7 @@ def _lacks(line: Line, *, unscored: bool) -> bool:
 def some_unshuffled(client: Client) -> bool:
     """Whether in some of a shuffling client's uploads nothing is shuffled."""
     recipe = client.cell.plain_share != CellFacts.plain_share
-    return bool(client.cell.gamma) and (recipe or any(map(unshuffled_images, client.lines)))
-
-
-def unshuffled_images(line: Line) -> frozenset[str]:
-    """The images of which the attack read an upload in which nothing was shuffled.
-
-    As the uploads show it themselves, or as the client's own mask of the first one says.
-    """
-    seen = (line.scored(name, DIAGNOSTIC) for name in ("unshuffled_uploads", "empty_mask"))
-    return frozenset(image for counts in seen for image in counts.index[counts > 0])
+    return bool(client.cell.gamma) and (recipe or any(x.unshuffled_images for x in client.lines))
 
 
 def missed_attacks(client: Client, others: Sequence[Client]) -> tuple[str, ...]:
@@ -179,7 +165,7 @@ OF_FIGURES: tuple[Flag, ...] = (
         "altered_client",
         "altered client",
         "The attack met a model whose block 0 was altered for it, which no client trains.",
-        lambda client, line: not meets_trained_model(line),
+        lambda client, line: not line.meets_trained_model,
     ),
     Flag(
         "noise_ignored",
@@ -187,7 +173,9 @@ OF_FIGURES: tuple[Flag, ...] = (
         "The client adds known errors, which {attacks} left out of account: an attack that weighs "
         "them may get more.",
         lambda client, line: tuple(
-            x.attack for x in shown_attacks(line) if client.noisy and "noise" not in traits(x)
+            x.attack
+            for x in line.shown_attacks
+            if {"defenses", "position_noise"} & {*client.defences} and "noise" not in x.traits
         ),
     ),
     Flag(
@@ -195,8 +183,8 @@ OF_FIGURES: tuple[Flag, ...] = (
         "not converged",
         "The attack ended far from the uploaded gradient: more steps or starts may give more.",
         lambda client, line: any(
-            "steps" in traits(x) and _median_above(x, "gradient_residual", RESIDUAL_CONVERGED)
-            for x in shown_attacks(line)
+            "steps" in x.traits and _median_above(x, "gradient_residual", RESIDUAL_CONVERGED)
+            for x in line.shown_attacks
         ),
     ),
     Flag(
@@ -210,7 +198,7 @@ OF_FIGURES: tuple[Flag, ...] = (
         "assumes_8_bit",
         "8-bit pixels assumed",
         "Some of these pictures come from an attack that takes pixels for multiples of 1/255.",
-        lambda client, line: any("8 bit" in traits(x) for x in shown_attacks(line)),
+        lambda client, line: any("8 bit" in x.traits for x in line.shown_attacks),
     ),
     Flag(
         "partly_inapplicable",

@@ -76,13 +76,13 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of rows as they are stored."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
-    frame[scores] = frame[scores].astype(np.float64)
     frame["reason"] = frame["reason"].fillna("").astype(object)
     of_picture = [name for name in scores if split(name)[1] in OF_PICTURE]
     if of_picture:
         lost = (frame["status"] == "ok") & frame[of_picture].isna().all(axis=1)
         frame.loc[lost, "status"], frame.loc[lost, "reason"] = "failed", NO_NUMBER
-    kinds = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
+    kinds: dict[str, Any] = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
+    kinds |= dict.fromkeys(scores, np.float64)
     return frame.astype({name: kind for name, kind in kinds.items() if name in frame})
 
 
@@ -333,14 +333,28 @@ class Line:
     def column(self, metric: str, variant: str) -> Column:
         """The values of a metric, and what became of each of the images; of what only some images
         have, those. It is empty where the metric was not computed."""
-        values = self.frame.get(f"{metric}.{variant}", pd.Series(np.nan, self.images))
-        statuses = pd.Categorical(self.frame["status"])
-        photographs = None if self.groups is None else pd.Categorical(self.groups)
+        name = f"{metric}.{variant}"
+        values = self.frame[name] if name in self.frame else pd.Series(np.nan, self.images)
         if variant in OF_PICTURE and (metric, variant) in self.keys:
-            return Column(values, statuses, photographs)
+            return Column(values, self._statuses, self.photographs)
         known = values.notna().to_numpy()
         ok = categorical(["ok"]).repeat(int(known.sum()))
-        return Column(values[known], ok, None if photographs is None else photographs[known])
+        of_known = None if self.photographs is None else self.photographs[known]
+        return Column(values[known], ok, of_known)
+
+    @cached_property
+    def _statuses(self) -> pd.Categorical:
+        return pd.Categorical(self.frame["status"])
+
+    @cached_property
+    def photographs(self) -> pd.Categorical | None:
+        """That each image was cut from; None where each is a photograph of its own."""
+        return None if self.groups is None else pd.Categorical(self.groups)
+
+    @property
+    def units(self) -> int:
+        """How many photographs that is, or images: what intervals of means resample."""
+        return len(self.images) if self.groups is None else self.groups.nunique()
 
     @cached_property
     def keys(self) -> frozenset[Key]:
@@ -354,15 +368,12 @@ class Line:
 
     def count(self, metric: str, variant: str) -> int:
         """How many images have a value of the metric."""
-        return len(self.scored(metric, variant))
+        name = f"{metric}.{variant}"
+        return int(self.frame[name].count()) if name in self.frame else 0
 
     def some_above_zero(self, diagnostic: str) -> bool:
         """Whether a diagnostic is above 0 on any image."""
         return bool((self.scored(diagnostic, DIAGNOSTIC) > 0).any())
-
-    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.pictures(self.cell.run_id, image_id)
 
     @cached_property
     def groups(self) -> pd.Series[Any] | None:
@@ -372,44 +383,80 @@ class Line:
         names = self.frame["group"].where(self.frame["group"].notna(), self.images.to_series())
         return names.astype("category") if names.nunique() < len(names) else None
 
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """What the attack knows and assumes."""
+        return traits_of(self.cell.known_as)
+
+    @property
+    def meets_trained_model(self) -> bool:
+        """Whether the attack met the model that a client trains: not one whose block 0 was altered
+        for the attack, unless the model was trained with that block."""
+        return self.cell.victim != "april_block" or self.cell.first_block == "closed_form"
+
+    # pictures -------------------------------------------------------------------------------------
+
+    @cached_property
+    def picture_ids(self) -> list[str]:
+        """The images for which a reconstruction is stored, scored or not, sorted."""
+        return sorted(self.store.pictured(self.cell.run_id))
+
+    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
+        """The stored tensors of one image by kind; None where none were stored."""
+        return self.store.pictures(self.cell.run_id, image_id)
+
+    @property
+    def shown_attacks(self) -> tuple[Line, ...]:
+        """The attacks whose pictures the line shows: its own, or those that a derived one took."""
+        return (self,)
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the attack made a picture: scored, with a residual, or stored."""
+        scored = self.count("psnr", "standard") + self.count("gradient_residual", DIAGNOSTIC)
+        return scored > 0 or (len(self.images) > 0 and len(self.picture_ids) > 0)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether the private images behind the line were given, as its rows and pictures tell.
+
+        False where pictures are stored but none that they could be compared with. A line without
+        pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the
+        other lines of its client.
+        """
+        if ("psnr", "standard") in self.keys and (self.frame["status"] == "ok").any():
+            return True
+        tensors = self.reconstruction(self.picture_ids[0]) if self.picture_ids else None
+        return tensors is None or "target" in tensors
+
+    # images of which something is to be said ------------------------------------------------------
+
+    @cached_property
+    def exact_images(self) -> frozenset[str]:
+        """The images that are equal to the compared picture in every 8-bit value."""
+        scored = self.scored("psnr", "paper")
+        return frozenset(scored.index[np.isposinf(scored)])
+
+    @property
+    def failed_images(self) -> frozenset[str]:
+        """The images that have a row of status failed."""
+        return frozenset(self.images[self.frame["status"] == "failed"])
+
+    @property
+    def late_images(self) -> frozenset[str]:
+        """The images on which the attack's time ran out, whatever it had by then."""
+        late = self.scored(OVER, DIAGNOSTIC)
+        return frozenset(late.index[late == 1])
+
+    @property
+    def unshuffled_images(self) -> frozenset[str]:
+        """The images of which the attack read an upload in which nothing was shuffled.
+
+        As the uploads show it themselves, or as the client's own mask of the first one says.
+        """
+        seen = (self.scored(name, DIAGNOSTIC) for name in ("unshuffled_uploads", "empty_mask"))
+        return frozenset(image for counts in seen for image in counts.index[counts > 0])
+
 
 once = lru_cache(maxsize=4096)
 """A figure of a line, which is equal to itself alone, is computed once for the same arguments."""
-
-
-@once
-def exact_images(line: Line) -> frozenset[str]:
-    """The images that are equal to the compared picture in every 8-bit value."""
-    scored = line.scored("psnr", "paper")
-    return frozenset(scored.index[np.isposinf(scored)])
-
-
-def failed_images(line: Line) -> frozenset[str]:
-    """The images that have a row of status failed."""
-    return frozenset(line.images[line.frame["status"] == "failed"])
-
-
-def late_images(line: Line) -> frozenset[str]:
-    """The images on which the attack's time ran out, whatever it had by then."""
-    late = line.scored(OVER, DIAGNOSTIC)
-    return frozenset(late.index[late == 1])
-
-
-def reconstructs(line: Line) -> bool:
-    """Whether the line's attack made a picture: scored, with a residual, or stored."""
-    return (
-        line.count("psnr", "standard") > 0
-        or line.count("gradient_residual", DIAGNOSTIC) > 0
-        or (len(line.images) > 0 and len(line.store.pictured(line.cell.run_id)) > 0)
-    )
-
-
-def traits(line: Line) -> frozenset[str]:
-    """What the line's attack knows and assumes."""
-    return traits_of(line.cell.known_as)
-
-
-def meets_trained_model(line: Line) -> bool:
-    """Whether the attack met the model that a client trains: not one whose block 0 was altered for
-    the attack, unless the model was trained with that block."""
-    return line.cell.victim != "april_block" or line.cell.first_block == "closed_form"

@@ -19,8 +19,8 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.figures import PAPERS_SIZE, ceiling_distance, paper_row, rank_bound
-from mjp_privacy.report.flags import DIGITS, unshuffled_images
-from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, exact_images
+from mjp_privacy.report.flags import DIGITS
+from mjp_privacy.report.lines import DIAGNOSTIC, NO_LABELS, OF_PICTURE, Line, scores_of
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine
 
 REASONS_SHOWN = 30
@@ -170,7 +170,7 @@ def _images(line: Line) -> Iterable[str]:
         )
     if line.groups is not None:
         yield (
-            f"The images are crops of {line.groups.nunique()} photographs, which intervals of "
+            f"The images are crops of {line.units} photographs, which intervals of "
             "means resample whole; shares count crops as if they agreed."
         )
     if cell.labels:
@@ -267,7 +267,7 @@ def _mixed_code(line: Line) -> Iterable[str]:
 
 def _unshuffled(line: Line) -> Iterable[str]:
     """How many pictures have an upload in which nothing was shuffled."""
-    images, exact = unshuffled_images(line), exact_images(line)
+    images, exact = line.unshuffled_images, line.exact_images
     if line.cell.role == "attack" and images:
         among = f"; {len(exact & images)} of the {len(exact)} exact pictures are among them"
         yield (
@@ -305,12 +305,11 @@ def _linear_system(line: Line) -> Iterable[str]:
 
 def _few(line: Line) -> Iterable[str]:
     """That intervals of means are too narrow, where they are of few images or photographs."""
-    of = len(line.images) if line.groups is None else line.groups.nunique()
-    if 1 < of < FEW:
+    if 1 < line.units < FEW:
         unit = "image" if line.groups is None else "photograph"
         yield (
-            f"Few: intervals of means resample {counted(of, unit)}; below {FEW} they are too narrow"
-            f"{', and of two they are the two values' if of == 2 else ''}."
+            f"Few: intervals of means resample {counted(line.units, unit)}; below {FEW} they are "
+            f"too narrow{', and of two they are the two values' if line.units == 2 else ''}."
         )
 
 
@@ -322,12 +321,11 @@ BOUNDS: tuple[Note, ...] = (unfinished, _few, _mixed_code, _unshuffled, _linear_
 
 def method(lines: Sequence[Line]) -> list[str]:
     """How the figures of these lines are made."""
-    units = [len(line.images) if line.groups is None else line.groups.nunique() for line in lines]
     by_group = any(line.groups is not None for line in lines)
     unit = "images (photographs, where images are crops of one)" if by_group else "images"
     of_crops = ", crops of one photograph counted as if they agreed" if by_group else ""
     resampled = f"with {RESAMPLES} resamples and a fixed seed"
-    if max(units, default=0) > MOST_DRAWN:
+    if any(line.units > MOST_DRAWN for line in lines):
         resampled += f", or beyond {MOST_DRAWN} of them the normal one"
     return [
         "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
@@ -365,10 +363,16 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
             if reason.startswith(NOT_RUN):
                 status, reason = "not run", "the run ended before; run the same command again"
             whole.setdefault((status, reason), []).append(line)
-        for pair, count in _image_reasons(line).items():
+        counts = _lost(line)
+        scored = any(variant in OF_PICTURE for _, variant in line.keys)
+        top1 = [name for name in scores_of(line.frame) if name.startswith("top1.")]
+        if scored and line.cell.true_labels is not False and top1:
+            unknown = (line.frame["status"] == "ok") & line.frame[top1].isna().all(axis=1)
+            counts["unscored", NO_LABELS] += int(unknown.sum())
+        for pair, count in (+counts).items():  # those above 0
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line] = count
-    sentences = [*_damaged(lines), *_unreadable(lines)]
+    sentences = [*_without_rows(lines)]
     sentences += [
         f"{counted(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
         for (status, reason), of in whole.items()
@@ -382,44 +386,24 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
     return [*sentences[:REASONS_SHOWN], *more]
 
 
-def _image_reasons(line: Line) -> Counter[tuple[str, str]]:
-    """The number of images by (status, reason), in the order of the images."""
-    counts = _lost(line)
-    scored = any(variant in OF_PICTURE for _, variant in line.keys)
-    if scored and line.cell.true_labels is not False:
-        known = line.frame[line.frame["status"] == "ok"].filter(like="top1.")
-        if known.shape[1] and (none := int(known.isna().all(axis=1).sum())):
-            counts["unscored", NO_LABELS] += none
-    return counts
-
-
-def _unreadable(lines: Sequence[Line]) -> Iterator[str]:
-    """Which files are no images, and which images were lost with one of them."""
-    reasons = {image: reason for line in lines for image, reason in line.unreadable.items()}
-    lost = [name for name, reason in reasons.items() if reason.startswith(IN_STEP_OF)]
-    files = [f"{name} ({reason})" for name, reason in reasons.items() if name not in lost]
-    if files:
-        what = "file is no readable image" if len(files) == 1 else "files are no readable images"
-        yield f"{len(files)} {what}: {first_of(files, NAMED)}; in no figure"
-    if lost:
-        images = "1 image is" if len(lost) == 1 else f"{len(lost)} images are"
-        yield f"{images} in a client step with such a file: {first_of(lost, NAMED)}; in no figure"
-
-
-def _damaged(lines: Sequence[Line]) -> Iterator[str]:
+def _without_rows(lines: Sequence[Line]) -> Iterator[str]:
     """How many units changed after they were written, and in which files: an image counts once for
-    each of its lines."""
-    files = [path.relative_to(line.store.root) for line in lines for path in line.left_out]
-    if not files:
-        return
-    there = [len(line.stored) for line in lines]
-    planned = [line.planned + len(line.unreadable) for line in lines]
-    of = sum(map(max, planned, there))
-    lost = sum(
-        max(1, a - b) for line, a, b in zip(lines, planned, there, strict=True) if line.left_out
-    )
-    named = first_of([shown(file) for file in files], NAMED)
-    yield (
-        f"DAMAGED: {lost} units of {of} are damaged and in no figure: run the attack again "
-        f"({named})"
-    )
+    each of its lines. Then which files are no images, and what was lost with one of them."""
+    if files := [path.relative_to(line.store.root) for line in lines for path in line.left_out]:
+        there = [len(line.stored) for line in lines]
+        planned = [line.planned + len(line.unreadable) for line in lines]
+        both = zip(lines, planned, there, strict=True)
+        lost = sum(max(1, of - stored) for line, of, stored in both if line.left_out)
+        yield (
+            f"DAMAGED: {lost} units of {sum(map(max, planned, there))} are damaged and in no "
+            f"figure: run the attack again ({first_of([shown(file) for file in files], NAMED)})"
+        )
+    reasons = {image: reason for line in lines for image, reason in line.unreadable.items()}
+    beside = [name for name, reason in reasons.items() if reason.startswith(IN_STEP_OF)]
+    broken = [f"{name} ({reason})" for name, reason in reasons.items() if name not in beside]
+    if broken:
+        what = "file is no readable image" if len(broken) == 1 else "files are no readable images"
+        yield f"{len(broken)} {what}: {first_of(broken, NAMED)}; in no figure"
+    if beside:
+        images = "1 image is" if len(beside) == 1 else f"{len(beside)} images are"
+        yield f"{images} in a client step with such a file: {first_of(beside, NAMED)}; in no figure"

@@ -46,7 +46,7 @@ from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.report.lines import Line, target_of
 from mjp_privacy.report.tables.text import capped
-from mjp_privacy.report.worst_case import DerivedLine, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
@@ -83,7 +83,7 @@ def write_pictures(
     all_images    write every stored image, not only `image_ids`
     """
     remove_listed(folder)
-    stored = {line.number: picture_ids(line) for line in lines}
+    stored = {line.number: line.picture_ids for line in lines}
     every = set().union(*stored.values())
     wanted = every if all_images else every & set(image_ids)
     if not wanted:
@@ -92,7 +92,11 @@ def write_pictures(
     index, written = folder / INDEX, dict[str, Path]()
     images, clients = UniqueNames(), UniqueNames(taken=(INDEX,))
     attacks: dict[str, UniqueNames] = {}  # by the client's folder
-    files = {image: f"{images.of(_stem(image), key=image)}.png" for image in sorted(wanted)}
+    files = {}
+    for image in sorted(wanted):
+        suffix = PurePosixPath(image).suffix  # `class/photo` of `class/photo.JPEG`
+        known = suffix if suffix.lower() in IMAGE_SUFFIXES else ""
+        files[image] = f"{images.of(image.removesuffix(known), key=image)}.png"
     with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as listed:
         table = csv.DictWriter(listed, COLUMNS, lineterminator="\n", restval="")
         table.writeheader()
@@ -144,12 +148,6 @@ def _pictures(
         yield row | known | {"line": line.number, "reference": reference}, tensors["images"]
 
 
-def _stem(image_id: str) -> str:
-    """`class/photo` of `class/photo.JPEG`."""
-    suffix = PurePosixPath(image_id).suffix
-    return image_id.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else image_id
-
-
 def pixels(image: Tensor) -> Pixels:
     """(C, H, W) in [0, 1] to (H, W, 3) bytes, as the paper's variant rounds; NaN becomes grey."""
     # NumPy: on pictures this small torch spends most of the time on its threads
@@ -183,7 +181,9 @@ def remove_listed(folder: Path) -> None:
     except UserError:
         if not names:
             return
-    for path in (folder / name for name in names if _is_ours(name)):
+    ours = re.compile("/".join([OF_A_REPORT] * 3))  # client/attack/image.png
+    listed = [name for name in names if ours.fullmatch(name) and name.endswith(".png")]
+    for path in (folder / name for name in listed):
         if path.parent.resolve().is_relative_to(folder.resolve()) and path.is_file():
             path.unlink()
             for parent in (path.parent, path.parent.parent):
@@ -192,14 +192,10 @@ def remove_listed(folder: Path) -> None:
     index.unlink(missing_ok=True)
 
 
-def _is_ours(name: str) -> bool:
-    """Whether it has the form client/attack/image.png of names made by `UniqueNames`."""
-    parts = name.split("/")
-    safe = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}", part) for part in parts)
-    return safe and len(parts) == 3 and name.endswith(".png")
-
-
 # names of files ----------------------------------------------------------------------------------
+
+OF_A_REPORT = "[A-Za-z0-9][A-Za-z0-9._+-]{0,199}"
+"""What `UniqueNames` gives."""
 
 LONGEST = 80
 EDGES = "._-+ "
@@ -293,11 +289,6 @@ class Shown:
         fed = None if line is None else self.fed.get(line.number)
         return fed or self.original(line)
 
-    def as_json(self) -> dict[str, Any]:
-        """What the page's script reads; keys of JSON are texts, and lines are numbers."""
-        pairs = {kind: list(getattr(self, kind).items()) for kind in OF_LINES}
-        return {"image_id": self.image_id, **pairs}
-
     def of(self, line: Line) -> dict[str, Tensor]:
         """The pictures of a line of this image by their keys, which it notes."""
         stored = line.reconstruction(self.image_id) or {}
@@ -335,8 +326,8 @@ def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     """The pictures of a page, as many as it has room for; `main` is the line by whose PSNR images
     are chosen."""
     derived = [line for line in lines if isinstance(line, DerivedLine)]
-    stored = [line for line in lines if line not in derived and picture_ids(line)]
-    pictured = {image for line in stored for image in picture_ids(line)}
+    stored = [line for line in lines if line not in derived and line.picture_ids]
+    pictured = {image for line in stored for image in line.picture_ids}
     most = min(MOST_IMAGES, math.ceil(MOST_PICTURES / max(1, len(stored))))
     chosen = [Shown(*of) for of in islice(images_in_order(pictured, main), most)]
     made: dict[str, dict[str, str]] = {shown.image_id: {} for shown in chosen}

@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, reason
+from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
@@ -60,11 +59,19 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
                 # an earlier version took the pictures for those of the labels in their order
                 frame = frame.drop(columns="gradient_residual.diagnostic", errors="ignore")
             number, folder = len(lines) + len(loaded) + 1, store.folder(cell.run_id)
-            damaged = sorted(path for path in store.left_out if path.parent == folder)
-            loaded.append(Line(number, name, cell, frame, store, left_out=damaged))
+            left_out = sorted(path for path in store.left_out if path.parent == folder)
+            loaded.append(Line(number, name, cell, frame, store, left_out=left_out))
             if progress:
                 progress.advance()
-        _refuse_empty(store, loaded)
+        damaged = [path for line in loaded for path in line.left_out]
+        if all(line.stored.empty and line.cell.status == "ok" for line in loaded):
+            if damaged:
+                place = shown(damaged[0].relative_to(store.root))
+                raise UserError(f"{store.root}: all of its rows are damaged ({place}). {AGAIN}")
+            raise UserError(
+                f"{store.root} is an empty run: expected rows of its {len(loaded)} cell(s) under "
+                f"{store.root / 'rows'}, but there are none. {AGAIN}"
+            )
         refused = [line for line in loaded if line.cell.model == REFUSED]
         lines += [line for line in loaded if line not in refused]
         if count := max((line.planned for line in refused), default=0):
@@ -74,20 +81,6 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
             )
         remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store)]
     return Loaded(lines, remarks)
-
-
-def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
-    """Raise where no line has rows, nor a reason why not."""
-    damaged = [path for line in lines for path in line.left_out]
-    if any(not line.stored.empty or line.cell.status != "ok" for line in lines):
-        return
-    if damaged:
-        place = shown(damaged[0].relative_to(store.root))
-        raise UserError(f"{store.root}: all of its rows are damaged ({place}). {AGAIN}")
-    raise UserError(
-        f"{store.root} is an empty run: expected rows of its {len(lines)} cell(s) under "
-        f"{store.root / 'rows'}, but there are none. {AGAIN}"
-    )
 
 
 def _damaged_lists(store: RunStore) -> Iterator[str]:

@@ -344,7 +344,15 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
         (steps,) = axes.step(across, up, where="post", color=INK, linewidth=1.3, alpha=0.6)
         hover(steps, "Pareto front")
     for number, point in reversed([*enumerate(points, 1)]):  # the first, often undefended, on top
-        _draw_point(axes, point)
+        shade, marker = point.look
+        bar: Look = {"color": shade, "linewidth": 1, "alpha": 0.35}
+        bar["clip_on"] = False  # also at 100 dB, the end of the axis
+        axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
+        axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
+        look: Look = {"color": shade, "markersize": 8, "clip_on": False}
+        look |= {"markerfacecolor": "none"} if point.unattacked else {}
+        (dot,) = axes.plot(point.leakage, point.accuracy, marker, **look)
+        hover(dot, point.words)
         left, down = 14 + (number - 1) % NAMES * (WIDE - 14) / NAMES, (number - 1) // NAMES + 0.5
         place = left / WIDE, 1 - (bottom + UNDER + ROW * down) / (72 * figure.get_figheight())
         name = f"{number}  {drawn(point.label, LETTERS).strip()}"
@@ -357,19 +365,6 @@ def _draw(figure: Figure, top: float, points: Sequence[TradeoffPoint], floor: fl
     legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
     if points:
         axes.legend(fontsize=FONT - 1, **legend)
-
-
-def _draw_point(axes: Axes, point: TradeoffPoint) -> None:
-    """A point with its bars."""
-    shade, marker = point.look
-    bar: Look = {"color": shade, "linewidth": 1, "alpha": 0.35}
-    bar["clip_on"] = False  # also at 100 dB, the end of the axis
-    axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
-    axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
-    look: Look = {"color": shade, "markersize": 8, "clip_on": False}
-    look |= {"markerfacecolor": "none"} if point.unattacked else {}
-    (dot,) = axes.plot(point.leakage, point.accuracy, marker, **look)
-    hover(dot, point.words)
 
 
 def _draw_numbers(axes: Axes, points: Sequence[TradeoffPoint]) -> None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,15 +27,8 @@ import pandas as pd
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.lines import (
-    DIAGNOSTIC,
     OF_PICTURE,
     Line,
-    exact_images,
-    meets_trained_model,
-    reconstructs,
-    scores_of,
-    split,
-    traits,
 )
 
 if TYPE_CHECKING:
@@ -54,13 +49,18 @@ ATTACKERS_CHOICE = Rule("attackers_choice", "gradient_residual", "diagnostic", -
 RULES = {rule.name: rule for rule in (WORST_CASE, ATTACKERS_CHOICE)}
 
 OF_IMAGE = (
-    *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
-    *("shuffled_patches", "moved_patches", "empty_mask"),
+    *("group", "top1.intact"),
+    *("ceiling_psnr.diagnostic", "grey_psnr.diagnostic", "oracle_in_place_psnr.diagnostic"),
+    *("mean_visible_psnr.diagnostic", "shuffled_patches.diagnostic", "moved_patches.diagnostic"),
+    "empty_mask.diagnostic",
 )
-"""Diagnostics that are the same for every attack on an image."""
+"""Columns that are the same for every attack on an image."""
 
-OF_RECONSTRUCTION = ("visible_psnr", "masked_psnr", "gradient_residual")
-"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
+OF_RECONSTRUCTION = (
+    *("status", "reason", "gradient_residual.diagnostic"),
+    *("visible_psnr.diagnostic", "masked_psnr.diagnostic"),
+)
+"""Columns beside the scores that are of a reconstruction; all others tell how the attack worked."""
 
 NO_PSNR = "its PSNR is not a number"
 NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
@@ -96,16 +96,21 @@ class DerivedLine(Line):
         return None if place is None else self.members[place]
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of the line chosen for this image; None where there are none."""
         line = self.source(image_id)
         return None if line is None else line.reconstruction(image_id)
 
+    @property
+    def shown_attacks(self) -> tuple[Line, ...]:
+        return tuple(self.members[place] for place in sorted(set(self.chosen)))
 
-def shown_attacks(line: Line) -> tuple[Line, ...]:
-    """The attacks whose pictures a line shows: its own, or those that a derived one took."""
-    if not isinstance(line, DerivedLine):
-        return (line,)
-    return tuple(line.members[place] for place in sorted(set(line.chosen)))
+    @cached_property
+    def picture_ids(self) -> list[str]:
+        stored = [(member, member.picture_ids) for member in self.shown_attacks]
+        return sorted(i for member, ids in stored for i in ids if self.source(i) is member)
+
+    @property
+    def has_truth(self) -> bool:
+        return all(member.has_truth for member in self.members)
 
 
 def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
@@ -120,15 +125,21 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
         return []
     once = adaptive_attacks([line for line in attacks if line.uploads == 1], beside=attacks)
     single = [line for line in once if len(line.images)]
-    several = any(line.uploads > 1 and reconstructs(line) for line in members)
+    several = any(line.uploads > 1 and line.reconstructs for line in members)
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
     derived = []
-    for rule in RULES.values():
-        for candidates, scope in scopes:
-            chosen = choose(candidates, rule)
-            if len(chosen) or rule is WORST_CASE:  # without residuals none can be chosen
-                derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
+    for rule, (candidates, scope) in product(RULES.values(), scopes):
+        chosen, first = choose(candidates, rule), candidates[0]
+        if len(chosen) or rule is WORST_CASE:  # without residuals none can be chosen
+            label = f"{rule.name}, {scope}"
+            uploads = max((line.uploads for line in candidates if line.reconstructs), default=1)
+            facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
+            facts |= {"attack": label, "attack_name": label, "role": rule.name}
+            facts |= {"planned_images": max(line.planned for line in candidates)}
+            cell = replace(first.cell, **facts | {"run_id": f"{label}, {first.cell.run_id}"})
+            of = (first.store, tuple(candidates), chosen)
+            derived.append(DerivedLine(0, first.run, cell, _frame(candidates, chosen), *of))
     return derived
 
 
@@ -140,11 +151,11 @@ def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> li
     gets says nothing about this one.
     beside: all attacks on the client, which show whether it masks
     """
-    trained = [line for line in attacks if meets_trained_model(line)]
+    trained = [line for line in attacks if line.meets_trained_model]
     every = beside or attacks
     masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in every)
     known = any(
-        exact_images(line) or ("masks" in traits(line) and reconstructs(line)) for line in trained
+        line.exact_images or ("masks" in line.traits and line.reconstructs) for line in trained
     )
     return trained if known or not masked else []
 
@@ -153,7 +164,7 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     """The place of the best member for each image; of equals, or of PSNR at the cap, one that does
     not assume 8-bit pixels, and then the first in the order of the cells. Images for which none has
     a value are left out."""
-    order = sorted(range(len(members)), key=lambda place: "8 bit" in traits(members[place]))
+    order = sorted(range(len(members)), key=lambda place: "8 bit" in members[place].traits)
     merits = pd.concat(
         [rule.sign * members[place].scored(rule.metric, rule.variant) for place in order], axis=1
     ).sort_index()
@@ -163,52 +174,24 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
 
 
-def _line(members: Sequence[Line], chosen: pd.Series[int], rule: Rule, label: str) -> DerivedLine:
-    first = members[0]
-    uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
-    planned = max(line.planned for line in members)
-    facts = {**defaults_of(AttackFacts), **defaults_of(OutcomeFacts), "uploads": uploads}
-    facts |= {"attack": label, "attack_name": label, "role": rule.name}
-    facts |= {"run_id": f"{label}, {first.cell.run_id}", "planned_images": planned}
-    cell = replace(first.cell, **facts)
-    frame = _frame(members, chosen)
-    return DerivedLine(0, first.run, cell, frame, first.store, tuple(members), chosen)
-
-
 def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
     """The rows of the chosen reconstructions; where none was chosen, why.
 
     What is the same for every attack on an image comes from the chosen line too, or else from the
     first that has it.
     """
+    kept = "|".join((*OF_IMAGE, *OF_RECONSTRUCTION, *(rf".*\.{of}" for of in OF_PICTURE)))
+    parts = [line.frame.filter(regex=f"^(?:{kept})$") for line in members]
+    every = pd.concat(parts, keys=range(len(members)))
+    images = every.index.unique(level=1).sort_values()
+    places = pd.MultiIndex.from_arrays([chosen, chosen.index])
     words = {"status": object, "reason": object}
-    frames = [line.frame.astype(words) for line in members]
-    names = dict.fromkeys(str(name) for frame in frames for name in frame)
-    scores = {*scores_of(names)}
-    kept = [name for name in names if name not in scores or _kind(name)]
-    shared = [name for name in kept if name == "group" or _kind(name) == "image"]
-    every = pd.concat([frame.reindex(columns=shared) for frame in frames])
-    images = every.index.unique().sort_values()
-    parts = [frame.loc[chosen.index[chosen == place]] for place, frame in enumerate(frames)]
-    rows = pd.concat([part for part in parts if len(part)] or [parts[0]])
-    rows = rows.reindex(images, columns=kept).astype(words)
-    rows[shared] = rows[shared].fillna(every.groupby(level=0).first())
+    rows = every.loc[places].droplevel(0).reindex(images).astype(words)
+    shared = [name for name in every if name in OF_IMAGE]
+    rows[shared] = rows[shared].fillna(every[shared].groupby(level=1).first())
     reasons = _reasons(members, images.difference(chosen.index))
     rows.loc[reasons.index, ["status", "reason"]] = reasons
-    rows = rows.drop(columns=["code", "label_source"], errors="ignore")
     return rows.astype(dict.fromkeys(words, "category"))
-
-
-def _kind(name: str) -> str:
-    """Whether a column scores the picture, the reconstruction without truth, or the image; "" for
-    what describes how an attack worked."""
-    metric, variant = split(name)
-    if variant in OF_PICTURE:
-        return "score"
-    if variant == DIAGNOSTIC and metric in OF_RECONSTRUCTION:
-        return "reconstruction"
-    of_image = variant == DIAGNOSTIC and metric in OF_IMAGE
-    return "image" if of_image or name == "top1.intact" else ""
 
 
 def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
@@ -232,33 +215,6 @@ def _reasons(members: Sequence[Line], images: pd.Index) -> pd.DataFrame:
     return pd.DataFrame.from_dict(reasons, "index", dtype=object, columns=["status", "reason"])
 
 
-# without the private images -----------------------------------------------------------------------
-
-
-def has_truth(line: Line) -> bool:
-    """Whether the private images behind this line were given, as its rows and pictures tell.
-
-    False where pictures are stored but none that they could be compared with. A line without
-    pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the other
-    lines of its client.
-    """
-    if isinstance(line, DerivedLine):
-        return all(has_truth(member) for member in line.members)
-    if ("psnr", "standard") in line.keys and (line.frame["status"] == "ok").any():
-        return True
-    stored = picture_ids(line)
-    tensors = line.reconstruction(stored[0]) if stored else None
-    return tensors is None or "target" in tensors
-
-
-def picture_ids(line: Line) -> list[str]:
-    """The images for which a reconstruction is stored, scored or not, sorted."""
-    if isinstance(line, DerivedLine):
-        stored = [(member, picture_ids(member)) for member in shown_attacks(line)]
-        return sorted(i for member, ids in stored for i in ids if line.source(i) is member)
-    return sorted(line.store.pictured(line.cell.run_id))
-
-
 def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
     """The attack that somebody without the truth would take for each image, of those whose picture
     has a residual: that with the smallest one; among equals the first line.
@@ -267,9 +223,9 @@ def attackers_choice_by_image(attacks: Sequence[Line]) -> dict[str, Line]:
     """
     taken: dict[str, Line] = {}
     for trained in (False, True):
-        members = [line for line in attacks if meets_trained_model(line) == trained]
+        members = [line for line in attacks if line.meets_trained_model == trained]
         if members:
-            pictures = {image for line in members for image in picture_ids(line)}
+            pictures = {image for line in members for image in line.picture_ids}
             chosen = choose(members, ATTACKERS_CHOICE).items()
             taken |= {image: members[place] for image, place in chosen if image in pictures}
     return taken

@@ -29,22 +29,12 @@ from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.card import card_notes, card_table, console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.lines import failed_images, reconstructs
 from mjp_privacy.report.notes import Section, grouped, unfinished
 from mjp_privacy.report.page.page import render_page
 from mjp_privacy.report.pictures import remove_listed, write_pictures
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
+from mjp_privacy.report.tables import text
 from mjp_privacy.report.tables.table5 import table5_csv
-from mjp_privacy.report.tables.text import (
-    choices_csv,
-    csv_text,
-    latex,
-    markdown,
-    samples_csv,
-    table_csv,
-)
-
-Pictures = Literal["shown", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +58,8 @@ class ReportSummary:
     def made_nothing(self) -> bool:
         """Whether the runs are done, no attack gave a picture, and some failed."""
         attacks = [line for line in self.contents.lines if line.cell.role == "attack"]
-        failed = any(failed_images(line) or line.unreadable for line in attacks)
-        return failed and not self.not_run and not any(map(reconstructs, attacks))
+        failed = any(line.failed_images or line.unreadable for line in attacks)
+        return failed and not self.not_run and not any(line.reconstructs for line in attacks)
 
     @property
     def damaged(self) -> int:
@@ -78,7 +68,11 @@ class ReportSummary:
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, everything: bool = False, pictures: Pictures = "shown"
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    everything: bool = False,
+    pictures: Literal["shown", "all", "none"] = "shown",
 ) -> ReportSummary:
     """Write every file of the report of one run or several into `out`.
 
@@ -104,16 +98,22 @@ def write_report(
             then("rows and charts", 1)
             files += _write_data(contents, out)
             then("pictures", 2)
-            files += _write_pictures(contents, out, pictures)
+            if pictures == "none":
+                remove_listed(out / "pictures")
+            else:
+                files += _write_pictures(contents, out, every=pictures == "all")
             then("page", 2)
-            files.insert(0, _write_page(contents, files, out))
+            beside = [path.relative_to(out).as_posix() for path in files]
+            downloads = [(name, what) for name, what in DOWNLOADS.items() if name in beside]
+            downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
+            configs = [name for name in beside if name.startswith("config")]
+            downloads += [(name, "the config, for mjp attack") for name in configs]
+            files.insert(0, _write_text(out / "index.html", render_page(contents, downloads)))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
     return ReportSummary(contents, tuple(files))
 
-
-# files --------------------------------------------------------------------------------------------
 
 DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
@@ -140,14 +140,6 @@ MADE = (
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
 
 
-def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
-    beside = [path.relative_to(out).as_posix() for path in files]
-    downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
-    downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
-    downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
-    return _write_text(out / "index.html", render_page(contents, downloads))
-
-
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
     """table.md and table.tex: the card, the clients and the lines; on request all else too."""
     card = contents.card
@@ -162,29 +154,29 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
     sections = [section for section in (under, *notes) if section.items]
     answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
-        _write_text(out / "table.md", markdown(answer, tables, sections)),
-        _write_text(out / "table.tex", latex(tables, sections)),
+        _write_text(out / "table.md", text.markdown(answer, tables, sections)),
+        _write_text(out / "table.tex", text.latex(tables, sections)),
     ]
 
 
 def _write_data(contents: Contents, out: Path) -> list[Path]:
     """The files for programs, and the charts."""
     lines, many = contents.lines, contents.loaded.many_runs
-    texts = {"table.csv": table_csv(contents.tables, many_runs=many)}
+    texts = {"table.csv": text.table_csv(contents.tables, many_runs=many)}
     if contents.table5 is not None:
-        texts["table5.md"] = markdown(contents.card.verdict, [contents.table5], [])
-        texts["table5.tex"] = latex([contents.table5], [])
+        texts["table5.md"] = text.markdown(contents.card.verdict, [contents.table5], [])
+        texts["table5.tex"] = text.latex([contents.table5], [])
         texts["table5.csv"] = table5_csv(contents.table5_rows)
     texts |= {config.file: config.text for config in contents.configs if config.fields}
     for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
-        texts |= {name: csv_text(table)} if len(table) else {}
+        texts |= {name: text.csv_text(table)} if len(table) else {}
     charts = [chart for section in contents.charts.values() for chart in section]
     texts |= {f"figures/{chart.name}.svg": standalone(chart.svg) for chart in charts}
     if sum(len(line.images) * len(line.keys) for line in lines) <= MOST_ROWS:
-        texts["samples.csv"] = samples_csv(lines, many_runs=many)
+        texts["samples.csv"] = text.samples_csv(lines, many_runs=many)
     if contents.derived:
-        texts["choices.csv"] = choices_csv(contents.derived)
-    return [_write_text(out / name, text) for name, text in texts.items()]
+        texts["choices.csv"] = text.choices_csv(contents.derived)
+    return [_write_text(out / name, content) for name, content in texts.items()]
 
 
 def _write_text(path: Path, content: str) -> Path:
@@ -193,17 +185,14 @@ def _write_text(path: Path, content: str) -> Path:
     return path
 
 
-def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
-    folder = out / "pictures"
-    if pictures == "none":
-        remove_listed(folder)
-        return []
+def _write_pictures(contents: Contents, out: Path, *, every: bool) -> list[Path]:
+    """The reconstructions, every one or those on the page; the index that lists them."""
     single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
-        contents.lines if pictures == "all" else single or contents.lines,
+        contents.lines if every else single or contents.lines,
         [shown.image_id for shown in contents.gallery.shown],
-        folder,
-        all_images=pictures == "all",
+        out / "pictures",
+        all_images=every,
         client_names=contents.client_names,
     )
-    return written[-1:]  # the index
+    return written[-1:]

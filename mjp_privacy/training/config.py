@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import (
     Classes,

@@ -44,13 +44,12 @@ from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import (
     NamedCheckpoint,
-    for_all_channels,
     keep_earlier,
     named_checkpoints,
 )
 from mjp_privacy.training.batches import check_labels
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import Preset, recipe_in
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 # how it is measured -----------------------------------------------------------------------------
@@ -447,8 +446,8 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
     std = IMAGENET_DEFAULT_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
         "img_size": size_of(arguments.img_size),
-        "mean": for_all_channels(mean),
-        "std": for_all_channels(std),
+        "mean": mean,
+        "std": std,
         "position_embedding": arguments.position_embedding,
         "unknown_embedding": arguments.unknown_embedding,
     }

@@ -31,7 +31,7 @@ from mjp_privacy.training.batches import Batches, find_examples, make_batches, s
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
-from mjp_privacy.training.snapshots import STATE, TrainingCheckpoint, check_weights
+from mjp_privacy.training.run_files import STATE, TrainingCheckpoint, check_weights
 
 # products in bfloat16 -----------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
@@ -26,7 +27,6 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.journal import Journal, Window, draw_curves
 from mjp_privacy.training.learner import (
     REMARK,
     Learner,
@@ -34,10 +34,12 @@ from mjp_privacy.training.learner import (
     learning_rate,
 )
 from mjp_privacy.training.processes import World, joined
-from mjp_privacy.training.snapshots import (
+from mjp_privacy.training.run_files import (
     CHECKPOINT,
     MODEL,
+    Journal,
     TrainingCheckpoint,
+    draw_curves,
     export_fault,
     export_model,
     exported,
@@ -50,6 +52,44 @@ CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 MOST_WORKERS = 256
 
 # the loop -----------------------------------------------------------------------------------------
+
+
+class Window:
+    """Sums over the steps since the last line, kept on the device, and how the time was spent."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.batch, self.device = batch, device
+        self.restart()
+
+    def restart(self) -> None:
+        self.total, self.steps = torch.zeros(5, device=self.device), 0
+        self.started, self.waited = time.monotonic(), 0.0
+
+    def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same batches; the time spent waiting for them is measured."""
+        while True:
+            asked_at = time.monotonic()
+            batch = next(batches, None)
+            self.waited += time.monotonic() - asked_at
+            if batch is None:
+                return
+            yield batch
+
+    def add(self, numbers: Tensor) -> None:
+        self.total += numbers
+        self.steps += 1
+
+    def mean(self) -> Tensor:
+        return self.total / self.steps
+
+    def timing(self) -> dict[str, float]:
+        """Speed and share of waiting. Call it after `mean` was read: then the device is done."""
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        return {
+            "images_per_s": round(self.steps * self.batch / elapsed, 1),
+            "seconds_per_step": elapsed / self.steps,
+            "waiting": round(self.waited / elapsed, 4),
+        }
 
 
 class Trainer:

@@ -29,8 +29,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
-from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.models.mjp_vit import with_adapters
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
 from tests.helpers.own_attacks import ROUNDS, SEEN, mjp, rounds

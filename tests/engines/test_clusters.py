@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines.coordinator import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.engines.tasks import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers import runs
 from tests.helpers.runs import attack, photographs

@@ -21,7 +21,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines import slurm as slurm_module
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmEngine, SlurmWorker
-from mjp_privacy.experiment.engines.worker import task_file
+from mjp_privacy.experiment.engines.tasks import task_file
 from tests.helpers.trap import until
 
 SCRIPTS = {

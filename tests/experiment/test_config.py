@@ -18,8 +18,8 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
-from mjp_privacy.core.configs import read_mapping, stock_config
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping, stock_config
 from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.cell_facts import cell_key, describe, run_id
 from mjp_privacy.experiment.config import (

@@ -10,7 +10,7 @@ import pytest
 
 from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.refusals import NO_ONE_INPUT
+from mjp_privacy.experiment.plan import NO_ONE_INPUT
 from mjp_privacy.experiment.run import attack_uploads
 from tests.helpers.families import checkpoint
 from tests.helpers.runs import TINY, attack, cells, one_cell, outcome, rows, said, values

@@ -9,7 +9,7 @@ from mjp_privacy.models.families import OtherNetwork, build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.learner import build_network
-from mjp_privacy.training.snapshots import export_model
+from mjp_privacy.training.run_files import export_model
 from tests.helpers.training import content
 
 SIDE, PATCH, GRID, CLASSES = 32, 4, 8, 10

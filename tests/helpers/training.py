@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.training.config import TrainingConfig, load_training, merged
-from mjp_privacy.training.journal import Journal, whole_lines
 from mjp_privacy.training.learner import Learner
+from mjp_privacy.training.run_files import Journal, whole_lines
 
 CLASSES, SIDE = 3, 28
 FILES = {

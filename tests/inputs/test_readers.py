@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from attacks.prior.files import load_prior
-from mjp_privacy.core.configs import yaml_value
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import decode_image
 from mjp_privacy.data.labels import parse_label_file
@@ -31,8 +30,13 @@ from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.training.config import load_training
-from mjp_privacy.training.journal import METRICS, points_of, whole_lines
-from mjp_privacy.training.snapshots import TrainingCheckpoint, load_checkpoint
+from mjp_privacy.training.run_files import (
+    METRICS,
+    TrainingCheckpoint,
+    load_checkpoint,
+    points_of,
+    whole_lines,
+)
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.folder import examine
 from mjp_privacy.uploads.header import read_header

@@ -21,7 +21,7 @@ from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from mjp_privacy.training.learner import build_network
-from mjp_privacy.training.snapshots import export_model
+from mjp_privacy.training.run_files import export_model
 from tests.helpers.families import (
     CLASSES,
     GRID,

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import MJPVisionTransformer, load_model
-from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
     principal_directions,
+    with_adapters,
     with_closed_form_block,
 )
 from mjp_privacy.models.sizes import LowRank, Variant

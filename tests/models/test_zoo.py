@@ -17,9 +17,9 @@ from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.models.zoo import NamedCheckpoint, named_checkpoints, spec_by_name
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import load_training, recipe_in
 from mjp_privacy.training.evaluation import load_checkpoint
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from tests.helpers.models import KNOWN, MEAN, SMALL, STD, saved, state_of
 
 ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")

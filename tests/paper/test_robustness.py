@@ -24,7 +24,7 @@ from mjp_privacy.data import open_images
 from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
-from mjp_privacy.paper.robustness import markdown
+from mjp_privacy.paper.robustness import OFFICIAL, markdown
 from mjp_privacy.paper.robustness_scores import (
     ALEXNET,
     DEIT,
@@ -40,7 +40,6 @@ from mjp_privacy.paper.robustness_scores import (
     mean,
     rms_calibration,
 )
-from mjp_privacy.paper.robustness_sets import OFFICIAL
 from mjp_privacy.training.published import TABLE3, TABLE4
 from tests.helpers.image_files import make_images
 from tests.helpers.models import tiny

@@ -19,7 +19,7 @@ from mjp_privacy.report.curves import uploads_charts
 from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.tables import comparisons
-from mjp_privacy.report.tables.details import measured_table
+from mjp_privacy.report.tables.comparisons import measured_table
 from mjp_privacy.report.tables.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (

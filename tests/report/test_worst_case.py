@@ -15,7 +15,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.figures import VARIANTS, build_tables
-from mjp_privacy.report.worst_case import DerivedLine, has_truth, picture_ids
+from mjp_privacy.report.worst_case import DerivedLine
 from tests.helpers.card_run import card_run
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import (
@@ -165,10 +165,10 @@ def test_uploads_without_truth_have_equal_pictures_and_residuals(tmp_path: Path)
     )
     for name in ("patch_gradient", "masked_span"):
         alone, known = blind[name], seen[name]
-        assert (has_truth(alone), has_truth(known)) == (False, True)
+        assert (alone.has_truth, known.has_truth) == (False, True)
         for upload in load_uploads(uploads):
             image, truth = f"{upload.name}/0", upload.truth()
-            if image not in picture_ids(alone):
+            if image not in alone.picture_ids:
                 continue
             assert truth is not None
             one = alone.reconstruction(image) or {}
@@ -182,11 +182,11 @@ def test_uploads_without_truth_have_equal_pictures_and_residuals(tmp_path: Path)
                 assert left == pytest.approx(residual(upload, one["images"]), rel=1e-3)
     derived = {line.cell.role: line for line in read_contents([tmp_path / "blind_run"]).derived}
     choice = derived["attackers_choice"]
-    assert not has_truth(choice)
-    assert picture_ids(choice) == sorted(choice.chosen.index)
-    assert len(picture_ids(choice)) == 2
-    assert all(choice.reconstruction(image) is not None for image in picture_ids(choice))
-    assert picture_ids(derived["worst_case"]) == []
+    assert not choice.has_truth
+    assert choice.picture_ids == sorted(choice.chosen.index)
+    assert len(choice.picture_ids) == 2
+    assert all(choice.reconstruction(image) is not None for image in choice.picture_ids)
+    assert derived["worst_case"].picture_ids == []
 
 
 def residual(upload: Any, image: torch.Tensor) -> float:
@@ -225,6 +225,6 @@ def test_a_line_that_says_nothing_is_not_taken_for_one_without_truth(tmp_path: P
     locator = cell("unscored", attack="mask_locator")
     run_of(tmp_path, (cell("refused"), ["unsupported"]), (locator, ["unscored"]), (cell("x"), []))
     for line in lines_of(tmp_path):
-        assert has_truth(line)
-        assert picture_ids(line) == []
+        assert line.has_truth
+        assert line.picture_ids == []
     assert len(read_contents([tmp_path]).comparisons) == 1

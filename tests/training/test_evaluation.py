@@ -20,6 +20,7 @@ from mjp_privacy.data import ImageSource, Preprocessing, open_images
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import Grid, draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import NamedCheckpoint
+from mjp_privacy.training.commands import EvaluationArguments
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.evaluation import (
     Protocol,
@@ -27,7 +28,6 @@ from mjp_privacy.training.evaluation import (
     measure,
     protocols,
 )
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from tests.helpers.families import checkpoint
 from tests.helpers.models import tiny
 from tests.helpers.refusals import refused

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training, merged
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart

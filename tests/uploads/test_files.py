@@ -22,7 +22,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.recording import CLOSED_FORM
+from mjp_privacy.federation.rounds import CLOSED_FORM
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST_KEY

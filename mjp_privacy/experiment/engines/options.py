@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from pydantic import Field
 
-from mjp_privacy.core.configs import read_mapping
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import free_bytes, pick_device
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.schema import (
     Count,

@@ -27,7 +27,7 @@ import ray
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.worker import serve
+from mjp_privacy.experiment.engines.tasks import serve
 
 WAIT = 3.0  # seconds in which a cluster's head answers
 LOOK = 5.0  # seconds between two questions whether the cluster is there
@@ -75,7 +75,17 @@ class RayEngine:
         self._look()
         running = list(self._running)
         over = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
-        return {self._running.pop(reference): death(reference) for reference in over}
+        gone = {}
+        for reference in over:
+            words = "its worker ended without an answer"
+            try:
+                ray.get(reference)
+            except Exception as error:  # whatever it is, the run goes on
+                cause = getattr(error, "cause", None) or error  # what the worker raised, or Ray
+                said = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+                words = f"its worker ended: {cause if isinstance(cause, UserError) else said}"
+            gone[self._running.pop(reference)] = words
+        return gone
 
     def close(self) -> None:
         """Stop what is under way and leave the cluster, which may be gone; one that was started
@@ -112,17 +122,6 @@ class RayEngine:
                 "which a task needs. Give a smaller --gpus-per-task, or add a machine; what was "
                 "done is kept."
             )
-
-
-def death(reference: Any) -> str:
-    """What became of a worker, in words: what Ray raises when it is asked for its result."""
-    try:
-        ray.get(reference)
-    except Exception as error:  # whatever it is, the run goes on
-        cause = getattr(error, "cause", None) or error  # what the worker raised, or Ray
-        said = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
-        return f"its worker ended: {cause if isinstance(cause, UserError) else said}"
-    return "its worker ended without an answer"
 
 
 def _connect(address: str | None, workers: int | None) -> None:

@@ -37,7 +37,7 @@ from submitit.helpers import DelayedSubmission, clean_env
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import one_thread_environment
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.worker import last_words, serve, task_file
+from mjp_privacy.experiment.engines.tasks import last_words, serve, task_file
 
 MINUTES = 60  # time limit of a job, where none is given
 STARTS = 5  # starts in a row with the same task, by preemption or time limit, before it is lost

@@ -36,8 +36,7 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
 from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
-from mjp_privacy.federation.recording import header_of, kept_names
-from mjp_privacy.federation.rounds import Federation
+from mjp_privacy.federation.rounds import Federation, header_of, kept_names
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.record import write_upload
@@ -74,7 +73,10 @@ def introduce(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    config, weights, client, round = read_order(message.content)
+    order = message.content.config_records["order"]
+    config = load_federation(json.loads(str(order["config"])))
+    weights = tensors(message.content.array_records["weights"])
+    client, round = whole(order["client"]), whole(order["round"])
     partition, partitions = _partition(context)
     if client % partitions != partition:
         raise UserError(
@@ -346,14 +348,6 @@ def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round:
     fields: dict[str, Any] = {"client": client, "round": round}
     fields["config"] = json.dumps(dataclasses.asdict(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
-
-
-def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor], int, int]:
-    """An order's content: the federation's config, the weights, the client and the round."""
-    order = content.config_records["order"]
-    config = load_federation(json.loads(str(order["config"])))
-    weights = tensors(content.array_records["weights"])
-    return config, weights, whole(order["client"]), whole(order["round"])
 
 
 def reply_of(update: ClientUpdate) -> RecordDict:

@@ -34,7 +34,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.federation.task import data_path
-from mjp_privacy.training.snapshots import MODEL
+from mjp_privacy.training.run_files import MODEL
 
 Engine = Literal["flower", "flower-deployment"]
 HOME, NAME = "flower", "mjp-federation"

@@ -1,22 +1,22 @@
 """Block 0 of a live network under timm's names, whatever its own layers are called.
 
 Its layers are found by the order in which they run, an attention's queries, keys and values by what
-they compute. torch's own attention calls none of its layers; one that does takes its place.
+they compute, its layer scales by what they multiply.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.models.live.runs import Ran
-from mjp_privacy.models.vit import ACTIVATION_LAYERS, token_norm
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.models.network_parts import Ran
+from mjp_privacy.models.vit import ACTIVATION_LAYERS, first_tensor, token_norm
 
 FIRST, GATED = "fc1", ("fc1_g", "fc1_x")
 """timm's names of a two-layer network's first layer, and of two whose outputs gate each other."""
@@ -44,7 +44,7 @@ class Named(nn.Module):
     holds under its own. It never runs: its hooks are the part's."""
 
     scales: tuple[Scale | None, Scale | None] = (None, None)
-    """Of a block's attention and of its two-layer network (`live.scales`)."""
+    """Of a block's attention and of its two-layer network (`find_scales`)."""
 
     def __init__(self, part: nn.Module, **layers: nn.Module) -> None:
         super().__init__()
@@ -331,99 +331,85 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
     return ran
 
 
-# torch's own attention ----------------------------------------------------------------------------
+# layer scales -------------------------------------------------------------------------------------
+
+MULTIPLIES = 1e-4  # relative error up to which a branch adds what a scale says
 
 
-class CalledAttention(nn.MultiheadAttention):
-    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
-    so that hooks see what they are given; torch's own uses their weights alone, and torch's
-    encoder layers do not even call it."""
+def find_scales(
+    block: nn.Module, named: Named, run: Callable[[Sequence[nn.Module]], list[Ran]]
+) -> None:
+    """Tell block 0 its scales, where there are any.
 
-    def __init__(self, own: nn.MultiheadAttention) -> None:
-        """What stands in place of `own`, with its parameters."""
-        nn.Module.__init__(self)
-        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
-        self._qkv_same_embed_dim = False  # torch's encoder layers look here
-        weight, bias = own.in_proj_weight, own.in_proj_bias
-        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
-        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
-        self.bias_k = self.bias_v = None
+    They are drawn, each number by itself, and the network run: the one that times a branch's output
+    is what the branch adds to the sum is that branch's, whatever it is called.
 
-    in_proj_weight: Any = property(lambda self: self.qkv.weight)
-    in_proj_bias: Any = property(lambda self: self.qkv.bias)
-    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
-    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
-    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
-        masked = key_padding_mask is not None or attn_mask is not None
-        if masked or not (query is key and key is value):
-            out: tuple[Tensor, Tensor | None] = super().forward(
-                query,
-                key,
-                value,
-                key_padding_mask,
-                need_weights,
-                attn_mask,
-                average_attn_weights,
-                is_causal,
-            )
-            return out
-        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
-        tokens_first = query.ndim == 3 and not self.batch_first
-        split = split.transpose(0, 1) if tokens_first else split
-        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
-        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
-        attended = (weights @ v).transpose(-3, -2).flatten(-2)
-        attended = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
-        if not need_weights:
-            return attended, None
-        return attended, weights.mean(-3) if average_attn_weights else weights
-
-
-def call_attention(whole: nn.Module) -> None:
-    """Put, in place, attention whose layers are called where a network has torch's own."""
-    for part in [*whole.modules()]:
-        for name, own in part.named_children():
-            if type(own) is not nn.MultiheadAttention or own.bias_k is not None:
-                continue
-            hooked = own._forward_hooks or own._forward_pre_hooks  # which would be lost
-            fused = isinstance(own.in_proj_weight, nn.Parameter) and not own.add_zero_attn
-            if fused and not hooked:
-                setattr(part, name, CalledAttention(own))
-
-
-@contextmanager
-def marked_order(blocks: nn.Module) -> Iterator[None]:
-    """Where the network is given one picture in this block, its parts keep whether they were given
-    tokens as (T, 1, D), for `vit.pictures_first`."""
-
-    def look(part: nn.Module, given: Any) -> None:
-        if isinstance(given, Tensor) and given.ndim == 3 and given.shape[1] == 1 < len(given):
-            part.__dict__["tokens_first"] = True
-
-    handles = [
-        part.register_forward_pre_hook(
-            lambda _, given, named, part=part: look(
-                part, next(iter((*given, *named.values())), None)
-            ),
-            with_kwargs=True,
-        )
-        for part in blocks.modules()
+    run  runs the network on a random picture, and keeps what these parts were given
+    """
+    width = named.attn.proj.out_features
+    candidates = [
+        (part, name)
+        for part in block.modules()
+        if not isinstance(part, nn.Linear) and token_norm(part) is None
+        for name, parameter in part._parameters.items()
+        if parameter is not None and parameter.numel() in (1, width)
     ]
+    if not candidates:
+        return
+    ends = (block.attn, block.mlp) if isinstance(block, Pair) else (block, block)
+    held: list[Any] = [part._parameters[name] for part, name in candidates]
+    before = [parameter.data for parameter in held]
+    generator = torch_generator("numbers by which layer scales are told")
+    for parameter in held:
+        drawn = 0.5 + torch.rand(parameter.shape, generator=generator)
+        parameter.data = drawn.to(parameter)
     try:
-        yield
+        seen: dict[nn.Module, Ran] = {}
+        for ran in run(ends):
+            if ran.part not in seen or ends[1] not in seen:  # the block's first run
+                seen[ran.part] = ran
+        values = [parameter.detach().flatten().clone() for parameter in held]
     finally:
-        for handle in handles:
-            handle.remove()
+        for parameter, value in zip(held, before, strict=True):
+            parameter.data = value
+    norm, out, second = (seen.get(one) for one in (named.norm2, named.attn.proj, named.mlp.fc2))
+    first, last = (seen.get(end) for end in ends)
+    if norm is None or out is None or second is None or first is None or last is None:
+        return
+    z, summed, end = (_rows(one, width) for one in (first.given, norm.given, last.output))
+    added = [_rows(ran.output, width) for ran in (out, second)]
+    if isinstance(block, Pair):
+        end = end + _rows(last.given, width)
+    choices: list[int | None] = [None, *range(len(values))]
+
+    def scaled(choice: int | None, branch: int) -> Tensor:
+        return added[branch] if choice is None else values[choice] * added[branch]
+
+    def nearest(moved: Tensor, sums: dict[Any, Tensor]) -> Any:
+        """Which of the sums the tokens were moved by; the first where it is none."""
+        off = {key: float((moved - one).norm() / moved.norm()) for key, one in sums.items()}
+        best = min(off, key=lambda key: off[key])
+        return best if off[best] <= MULTIPLIES else next(iter(sums))
+
+    if named.beside:
+        both = itertools.product(choices, choices)
+        sums = {(a, b): scaled(a, 0) + scaled(b, 1) for a, b in both}
+        found = nearest(end - z, sums)
+    else:
+        after = getattr(named, "norm3", None)
+        middle, target = summed, end
+        if after is not None:  # of sums that are normalised
+            middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
+        moves = summed - z, target - middle
+        found = [
+            nearest(moved, {choice: scaled(choice, branch) for choice in choices})
+            for branch, moved in enumerate(moves)
+        ]
+    named.__dict__["scales"] = tuple(
+        None if choice is None else candidates[choice] for choice in found
+    )
+
+
+def _rows(tokens: Any, width: int) -> Tensor:
+    """The tokens (T, D) of one picture."""
+    return first_tensor(tokens).reshape(-1, width)

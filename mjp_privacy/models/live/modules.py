@@ -13,20 +13,19 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.schema import ImageSize, Size, height_width, parse, schema
+from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.networks import of_live
 from mjp_privacy.models.live.parts import NoPatches, other_size
-from mjp_privacy.models.live.runs import convolution_of
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.models.network_parts import IN_SIZE, code_of, convolution_of
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
-from mjp_privacy.models.vit import ACTIVATION_LAYERS
+from mjp_privacy.models.vit import ACTIVATION_LAYERS, copied
 from mjp_privacy.models.zoo import check_complete
 
 HEADS = ("num_heads", "num_attention_heads")
@@ -37,13 +36,6 @@ TINY = 1e-12
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
 
 Channels = float | Sequence[float] | None
-
-
-@schema
-class Pictures:
-    """What is said of a client's pictures."""
-
-    img_size: ImageSize
 
 
 def load_module(
@@ -73,12 +65,12 @@ def load_module(
     that computes something else.
     """
     if img_size is not None:
-        img_size = parse(Pictures, {"img_size": img_size}, type(module).__name__).img_size
+        img_size = overridden(ModelSpec(type(module).__name__), {"img_size": img_size}).img_size
     while inner := [child for name, child in module.named_children() if name in INNER]:
         module = inner[0]
     if type(module).__module__.startswith("open_clip."):
         module = getattr(module, "visual", module)  # of CLIP
-    given = {"mean": _one_number(mean), "std": _one_number(std)}
+    given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
         asked = overridden(ModelSpec(card.name), facts)
@@ -118,11 +110,6 @@ def load_module(
     except NoPatches as error:
         raise error from refusal
     return cast(LoadedModel, other)
-
-
-def _one_number(values: Channels) -> Channels:
-    """The number where a sequence holds one, as torchvision takes it of grey pictures."""
-    return values[0] if isinstance(values, Sequence) and len(values) == 1 else values
 
 
 def _plain_copy(
@@ -260,7 +247,9 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
                 keep = inputs.append
                 hook = layer.register_forward_pre_hook(lambda _, given, keep=keep: keep(given[0]))
                 stack.callback(hook.remove)
-        answers = list(_answers(_called(module, x.to(like))))
+        run = getattr(module, "get_image_features", module)  # of transformers' CLIP
+        with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
+            answers = list(_answers(run(x.to(like))))
         expected = copy(x.to(copy.cls_token))
     errors = [_nearest(module, answers, expected)]
     if entered:
@@ -285,19 +274,6 @@ def _nearest(module: nn.Module, answers: Sequence[Tensor], expected: Tensor) -> 
             "or classify otherwise."
         )
     return min(float((a - expected).abs().max() / a.abs().max().clamp_min(TINY)) for a in fitting)
-
-
-def _called(module: nn.Module, x: Tensor) -> Any:
-    """What the module returns for a picture; of transformers' CLIP the picture's part."""
-    run = getattr(module, "get_image_features", module)
-    try:
-        return run(x)
-    except Exception as error:
-        # Whatever the network's own code raises on a picture of the size that its table shows.
-        raise UserError(
-            f"{type(module).__name__}: expected a network that takes one picture "
-            f"{tuple(x.shape)}; calling it raised {type(error).__name__}: {error}"
-        ) from error
 
 
 def _answers(returned: Any) -> Iterator[Tensor]:

@@ -10,7 +10,8 @@ as long as there are no more of them than stored positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,7 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.schema import Size, height_width, size_text
-from mjp_privacy.models.copies import copied
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.live.blocks import call_attention, marked_order
 from mjp_privacy.models.live.parts import (
     STRETCHES,
     FlattenedPatches,
@@ -32,9 +31,9 @@ from mjp_privacy.models.live.parts import (
     tell_size,
 )
 from mjp_privacy.models.live.tables import tables_by_rows
-from mjp_privacy.models.network_parts import IN_SIZE, Parts, code_of, kind_of, parts_of
+from mjp_privacy.models.network_parts import IN_SIZE, code_of, kind_of
 from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
-from mjp_privacy.models.vit import Common, input_of
+from mjp_privacy.models.vit import Common, copied, input_of
 
 TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
 CHECKPOINT = "checkpoint"
@@ -67,7 +66,12 @@ def of_live(
             f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
             "whose gradients were sent."
         )
-    whole = _to_work_on(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
+        whole = copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
+    for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
+        for name, value in vars(part).items():
+            if value is True and CHECKPOINT in name:
+                part.__dict__[name] = False
     if next(whole.parameters()).dtype.itemsize < 4:
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
@@ -83,15 +87,15 @@ def of_live(
         maps = tables_by_rows(whole)
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, logits, img_size)
-    parts = parts_of(net.eval())
-    size, spread = parts.grid.pixels(int(parts.projection.kernel_size[0])), None
+    stored = TimmNetwork(net.eval())
+    size, spread = stored.grid.pixels(stored.patch_size), None
     if img_size is not None and height_width(img_size) != size:
         size = height_width(img_size)
-        spread = _at_size(net, parts, size)
+        spread = _at_size(stored, size)
     takes = f"that takes one picture of {size_text(size)} px"
     blocks = net.blocks if isinstance(net, Renamed) else nn.Module()
     with torch.no_grad(), code_of(net, takes, IN_SIZE), marked_order(blocks):
-        net(parts.projection.weight.new_zeros(1, parts.channels, *size))
+        net(stored.patch_embed.proj.weight.new_zeros(1, stored.channels, *size))
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
     if spread is not None:
@@ -100,19 +104,6 @@ def of_live(
     network.renamed, network.maps = renamed, frozenset(maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
-
-
-def _to_work_on(module: nn.Module) -> nn.Module:
-    """A copy of a network that computes in its backward pass what it did in its forward pass, where
-    parts could be told to compute it again: that changes no number, and hooks are gone by then."""
-    advice = "Give one of modules and tensors alone."
-    with code_of(module, "that copy.deepcopy copies", advice):
-        own = copied(module)
-    for part in own.modules():
-        for name, value in vars(part).items():
-            if value is True and CHECKPOINT in name:
-                part.__dict__[name] = False
-    return own
 
 
 def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,18 +134,18 @@ def rebuilt_by_name(network: Common) -> bool:
 # a table that is stretched to the pictures --------------------------------------------------------
 
 
-def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
-    """Give the network, in place, the table that it uses for pictures of this size; returns M
+def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
+    """Give a network, in place, the table that it uses for pictures of this size; returns M
     (N, rows), float64: what each stored row has part in."""
-    kind, patch, stored = kind_of(net), int(parts.projection.kernel_size[0]), parts.table
-    shown = size_text(size)
+    net, patch, stored = network.net, network.patch_size, network.pos_embed
+    kind, shown = kind_of(net), size_text(size)
     if stored is None or any(side % patch for side in size):
         raise UserError(
             f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
             f"stretched to it, got {shown}. Leave img_size out."
         )
     generator = torch_generator("a picture of another size")
-    x = torch.randn(1, parts.channels, *size, generator=generator)
+    x = torch.randn(1, network.channels, *size, generator=generator)
     if not len(getattr(net, "blocks", ())):
         raise UserError(
             f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
@@ -164,7 +155,7 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
     takes = f"that takes pictures of {shown} px, as one built with dynamic_img_size does"
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))
-        spread = _stretched(net, parts, x)
+        spread = _stretched(network, x)
     values = torch.linalg.svdvals(spread)
     if len(spread) > spread.shape[1] or float(values[-1]) < SOLVABLE * float(values[0]):
         raise UserError(
@@ -173,7 +164,7 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
             "of at most the size that the table was made for."
         )
     rows = stored.detach().reshape(-1, stored.shape[-1])
-    of_patches = parts.rows_of_patches
+    of_patches = network.rows_of_patches
     patches = (spread @ rows[of_patches].double()).to(rows)
     others = rows[: of_patches.start], rows[of_patches.stop :]
     table = nn.Parameter(torch.cat((others[0], patches, others[1])).unsqueeze(0))
@@ -202,19 +193,20 @@ def _at_size(net: nn.Module, parts: Parts, size: tuple[int, int]) -> Tensor:
 
 
 def _table_itself(part: nn.Module, name: str, *_: Any) -> Tensor:
+    """What is partial to a part is copied with it; a lambda would keep the first one's."""
     return part._parameters[name]  # type: ignore[return-value]
 
 
-def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
+def _stretched(network: TimmNetwork, x: Tensor) -> Tensor:
     """M (N, rows) at the size of a picture x.
 
     Every channel of the table is stretched alike, so one pass shows as many columns of M as the
     table is wide.
     """
-    precise = copied(net).double()
-    table, block = parts_of(precise).table, next(iter(precise.blocks.children()))  # type: ignore[union-attr]
+    precise = copied(network.net).double()
+    table, block = TimmNetwork(precise).pos_embed, next(iter(precise.blocks.children()))
     assert table is not None
-    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[parts.rows_of_patches]
+    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[network.rows_of_patches]
     one, other = (input_of(precise, block, given)[0] for given in (x.double(), 0 * x.double()))
     of_patches = (one != other).any(-1)
 
@@ -228,3 +220,93 @@ def _stretched(net: nn.Module, parts: Parts, x: Tensor) -> Tensor:
         padded = nn.functional.pad(some.mT, (0, width - len(some)))
         columns.append((seen(padded) - nothing)[:, : len(some)])
     return torch.cat(columns, 1)
+
+
+# torch's own attention ----------------------------------------------------------------------------
+
+
+class CalledAttention(nn.MultiheadAttention):
+    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
+    so that hooks see what they are given; torch's own uses their weights alone, and torch's
+    encoder layers do not even call it."""
+
+    def __init__(self, own: nn.MultiheadAttention) -> None:
+        """What stands in place of `own`, with its parameters."""
+        nn.Module.__init__(self)
+        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
+        self._qkv_same_embed_dim = False  # torch's encoder layers look here
+        weight, bias = own.in_proj_weight, own.in_proj_bias
+        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
+        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
+        self.bias_k = self.bias_v = None
+
+    in_proj_weight: Any = property(lambda self: self.qkv.weight)
+    in_proj_bias: Any = property(lambda self: self.qkv.bias)
+    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
+    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
+    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
+        masked = key_padding_mask is not None or attn_mask is not None
+        if masked or not (query is key and key is value):
+            rest = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            out: tuple[Tensor, Tensor | None] = super().forward(query, key, value, *rest)
+            return out
+        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
+        tokens_first = query.ndim == 3 and not self.batch_first
+        split = split.transpose(0, 1) if tokens_first else split
+        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
+        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        attended = (weights @ v).transpose(-3, -2).flatten(-2)
+        attended = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
+        if not need_weights:
+            return attended, None
+        return attended, weights.mean(-3) if average_attn_weights else weights
+
+
+def call_attention(whole: nn.Module) -> None:
+    """Put, in place, attention whose layers are called where a network has torch's own."""
+    for part in [*whole.modules()]:
+        for name, own in part.named_children():
+            if type(own) is not nn.MultiheadAttention or own.bias_k is not None:
+                continue
+            hooked = own._forward_hooks or own._forward_pre_hooks  # which would be lost
+            fused = isinstance(own.in_proj_weight, nn.Parameter) and not own.add_zero_attn
+            if fused and not hooked:
+                setattr(part, name, CalledAttention(own))
+
+
+@contextmanager
+def marked_order(blocks: nn.Module) -> Iterator[None]:
+    """Where the network is given one picture in this block, its parts keep whether they were given
+    tokens as (T, 1, D), for `vit.pictures_first`."""
+
+    def look(part: nn.Module, given: Any) -> None:
+        if isinstance(given, Tensor) and given.ndim == 3 and given.shape[1] == 1 < len(given):
+            part.__dict__["tokens_first"] = True
+
+    handles = [
+        part.register_forward_pre_hook(
+            lambda _, given, named, part=part: look(
+                part, next(iter((*given, *named.values())), None)
+            ),
+            with_kwargs=True,
+        )
+        for part in blocks.modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

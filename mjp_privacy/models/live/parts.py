@@ -21,11 +21,18 @@ from torch import Tensor, nn
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live.blocks import Pair, named_block, queries_keys_values
-from mjp_privacy.models.live.runs import Ran, convolution_of, embeds, picture_like, run_of, takes
-from mjp_privacy.models.live.scales import find_scales
+from mjp_privacy.models.live.blocks import Pair, find_scales, named_block, queries_keys_values
 from mjp_privacy.models.live.tables import MOST_OTHERS, Positions, likely_grids, positions_of
-from mjp_privacy.models.network_parts import CHANNELS, kind_of
+from mjp_privacy.models.network_parts import (
+    CHANNELS,
+    Ran,
+    convolution_of,
+    embeds,
+    kind_of,
+    picture_like,
+    run_of,
+    takes,
+)
 from mjp_privacy.models.vit import token_norm
 
 CLASSIFIERS = (

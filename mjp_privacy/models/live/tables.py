@@ -18,9 +18,15 @@ from torch.nn.utils import parametrize
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live.runs import convolution_of, picture_like, takes
-from mjp_privacy.models.network_parts import kind_of
-from mjp_privacy.models.patch_equation import first_row, gradients_of
+from mjp_privacy.models.network_parts import (
+    HOLDS,
+    convolution_of,
+    gradients_of,
+    kind_of,
+    misfit,
+    picture_like,
+    takes,
+)
 
 POSITIONS = re.compile(r"pos(?!t)")
 """What a table of positions has in its name in every library looked at."""
@@ -69,13 +75,21 @@ def positions_of(
         if sent is None or total is None:
             return None
         rows, patches = sent.reshape(-1, sent.shape[-1]), to_patches(x[0], patch)
-        before = first_row(rows, patches, total.flatten(1))
-        return None if before is None else Positions(grid, table, before, shown is not None)
+        for before in range(len(rows) - len(patches) + 1):
+            of_patches = rows[before : before + len(patches)]
+            if misfit(of_patches, patches, total.flatten(1)) <= HOLDS:
+                return Positions(grid, table, before, shown is not None)
+        return None
 
     named = named_tables(module, projection.out_channels)
     if shown := _rows_by_columns(module, named, projection):
         return Positions(shown, None, 0, True)
-    if (table := _only(module, named)) is not None:
+    if len(named) > 1:
+        raise UserError(
+            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
+            f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
+        )
+    for table in named.values():
         if (found := tried(table)) is not None:
             return found
         shown = _grid(module, table, patch, img_size)
@@ -136,16 +150,6 @@ def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
 
 def _rows(table: nn.Parameter) -> int:
     return table[..., 0].numel()
-
-
-def _only(module: nn.Module, tables: dict[str, nn.Parameter]) -> nn.Parameter | None:
-    """The one table of positions, or None where there is none."""
-    if len(tables) > 1:
-        raise UserError(
-            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
-            f"columns, got {', '.join(tables)}. Give a network that adds one table to its patches."
-        )
-    return next(iter(tables.values()), None)
 
 
 def _rows_by_columns(

@@ -23,8 +23,7 @@ from mjp_privacy.report.clients import images_of
 from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.figures import TITLES
 from mjp_privacy.report.flags import figure_flags
-from mjp_privacy.report.lines import exact_images
-from mjp_privacy.report.pictures import picture_score
+from mjp_privacy.report.pictures import OF_LINES, picture_score
 from mjp_privacy.report.runs import commands, provenance
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -216,7 +215,7 @@ def page_data(contents: Contents) -> str:
     images = sorted(shown.image_id for shown in gallery.shown)
     lines: list[dict[str, Any]] = []
     for line in contents.every_line:
-        client, exact = contents.client_names[line.number], exact_images(line)
+        client, exact = contents.client_names[line.number], line.exact_images
         scores = {
             metric: list(map(_plain, line.scored(metric, variant).reindex(images)))
             for metric, variant in SCORES.items()
@@ -233,6 +232,11 @@ def page_data(contents: Contents) -> str:
         if shown.strip and contents.strip is not None:
             made = (shown.lines.get(line.number) for _, line in contents.strip)
             strip |= {shown.original(contents.chooser), shown.as_fed(contents.chooser), *made}
+    shown_as = [
+        {"image_id": shown.image_id}
+        | {kind: list(getattr(shown, kind).items()) for kind in OF_LINES}  # lines are no JSON keys
+        for shown in gallery.shown
+    ]
     return script_json(
         {
             **{"cap": PSNR_CAP, "at_cap": capped(PSNR_CAP, 1)},
@@ -243,7 +247,7 @@ def page_data(contents: Contents) -> str:
                 if any(name in line["scores"] for line in lines)
             ],
             **{"lines": lines, "image_ids": images},
-            "shown": [shown.as_json() for shown in gallery.shown],
+            "shown": shown_as,
             "pictures": [item for item in gallery.pictures.items() if item[0] not in strip],
         }
     )

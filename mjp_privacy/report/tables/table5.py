@@ -34,7 +34,7 @@ from mjp_privacy.report.figures import (
     published_row,
     summary,
 )
-from mjp_privacy.report.lines import Line, meets_trained_model
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
 from mjp_privacy.training.published import is_papers_model
 
@@ -61,7 +61,7 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
         for line in (other.one_upload, other.any_uploads):
             if line is not None and line.count("psnr", "standard"):
                 # planned rows of an attack on the trained model are not there: more may leak
-                missing = any(x.not_run > 0 and meets_trained_model(x) for x in other.attacks)
+                missing = any(x.not_run > 0 and x.meets_trained_model for x in other.attacks)
                 of = card_figure(other, line)
                 counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
                 return dict(zip(LEAK, (*counts, of.median, missing), strict=True))
