@@ -168,6 +168,10 @@ def resampled(table: Tensor, grid: Grid, name: str, notes: list[str], source: st
     return torch.cat((class_row, rows), dim=1)
 
 
+E_UNK_SET = "unk_embed is not trained"
+"""How the note begins of a model that was not trained with MJP and is run as if it had been."""
+
+
 def filled_unknown(
     positions: Tensor, unknown_init: UnknownInit | None, source: str, notes: list[str]
 ) -> Tensor:
@@ -184,13 +188,13 @@ def filled_unknown(
     positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
     mean = positions.mean(1, keepdim=True)
     if unknown_init == "zeros":
-        notes.append("unk_embed is not trained: set to zeros")
+        notes.append(f"{E_UNK_SET}: set to zeros")
         return torch.zeros_like(mean)
     if unknown_init == "random":
-        notes.append("unk_embed is not trained: drawn from N(0, 1), torch's start of a table")
+        notes.append(f"{E_UNK_SET}: drawn from N(0, 1), torch's start of a table")
         drawn = torch.randn(mean.shape, generator=torch_generator("unknown embedding"))
         return drawn.to(mean)
-    notes.append("unk_embed is not trained: set to the mean position embedding")
+    notes.append(f"{E_UNK_SET}: set to the mean position embedding")
     return mean
 
 

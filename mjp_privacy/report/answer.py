@@ -108,17 +108,23 @@ def verdict(row: CardRow) -> str:
     `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
     client = row.client
     if all(len(line.failed_images) == max(len(line.images), 1) for line in client.attacks):
-        return f"Not shown: every attack on the {client.name} client failed, for the reasons below."
+        said = f"Not shown: every attack on the {client.name} client failed"
+        [reason, *others] = dict.fromkeys(line.reason for line in client.attacks)
+        cause = re.split(r"[.;] ", reason, maxsplit=1)[0].removesuffix(".")
+        longer = f"{said}: {cause}."
+        fits = not others and 0 < len(longer.split()) - len(said.split()) <= WORDS - 10
+        return longer if fits else f"{said}, for the reasons below."
     if not client.matching:
         return (
             f"Not shown: no attack that knows the {client.name} client gave a picture here; "
-            f"`mjp attack {LADDER} --weights FILE` runs those that do."
+            f"those that do: mjp attack {LADDER} --weights FILE."
         )
     best = row.best
     if best is None:
         return "Not scored: the private pictures are not known here."
     told = replace(best, above_20=best.above_20 - plain_pictures(client, row.deciding))
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
+    defence += ", on a model not trained with it," if client.untrained else ""
     several = len(rounds_of(client, client.others)) > 1
     when = f" in round {client.cell.other['round']}" if several else ""
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
@@ -236,6 +242,8 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     if best is not None and (plain := plain_pictures(client, row.deciding)):
         flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
         parts.append(f"Not counted: {flat}.")
+    if unread := {image for line in client.lines for image in line.unreadable}:
+        parts.append(f"Not attacked: {counted(len(unread), 'file')} that are no readable images.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
     return " ".join(part for part in parts if part)
@@ -335,7 +343,9 @@ def facts(row: CardRow) -> tuple[tuple[str, str], ...]:
     architecture = f" ({cell.architecture})" if cell.architecture else ""
     weights = f", weights {cell.checkpoint}" if cell.checkpoint else ""
     recipe = "how it was trained is not in its file"
-    if cell.trained_gamma is not None:
+    if client.untrained:
+        recipe = "not trained with MJP: its E_unk was set"
+    elif cell.trained_gamma is not None:
         gamma = cell.trained_gamma
         recipe = f"trained with γ {short_gamma(gamma)}" if gamma else "trained without MJP"
     elif cell.gamma:

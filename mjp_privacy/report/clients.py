@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, CellFacts, defaults_of
+from mjp_privacy.models.checkpoints import E_UNK_SET
 from mjp_privacy.report.figures import PSNR, THRESHOLDS, exact_share, mean_of, success_share
 from mjp_privacy.report.lines import (
     CLIENT_FACTS,
@@ -143,6 +144,12 @@ class Client:
     def defended(self) -> bool:
         """Whether it does anything against inversion: MJP, noise, withheld gradients."""
         return self.cell.gamma > 0 or bool(self.defences)
+
+    @property
+    def untrained(self) -> bool:
+        """Whether it runs MJP on a model that was not trained with it."""
+        notes = self.cell.notes or ()
+        return self.cell.gamma > 0 and any(str(note).startswith(E_UNK_SET) for note in notes)
 
     @cached_property
     def name(self) -> str:

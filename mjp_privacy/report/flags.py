@@ -241,6 +241,12 @@ OF_CLIENTS: tuple[Flag, ...] = (
         lambda client, line: bool(client.matching and missed_attacks(client, client.others)),
     ),
     Flag(
+        "untrained",
+        "not trained with MJP",
+        "The model was not trained with MJP: its E_unk was set, not learned.",
+        lambda client, line: client.untrained,
+    ),
+    Flag(
         "undeclared_error",
         "error not declared",
         "A defence changes the upload without saying by how much, so that attacks trust it too far "

@@ -339,7 +339,8 @@ AS_DECLARED = (
 NOT_ASSUMED = (
     "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
     "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights, batch, mean and "
-    "std, the pictures' size (`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, `defenses=` and the like declare them)"
+    "std, the pictures' size (`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, "
+    "`defenses=` and the like declare them)"
 )
 
 

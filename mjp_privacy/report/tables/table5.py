@@ -86,6 +86,7 @@ class Row:
     group: int  # (1) to (4), as the paper numbers them
     line: Line
     paper: PublishedRow | None
+    untrained: bool  # a model that was not trained with MJP runs as an MJP client
     leak: Mapping[str, Any]
     """Under LEAK; empty where no attack that knows the client was run."""
 
@@ -106,7 +107,8 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
                 named = line.cell.paper_row  # that the config says this line stands for
                 paper = None if named is None else published_row(named["model"], named["setting"])
                 group = paper.group if paper else GROUP_OF_SETTING[line.cell.setting]
-                rows.append(Row(group, line, paper, _leak(client, attacked)))
+                leak = _leak(client, attacked)
+                rows.append(Row(group, line, paper, client.untrained, leak))
     if not any(row.scores["psnr"].n for row in rows):
         return []
     rows = [row for row in rows if row.paper] or rows
@@ -176,6 +178,8 @@ def differences(rows: Sequence[Row]) -> str:
     else:
         said.append(f"{images} pictures, metrics as the paper defines them")
     line = "; ".join(said) + "."
+    if untrained := sorted({row.line.cell.model for row in rows if row.untrained}):
+        line += f" Not trained with MJP, E_unk set: {', '.join(untrained)}."
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (
@@ -185,7 +189,7 @@ def differences(rows: Sequence[Row]) -> str:
     if not all(row.leak for row in rows):
         line += (
             f" {NOT_RUN}: no attack that knows this client stands in this run; "
-            f"`mjp attack {LADDER} --weights FILE` runs them."
+            f"mjp attack {LADDER} --weights FILE runs them."
         )
     return line
 
