@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior import check_prior
@@ -142,6 +142,14 @@ class AttackConfig:
         return self.label or self.name
 
 
+def _by_name(item: object) -> object:
+    """An attack as it was given; a name alone stands for one without options."""
+    return {"name": item} if isinstance(item, str) else item
+
+
+AttackEntry = Annotated[AttackConfig, BeforeValidator(_by_name)]
+
+
 @schema
 class ClassChoice:
     """Images whose class index leaves one of `remainders` when divided by `modulo`.
@@ -164,7 +172,7 @@ class Experiment:
     models: Annotated[dict[Label, ModelConfig], Lines] = dataclasses.field(default_factory=dict)
     grid: Annotated[tuple[GridEntry, ...], Lines] = ()
     """Models and grid may both be left out; such a config names the attacks on recorded uploads."""
-    attacks: Annotated[tuple[AttackConfig, ...], Some] = (AttackConfig("april"),)
+    attacks: Annotated[tuple[AttackEntry, ...], Some] = (AttackConfig("april"),)
     dtypes: Annotated[tuple[DtypeName, ...], Some] = ("float32",)
     client: ClientConfig = ClientConfig()
     seed: Seed = 0

@@ -103,7 +103,7 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     }
     if unknown := [name for name in sent if name not in own]:
         lacking = [name for name in own if name not in sent] or list(own)
-        near = did_you_mean(unknown[0], lacking, f" The model also has {first_of(lacking, 4)}.")
+        near = did_you_mean(unknown[0], list(own), f" The model also has {first_of(lacking, 4)}.")
         got = f"{len(unknown)} of {len(sent)} that it does not have: {first_of(unknown, 4)}"
         raise refusal("gradients", "names as model.named_parameters() has them", got, near.strip())
     if sent and all(g.shape == own[n].shape and g.equal(own[n].to(g)) for n, g in sent.items()):

@@ -85,6 +85,9 @@ RATIOS = {"models": ["plain"], "settings": ["b"], "gammas": [n / 100 for n in ra
     [
         (entry(setings=["a"]), ["grid.0.setings", "settings"]),
         (entry(settings=["z"]), ["1 mistake", "grid.0.settings.0", "'z'"]),
+        (small(models={"m": {"std": [0.5, 0, 0.5]}}), ["1 mistake", "models.m.std.1: ", "got 0."]),
+        (small(models={"m": {"std": 0}}), ["1 mistake", "models.m.std: ", "got 0."]),
+        (small(attacks=["aprl"]), ["aprl", "april"]),
         (small(client={"bacth": 1}), ["client.bacth", "batch"]),
         (small(client={"defenses": ["int9"]}), ["client.defenses", "int9", "int8"]),
         *((small(name=name), ["name: ", name.strip()[:1]]) for name in (" ", "a\x1b[2J", "../x")),

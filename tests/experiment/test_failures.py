@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import Tensor
 
 from attacks import ATTACKS, step
 from attacks.budget import over_budget
@@ -28,7 +29,7 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import cell as cell_module
 from mjp_privacy.experiment import simulated
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.interfaces import ClientInput
 from tests.helpers.own_attacks import ANSWERS, WHERE, raised
 from tests.helpers.runs import (
     MJP,
@@ -111,13 +112,13 @@ def test_a_client_step_falls_with_its_image(
 ) -> None:
     """The steps stay those of the order, and a mended image brings its whole block back."""
     fed: list[tuple[str, ...]] = []
-    update = FedSGDClient.update
+    gradients = FedSGDClient.gradients
 
-    def noted(self: FedSGDClient, inputs: ClientInput, **arguments: Any) -> ClientUpdate:
+    def noted(self: FedSGDClient, inputs: ClientInput, **arguments: Any) -> dict[str, Tensor]:
         fed.append(tuple(inputs.image_ids))
-        return update(self, inputs, **arguments)
+        return gradients(self, inputs, **arguments)
 
-    monkeypatch.setattr(FedSGDClient, "update", noted)
+    monkeypatch.setattr(FedSGDClient, "gradients", noted)
     config, run = one_cell(client={"batch": 2}, block=6, attacks=SPAN), tmp_path / "run"
     attack(own, tmp_path / "order", config)
     order = fed.pop()
@@ -238,17 +239,17 @@ def test_where_every_model_is_bad_each_is_named_and_nothing_is_begun(
 
 def broken_for(monkeypatch: pytest.MonkeyPatch, image_id: str, bad: float) -> None:
     """The client's gradient of one image is not finite."""
-    update = FedSGDClient.update
+    gradients = FedSGDClient.gradients
 
-    def spoiled(self: FedSGDClient, inputs: ClientInput, **arguments: Any) -> ClientUpdate:
-        made = update(self, inputs, **arguments)
+    def spoiled(self: FedSGDClient, inputs: ClientInput, **arguments: Any) -> dict[str, Tensor]:
+        made = gradients(self, inputs, **arguments)
         if image_id in inputs.image_ids:
             at = list(inputs.image_ids).index(image_id)
-            for grad in made.grads.values():
+            for grad in made.values():
                 grad[at] = bad
         return made
 
-    monkeypatch.setattr(FedSGDClient, "update", spoiled)
+    monkeypatch.setattr(FedSGDClient, "gradients", spoiled)
 
 
 def test_gradients_that_are_not_finite_fail_their_images_alone_and_no_retry_replaces_another(

@@ -101,7 +101,7 @@ def test_a_damaged_and_a_missing_file_are_named_and_made_again_and_then_nothing(
     assert (out / "damaged" / flipped.relative_to(out)).read_bytes() == content
     same_results(whole, out)
     before = written(out)
-    monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(FedSGDClient, "gradients", lambda *_, **__: pytest.fail("computed again"))
     assert attack(images, out, config).exit_code == 0
     assert cells(out) == cells(whole)
     assert "all 60 units" in said(out)

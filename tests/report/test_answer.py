@@ -131,7 +131,7 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     ([PLAIN_LINE, *span(11.0), *defended("prune 0.1")], {"main": "plain, prune 0.1"}),
     ([PLAIN_LINE, *defended("prune 0.1"), *defended("int8"), TWO], {"main": "MJP γ .27"}),
     (defended("prune 0.1"), {"main": "MJP γ .27, prune 0.1"}),
-    ([FAILED], {"verdict": "Not shown|every attack|failed"}),
+    ([FAILED], {"verdict": "Not shown|every attack|failed: so it is."}),
     ([HALF_FAILED], {"verdict": "!every attack"}),
     ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
     ([*span(20.0, 30.0), (intact("x", batch=1), [9.0])], {"beside": "!batch"}),
@@ -144,6 +144,12 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     ([(SPAN, [29.0, 28.0, 12.0], ZERO | {"grey_psnr": 24.0})], {"verdict": "not shown"}),
     (span(math.inf, setting="b"), {"verdict": "the shuffled pictures|!these pictures"}),
     ([(intact("x"), [30.0, math.inf])], {"verdict": "!protect|1 of 2 exactly"}),
+    # a model that was not trained with MJP says nothing of one that was
+    (
+        span(math.inf, notes=["unk_embed is not trained: set to zeros"]),
+        {"verdict": "on a model not trained with it|does not protect", "row": "untrained"},
+    ),
+    (span(math.inf, notes=["trained for five epochs"]), {"verdict": "!trained"}),
     ([EXACT], {"verdict": "1 of 2 exactly", "row": "no_adaptive_attack"}),
     ([EXACT, (intact("april_unk_aware", **MASKED), [8.0], ZERO)], {"verdict": "1 of 2 exactly"}),
     (planned(90.0, 80.0), {"verdict": "!missing", "best": "!unfinished"}),

@@ -71,7 +71,9 @@ def test_every_form_reads_the_same(small: LoadedModel) -> None:
     ("entries", "named"),
     [
         ({"head.weight": torch.ones(3, 24)}, r"head\.weight .*\(5, 24\).*\(3, 24\)"),
-        ({"hed.bias": torch.ones(5)}, r"1 other\(s\) of .*hed\.bias.*head\.bias"),
+        ({"hed.bias": torch.ones(5)}, r"hed\.bias.*head\.bias"),
+        ({"cls_token": None, "boss": torch.ones(1, 1, 24)}, r"1 of .*boss.*cls_token"),
+        ({"head.weight": torch.full((5, 24), torch.nan)}, r"head\.weight"),
         ({"head.bias": torch.ones(2, 5)}, r"head\.bias"),
         # what the classifier of zeros of torchvision's fresh ViT passes back
         ({"patch_embed.proj.weight": torch.zeros(24, 3, 8, 8)}, "classifier"),

@@ -103,8 +103,10 @@ def positions_of(
             return found
     if (shown := _grid(module, None, patch, img_size)) is None:
         raise UserError(
-            f"{kind_of(module)}: expected the size of the client's pictures, since no table of "
-            f"positions shows it, got {img_size}. Give img_size=…, a side or (height, width)."
+            f"{kind_of(module)}: expected the size of the client's pictures, since no parameter is "
+            f"added to the embedded picture as a table of positions is; got {img_size}. Give "
+            "img_size=…, a side or (height, width); or, if the network flips, normalises or scales "
+            "pictures or tokens itself, the network behind that."
         )
     return Positions(shown, None, 0, True)
 
