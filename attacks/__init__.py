@@ -153,8 +153,8 @@ _control("oracle_inverse", "controls:OracleInverse", "ceiling: the true embeddin
 NOT_A_VIT = {
     "timm": "it is written for the blocks of timm's plain ViT, and this is another network",
     "swin": "it reads a plain ViT's patch embedding and positions: a Swin normalises its "
-    "embedded patches before any position is added, so that the gradients of its table and of its patch "
-    "embedding are no linear system in the patches",
+    "embedded patches before any position is added, so that the gradients of its table and of its "
+    "patch embedding are no linear system in the patches",
     "resnet": "it reads a plain ViT's patch embedding and positions: a ResNet has no patch "
     "embedding and no position embeddings",
 }
