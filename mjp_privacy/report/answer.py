@@ -429,6 +429,7 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     items = {
         f"attacks on this client: {', '.join(missing)}": bool(missing),
         f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
+        "clients with MJP": not any(cell.gamma for cell in cells),
         "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
         "several local steps": all(cell.steps == 1 for cell in cells),
         "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,

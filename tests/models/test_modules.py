@@ -4,6 +4,7 @@ are no plain ViT with their own forward, and tables that are stretched."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,17 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
     assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
 
 
+def test_a_copy_of_a_stretched_network_has_a_table_of_its_own() -> None:
+    build, side, img_size = OWN_FORWARD["stretched by transformers"]
+    model, x = loaded(build(), img_size=img_size), torch.randn(2, 3, side, side)
+    other, before = deepcopy(model), model(x)
+    assert other.pos_embed is not None
+    with torch.no_grad():
+        other.pos_embed.zero_()
+        assert torch.equal(model(x), before)
+        assert not torch.allclose(other(x), before)
+
+
 class Backbone(nn.Module):
     """A backbone with a new layer for the classes, which keeps what it last computed."""
 
@@ -447,8 +459,17 @@ class Backbone(nn.Module):
         return self.outputs
 
 
+class Counted(Backbone):
+    """One with a parameter that is no floating-point number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+
+
 OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
     "a backbone that keeps its output": Backbone,
+    "a parameter of whole numbers": Counted,
     "flattened patches, a classifier of any name": Flattened,
     "keywords, in place, a dictionary": Convolved,
     "blocks that are no modules": Iterated,

@@ -67,12 +67,14 @@ def of_live(
             "whose gradients were sent."
         )
     with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
-        whole = copied(module).cpu().requires_grad_(True)  # what a client froze is there, too
+        whole = copied(module).cpu()
+    for parameter in whole.parameters():  # what a client froze is there, too
+        parameter.requires_grad_(parameter.is_floating_point())
     for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
         for name, value in vars(part).items():
             if value is True and CHECKPOINT in name:
                 part.__dict__[name] = False
-    if next(whole.parameters()).dtype.itemsize < 4:
+    if any(p.dtype.itemsize < 4 for p in whole.parameters() if p.is_floating_point()):
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
