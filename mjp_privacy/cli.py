@@ -156,7 +156,7 @@ def overview() -> str:
         [
             "What a Vision Transformer client leaks through its gradients, with and without MJP.",
             "",
-            "To begin with (nothing to download, two minutes): mjp demo",
+            "To begin with (nothing to download, 90 seconds): mjp demo",
             "",
             "Commands (mjp COMMAND --help says more):",
             *lines,

@@ -224,7 +224,7 @@ class FedSGDClient:
     def wanted(self, names: Sequence[str] | None) -> list[str]:
         """The parameters asked for (None: all), without those that are withheld or, where low-rank
         adapters or the classifier alone are trained, frozen."""
-        existing = [name for name, _ in self.model.named_parameters()]
+        existing = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
         withheld = self.config.withheld
         # A grid may withhold a table that only some of its models have.
         for name in (*(names or ()), *(name for name in withheld if name not in TABLES)):

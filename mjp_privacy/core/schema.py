@@ -40,7 +40,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 MOST_COUNT = 10**9  # of anything that is counted
 MOST_NUMBER = 1e9  # of a rate, a weight, a noise
 MISTAKES_SHOWN = 10
-A_KIND = re.compile(r"constrained-\w+|(?:tuple|list|dict)\[.*\]")
+A_KIND = re.compile(r"constrained-(?:float|int|str)|tuple\[(?:constrained-)?(?:float|int)\b.*\]")
 """Pydantic's word, in the place of a mistake, for one of the kinds that a value may have."""
 
 # types of fields ---------------------------------------------------------------------------------

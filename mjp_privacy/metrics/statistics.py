@@ -218,20 +218,28 @@ def bootstrap_interval(values: Floats, groups: Words | None = None) -> tuple[flo
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
     `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups nothing is drawn: the interval is the normal one around the same mean.
+    groups, none of which decides alone, nothing is drawn: the interval is the normal one around
+    the same mean, within the range of the groups.
     """
     sums, sizes = group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
-    if len(sums) > MOST_DRAWN:
-        mean = sums.sum() / sizes.sum()
-        deviation = float(np.linalg.norm(sums - mean * sizes) / sizes.sum())
-        half = NormalDist().inv_cdf(ENDS[1]) * deviation
-        return float(mean - half), float(mean + half)
+    mean = sums.sum() / sizes.sum()
+    if len(sums) > MOST_DRAWN and _none_decides(away := sums - mean * sizes):
+        half = NormalDist().inv_cdf(ENDS[1]) * float(np.linalg.norm(away) / sizes.sum())
+        least, most = (sums / sizes).min(), (sums / sizes).max()
+        return float(max(mean - half, least)), float(min(mean + half, most))
     drawn = (block.astype(np.float64) for block in draws(len(sums), RESAMPLES, SEED))
     means = np.concatenate([times @ sums / (times @ sizes) for times in drawn])
     low, high = np.quantile(means, ENDS)
     return float(low), float(high)
+
+
+def _none_decides(deviations: Floats) -> bool:
+    """Whether a sum of these, resampled or with random signs, is nearly normal: no square is more
+    than a hundredth of all."""
+    squares = np.square(deviations)
+    return bool(squares.max() <= squares.sum() / 100)
 
 
 def median_interval(values: Floats, groups: Words | None = None) -> tuple[float, float]:
@@ -412,14 +420,14 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     """(p, the smallest p it can give) of the two-sided permutation test of the mean.
 
     Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001. Of more than MOST_FLIPPED pairs no signs
-    are drawn: the sum is taken as normal.
+    p = (1 + those with a mean as far from 0) / 10,001. Of more than MOST_FLIPPED pairs, none of
+    which decides alone, no signs are drawn: the sum is taken as normal.
     """
     moved = differences[differences != 0]
     count = len(moved)
     if not count:
         return 1.0, 1.0
-    if count > MOST_FLIPPED:
+    if count > MOST_FLIPPED and _none_decides(moved):
         away = abs(float(moved.sum())) / float(np.linalg.norm(moved))
         return math.erfc(away / math.sqrt(2)), 0.0
     if count <= ENUMERATED:

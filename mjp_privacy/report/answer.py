@@ -19,6 +19,7 @@ from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import AttackConfig, Cell, expand, load_experiment
+from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Control
 from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow, card_row
@@ -112,7 +113,7 @@ def verdict(row: CardRow) -> str:
         [reason, *others] = dict.fromkeys(line.reason for line in client.attacks)
         cause = re.split(r"[.;] ", reason, maxsplit=1)[0].removesuffix(".")
         longer = f"{said}: {cause}."
-        fits = not others and 0 < len(longer.split()) - len(said.split()) <= WORDS - 10
+        fits = cause and not others and len(longer.split()) <= WORDS
         return longer if fits else f"{said}, for the reasons below."
     if not client.matching:
         return (
@@ -124,7 +125,7 @@ def verdict(row: CardRow) -> str:
         return "Not scored: the private pictures are not known here."
     told = replace(best, above_20=best.above_20 - plain_pictures(client, row.deciding))
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
-    defence += ", on a model not trained with it," if client.untrained else ""
+    defence += " without its training" if client.untrained else ""
     several = len(rounds_of(client, client.others)) > 1
     when = f" in round {client.cell.other['round']}" if several else ""
     shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
@@ -140,7 +141,7 @@ def verdict(row: CardRow) -> str:
     level = f"{best.exact} of {best.of} exactly"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
     if best.flagged("unfinished"):
-        return f"{said}; rows are missing, so more may leak."
+        return f"{said}; rows are missing: more may leak."
     longer = f"{said}, {told.reached}."
     more = best.exact and told.above_20 > best.exact and len(longer.split()) <= WORDS
     return longer if more else f"{said}."
@@ -242,8 +243,9 @@ def beside(rows: Sequence[CardRow], row: CardRow) -> str:
     if best is not None and (plain := plain_pictures(client, row.deciding)):
         flat = f"{counted(plain, 'picture')} at 20 dB or more and hardly better than a plain colour"
         parts.append(f"Not counted: {flat}.")
-    if unread := {image for line in client.lines for image in line.unreadable}:
-        parts.append(f"Not attacked: {counted(len(unread), 'file')} that are no readable images.")
+    reasons = {image: reason for line in client.lines for image, reason in line.unreadable.items()}
+    if unread := sum(not reason.startswith(IN_STEP_OF) for reason in reasons.values()):
+        parts.append(f"Not attacked: {counted(unread, 'file')} without a readable image.")
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
     return " ".join(part for part in parts if part)

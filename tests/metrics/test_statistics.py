@@ -96,6 +96,18 @@ def test_beyond_the_groups_that_are_drawn_intervals_are_nearly_the_same(interval
     assert found != drawn
 
 
+def test_a_few_groups_that_decide_alone_are_drawn_and_no_interval_leaves_the_range() -> None:
+    values = np.full(MOST_DRAWN + 952, 100.0)
+    values[0] = 20.0
+    assert bootstrap_interval(values)[1] <= 100.0
+    values[:] = 1e-4
+    values[::20] = 1.0
+    assert bootstrap_interval(values)[0] >= 1e-4
+    moved = np.full(MOST_FLIPPED + 1000, -1e-3)
+    moved[:5] = 80.0
+    assert sign_flip_test(moved)[0] == pytest.approx(2 / 2**5, abs=0.01)  # the five alike, or not
+
+
 def test_intervals_agree_with_scipys_and_few_or_endless_values_have_none() -> None:
     values = np.random.default_rng(4).gamma(2.0, 3.0, 101)
     mean, median = bootstrap_interval(values), median_interval(values)

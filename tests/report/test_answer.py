@@ -147,7 +147,7 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # a model that was not trained with MJP says nothing of one that was
     (
         span(math.inf, notes=["unk_embed is not trained: set to zeros"]),
-        {"verdict": "on a model not trained with it|does not protect", "row": "untrained"},
+        {"verdict": "MJP γ .27 without its training|does not protect", "row": "untrained"},
     ),
     (span(math.inf, notes=["trained for five epochs"]), {"verdict": "!trained"}),
     ([EXACT], {"verdict": "1 of 2 exactly", "row": "no_adaptive_attack"}),

@@ -61,7 +61,7 @@ def of_live(
             f"{kind_of(module)}: expected the network that was traced or scripted, got what "
             "torch.jit made of it. Give the nn.Module."
         )
-    if next(module.parameters(), None) is None:
+    if next(filter(torch.is_floating_point, module.parameters()), None) is None:
         raise NoPatches(
             f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
             "whose gradients were sent."
@@ -69,12 +69,12 @@ def of_live(
     with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
         whole = copied(module).cpu()
     for parameter in whole.parameters():  # what a client froze is there, too
-        parameter.requires_grad_(parameter.is_floating_point())
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
     for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
         for name, value in vars(part).items():
             if value is True and CHECKPOINT in name:
                 part.__dict__[name] = False
-    if any(p.dtype.itemsize < 4 for p in whole.parameters() if p.is_floating_point()):
+    if next(filter(torch.is_floating_point, whole.parameters())).dtype.itemsize < 4:
         whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
