@@ -1,6 +1,7 @@
 """Fixtures every test may use."""
 
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each, and for those
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # they start; read when NumPy and torch load
@@ -59,3 +60,11 @@ def one_thread() -> Iterator[None]:
     """Rows of several processes equal those of one bit for bit where threads are equally many."""
     with machine.one_thread():
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Every test, and what is made for it, begins with gradients switched on: one run in four met
+    them switched off by something before it, which is not found yet."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_grad_enabled(True)
