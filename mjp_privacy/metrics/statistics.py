@@ -113,7 +113,7 @@ RESAMPLES = 2000
 LEVEL = 0.95
 ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 MOST_DRAWN = 2048
-"""Groups up to which resamples are drawn; of more, what they add up to is taken as normal."""
+"""Groups up to which resamples are drawn in any case; of more only where a few decide alone."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
@@ -173,7 +173,6 @@ def summarise(
     *,
     groups: Words | None = None,
     cap: float = math.inf,
-    interval: bool = True,
 ) -> Summary:
     """Summary of one metric over one line's images.
 
@@ -207,7 +206,7 @@ def summarise(
         return Summary(math.nan, math.nan, math.nan, math.nan, 0, counts)
     capped = np.minimum(kept, cap)
     kept_groups = None if groups is None else categorical(groups)[scored]
-    low, high = bootstrap_interval(capped, kept_groups) if interval else (math.nan, math.nan)
+    low, high = bootstrap_interval(capped, kept_groups)
     exact = int(np.isposinf(kept).sum())
     trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
     return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)

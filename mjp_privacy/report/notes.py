@@ -326,7 +326,7 @@ def method(lines: Sequence[Line]) -> list[str]:
     of_crops = ", crops of one photograph counted as if they agreed" if by_group else ""
     resampled = f"with {RESAMPLES} resamples and a fixed seed"
     if any(line.units > MOST_DRAWN for line in lines):
-        resampled += f", or beyond {MOST_DRAWN} of them the normal one"
+        resampled += f", or beyond {MOST_DRAWN} of them, where no few decide, the normal one"
     return [
         "Arrows point to better privacy, as in the paper. Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "

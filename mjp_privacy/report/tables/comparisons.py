@@ -183,10 +183,10 @@ TESTS_CAPTION = (
     "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
     "every choice of "
     f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
-    f"{MOST_FLIPPED:,} pairs; (min) marks the smallest it can be, 2 / 2^m for m differing pairs or "
-    f"1 / {FLIPS + 1:,}. Few pairs prove little however large the difference. A client on which "
-    "more attacks were tried had more chances in the worst case, and the attack beside April was "
-    "chosen after the fact by its mean: no test corrects for either."
+    f"{MOST_FLIPPED:,} pairs of which no few decide; (min) marks the smallest it can be, 2 / 2^m "
+    f"for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs prove little however large the "
+    "difference. A client on which more attacks were tried had more chances in the worst case, and "
+    "the attack beside April was chosen after the fact by its mean: no test corrects for either."
 )
 
 
