@@ -147,8 +147,8 @@ def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def of_growth(content: Mapping[str, Any]) -> Iterator[Row]:
-    """Exponents of time and memory."""
-    stages = ("gradient", "attack", "peak MB")
+    """Exponents of time and memory; the file has the gradient's too."""
+    stages = ("attack", "peak MB")
     heads = (name if name.endswith("MB") else f"{name}, ms" for name in stages)
     yield ("grows", "attack", "values", *heads)
     for curve in content["curves"]:
