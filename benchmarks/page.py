@@ -147,20 +147,18 @@ def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def of_growth(content: Mapping[str, Any]) -> Iterator[Row]:
-    """Exponents of time and memory; the file has the gradient's too."""
-    stages = ("attack", "peak MB")
-    heads = (name if name.endswith("MB") else f"{name}, ms" for name in stages)
-    yield ("grows", "attack", "values", *heads)
+    """Exponents of an attack's time; the file has those of the gradient and of memory too."""
+    yield ("grows", "attack", "values", "attack, ms")
     for curve in content["curves"]:
         ends = curve["measured"][0], curve["measured"][-1]
         values = f"{curve['values'][0]:g}–{curve['values'][-1]:g}"
-        yield (curve["axis"], curve["attack"], values, *(_grown(curve, n, ends) for n in stages))
+        yield (curve["axis"], curve["attack"], values, _grown(curve, ends))
 
 
-def _grown(curve: Mapping[str, Any], name: str, ends: Sequence[Mapping[str, float]]) -> str:
-    """ "12–95, 1.02±0.03": milliseconds of a stage, or megabytes, and the exponent."""
-    k, error = curve["exponents"][name]
-    first, last = (end[name] if name.endswith("MB") else 1e3 * end[name] for end in ends)
+def _grown(curve: Mapping[str, Any], ends: Sequence[Mapping[str, float]]) -> str:
+    """ "12–95, 1.02±0.03": milliseconds of the attack, and the exponent."""
+    k, error = curve["exponents"]["attack"]
+    first, last = (1e3 * end["attack"] for end in ends)
     return f"{first:.3g}–{last:.3g}, {k:.2f}±{error:.2f}"
 
 
