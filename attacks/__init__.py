@@ -63,35 +63,30 @@ def _control(name: str, where: str, summary: str) -> None:
     CONTROLS.register(name, Entry(f"attacks.{where}", summary))
 
 
-_attack("april", "april:April", "the published closed form; needs a client with an altered block 0")
-_attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unknown embedding")
-_attack("april_prior", "april:AprilPrior", "april's equations with a picture prior")
+# in the order of their cost, in which `attack_gradients` runs them; a run begins with the dearest
+_attack(
+    "mask_locator", "patch_variants:MaskLocator", "finds the masked positions, makes no picture"
+)
 _attack(
     "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
 )
-_attack("patch_prior", "patch_variants:PatchPriorAttack", "patch_gradient with a prior, for noise")
 _attack("plain_step", "patch_variants:PlainStep", "waits for a step that MJP left unshuffled")
 _attack(
     "patch_jigsaw",
     "patch_variants:PatchJigsaw",
     "patch_gradient of clients that shuffle and mask none, sorted by borders and other uploads",
 )
-_attack(
-    "mask_locator", "patch_variants:MaskLocator", "finds the masked positions, makes no picture"
-)
+_attack("april", "april:April", "the published closed form; needs a client with an altered block 0")
+_attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unknown embedding")
+_attack("april_prior", "april:AprilPrior", "april's equations with a picture prior")
+_attack("patch_prior", "patch_variants:PatchPriorAttack", "patch_gradient with a prior, for noise")
 _attack(
     "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
 )
-_attack("pixel_lattice", "masked_span:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
 _attack(
-    "patch_lattice",
-    "masked_span:PatchLattice",
-    "one upload without positions' gradient: all patches by a lattice, placed by their borders",
-)
-_attack(
-    "token_peeling",
-    "token_peeling:TokenPeeling",
-    "one upload: every token out of block 0's gradients, masked or not, with or without positions",
+    "head_features",
+    "head_features:HeadFeatures",
+    "the classifier's gradient alone: each picture's feature, and a picture that has it",
 )
 _attack(
     "multi_round",
@@ -99,14 +94,19 @@ _attack(
     "masked_span on several uploads of the same pixels: their spans intersect",
 )
 _attack(
+    "shared_picture",
+    "shared_picture:SharedPictures",
+    "pictures that batches of several uploads share, whatever stood beside them",
+)
+_attack(
     "batch_span",
     "batch_span:BatchSpanAttack",
     "one upload of a batch: all but the span of its pictures' differences, and a prior",
 )
 _attack(
-    "shared_picture",
-    "shared_picture:SharedPictures",
-    "pictures that batches of several uploads share, whatever stood beside them",
+    "token_peeling",
+    "token_peeling:TokenPeeling",
+    "one upload: every token out of block 0's gradients, masked or not, with or without positions",
 )
 _attack(
     "layer_span",
@@ -118,17 +118,18 @@ _attack(
     "layer_span:BatchLattice",
     "uploads of one batch of 8-bit pictures: all of them, by the lattice of their differences",
 )
+_attack("pixel_lattice", "masked_span:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
+_attack("token_span", "masked_span:TokenSpan", "needs no gradient of the position embeddings")
+_attack(
+    "patch_lattice",
+    "masked_span:PatchLattice",
+    "one upload without positions' gradient: all patches by a lattice, placed by their borders",
+)
 _attack(
     "span_matching",
     "batch_span:SpanMatching",
     "one upload of a batch: gradient matching in the span that batch_span leaves open",
 )
-_attack(
-    "head_features",
-    "head_features:HeadFeatures",
-    "the classifier's gradient alone: each picture's feature, and a picture that has it",
-)
-_attack("token_span", "masked_span:TokenSpan", "needs no gradient of the position embeddings")
 _attack(
     "inverting_gradients",
     "gradient_matching:GradientMatching",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks import lacks_parts, traits_of
+from attacks import ATTACKS, lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import HEAD, HEAD_BIAS
@@ -92,11 +92,17 @@ class Plan:
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
 
     def groups(self, model: str) -> list[list[Cell]]:
-        """The model's cells, those together that attack the same uploads: the work of one task."""
+        """The model's cells, those together that attack the same uploads: the work of one task.
+        Those with the dearest attack come first, so that no worker is left alone with it."""
         groups: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells_of(model):
             groups.setdefault(cell.federation, []).append(cell)
-        return list(groups.values())
+        cost = {name: place for place, name in enumerate(ATTACKS)}
+
+        def dearest(cells: list[Cell]) -> int:
+            return max(cost.get(cell.attack.name, -1) for cell in cells)  # -1: a control
+
+        return sorted(groups.values(), key=dearest, reverse=True)
 
     def needs_residual(self, cell: Cell, model: LoadedModel, *, scored: bool) -> bool:
         """Whether a cell's reconstructions are compared with their uploads by gradient, which costs

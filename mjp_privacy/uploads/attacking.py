@@ -44,13 +44,6 @@ from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_image
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
 """Attacks that are always run: a linear system, and what others are compared with."""
-BY_COST = (
-    *CHEAP,
-    *("april", "april_unk_aware", "april_prior", "patch_prior", "masked_span", "multi_round"),
-    *("shared_picture", "batch_span", "token_peeling", "layer_span", "batch_lattice"),
-    *("pixel_lattice", "token_span"),
-)
-"""The order in which attacks are run; others come after them, and those that optimise last."""
 NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
 OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
 
@@ -240,12 +233,8 @@ def _chosen(attacks: Named, uploads: int) -> dict[str, Attack]:
             attack = find_attack(name, {**given, "uploads": uploads})
             assert not isinstance(attack, Control)
         chosen[name] = attack
-    cost = {name: place for place, name in enumerate(BY_COST)}
-
-    def dear(name: str) -> tuple[bool, int]:
-        return "steps" in traits_of(name), cost.get(name, len(cost))
-
-    return {name: chosen[name] for name in sorted(chosen, key=dear)}
+    by_cost = list(ATTACKS)
+    return {name: chosen[name] for name in sorted(chosen, key=by_cost.index)}
 
 
 def _is_needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> bool:
