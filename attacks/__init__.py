@@ -65,10 +65,10 @@ def _control(name: str, where: str, summary: str) -> None:
 
 # in the order of their cost, in which `attack_gradients` runs them; a run begins with the dearest
 _attack(
-    "mask_locator", "patch_variants:MaskLocator", "finds the masked positions, makes no picture"
+    "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
 )
 _attack(
-    "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
+    "mask_locator", "patch_variants:MaskLocator", "finds the masked positions, makes no picture"
 )
 _attack("plain_step", "patch_variants:PlainStep", "waits for a step that MJP left unshuffled")
 _attack(

@@ -167,7 +167,8 @@ class Embedding:
 
     def pixels(self, inputs: Tensor, known: Tensor, energy: FieldEnergy, pixels: Pixels) -> Tensor:
         """The most probable patches (N, p) of a picture with these inputs n, of which some (N,) are
-        known: each as bright as makes borders' steps fewest."""
+        known: each as bright as makes borders' steps fewest, and no pixel less than black or more
+        than white, as far as the patch's contrast leaves room."""
         if self.before is None:
             return inputs
         contrasts = _scaled_to_whole(self.contrasts(inputs), pixels, energy.patch_size)
@@ -177,6 +178,11 @@ class Embedding:
         patches = complete(levels, energy)
         steps = fewest_steps(levels, patches, energy.patch_size, pixels)
         patches = normalised(steps.patches, pixels, energy.patch_size)
+        black, white = (torch.full_like(patches, level) for level in (0.0, 1.0))
+        least = (normalised(black, pixels, energy.patch_size) - patches).amax(1, keepdim=True)
+        most = (normalised(white, pixels, energy.patch_size) - patches).amin(1, keepdim=True)
+        room = (0 * least).clamp(least, most)
+        patches = patches + torch.where(least <= most, room, (least + most) / 2)
         if bool(known.all()):
             return patches
         nothing = Knowledge(0 * patches, torch.eye(len(ones.mT)).to(patches), ~known)
