@@ -346,13 +346,15 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     class."""
     patch, card = model.patch_size, model.card
     told = "heads not known" if heads is None else f"{heads} heads"
-    own = f"{len(model.blocks)} blocks, {told}"
+    own = card.architecture.partition(" ")[0]
+    if model.family == "vit":
+        own = f"{len(model.blocks)} blocks, {told}"
     masks = "no E_unk (it cannot mask)" if model.unk_embed is None else "E_unk (it can mask)"
     return (
         f"N = {model.patch_embed.num_patches} patches of {patch}×{patch} at "
         f"{size_text(card.img_size)} px, width D = {model.embed_dim}, "
         f"p = {model.patch_embed.proj.weight[0].numel()} values a patch, "
-        f"{own if model.family == 'vit' else card.architecture.partition(' ')[0]}, {masks}"
+        f"{own}, {masks}"
     )
 
 

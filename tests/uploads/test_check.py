@@ -278,6 +278,8 @@ def test_a_model_out_of_reach_says_the_inequality_and_the_way_out() -> None:
         ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "(it cannot mask)", "--mjp"]),
         ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"]),
         ("cifar_vit", {"batch": 2}, ["batch 2", "mixtures"]),
+        ("swin_tiny_patch4_window7_224", {}, ["N = 3136", "4×4", "D = 96", "SwinTransformer"]),
+        ("nest_tiny", {}, ["N = 3136", "4×4", "D = 96", "Nest"]),
     ],
 )
 def test_the_first_lines_state_the_model(
