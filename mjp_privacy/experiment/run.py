@@ -56,6 +56,7 @@ NAMED = 10  # damaged files that are called by their names
 PLACES = 3  # places of failures of one reason that are
 
 
+@torch.inference_mode(False)
 def run_experiment(
     config: str | Path | Mapping[str, Any] | Experiment,
     *,

@@ -77,6 +77,7 @@ class LoadedModel(WithCard, MJPVisionTransformer):
 # from a name or a file to a model -----------------------------------------------------------------
 
 
+@torch.inference_mode(False)
 def load_model(
     name: str | None = None,
     *,

@@ -48,6 +48,7 @@ NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the 
 OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
 
 
+@torch.inference_mode(False)
 def attack_gradients(
     model: Models,
     gradients: Held = None,

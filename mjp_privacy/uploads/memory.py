@@ -331,6 +331,7 @@ def _classes_of(update: ClientUpdate, model: LoadedModel, sign: int = 1) -> int:
 # the recorded format ------------------------------------------------------------------------------
 
 
+@torch.inference_mode(False)
 def save_upload(
     folder: str | Path,
     model: nn.Module,

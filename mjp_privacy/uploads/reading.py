@@ -62,7 +62,12 @@ def as_tensor(value: Any) -> Tensor | None:
     if not isinstance(value, Tensor) or value.device.type == "meta" or value.is_quantized:
         return None
     dense = value if value.layout == torch.strided else value.to_dense()
-    return dense.detach().cpu()
+    return _differentiable(dense.detach().cpu())
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """A tensor that was made under torch.inference_mode, as one that autograd takes."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 # gradients ----------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ def read_labels(labels: Labels, images: int = 0, classes: int = 0) -> Tensor:
     """(m,) class indices; a UserError for anything else or, where it is known how many images and
     classes (0: unknown) there are, for others than that."""
     try:
-        given = torch.as_tensor(labels).reshape(-1).cpu()
+        given = _differentiable(torch.as_tensor(labels).reshape(-1).cpu())
     except (TypeError, ValueError, RuntimeError, OverflowError):  # for text and ragged lists
         given = torch.empty(0)
     fits = given.dtype in WHOLE

@@ -106,6 +106,13 @@ def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -
     assert not entry["true_labels"]
 
 
+def test_a_caller_without_autograd_gets_a_run(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        images = photographs(tmp_path / "images", 1)
+        made = attack(images, tmp_path / "run", one_cell(attacks=[{"name": "patch_gradient"}]))
+    assert made.exit_code == 0
+
+
 def test_an_image_without_a_label_takes_nothing_from_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

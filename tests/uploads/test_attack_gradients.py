@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS
-from mjp_privacy import attack_gradients
+from mjp_privacy import attack_gradients, load_model, save_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.uploads.memory import half_precision_error, own_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
 
 Gradients = dict[str, Tensor]
 STATIONARY = {"prior": "stationary"}
+PLAIN: dict[str, Any] = {"mean": 0.5, "std": 0.5, "num_classes": 7}
 PATCHES, LABEL = 64, torch.tensor([3])
 
 
@@ -61,6 +63,24 @@ def test_the_picture_comes_back_and_is_known_to_without_the_truth(
     of_weights = attack_gradients(model, difference, kind="weight_difference", lr=0.1, **own).best
     assert of_weights.exact == 1
     assert of_weights.residual < 1e-6
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_autograd_gets_the_same(
+    mode: Any, model: LoadedModel, gradients: Gradients, tmp_path: Path
+) -> None:
+    """Also of tensors that were made without it."""
+    with mode():
+        made = {name: g.clone() for name, g in gradients.items()}
+        given: dict[str, Any] = {"labels": LABEL.clone(), "images": planted_images(1).clone()}
+        leak = attack_gradients(model, made, attacks=("patch_gradient", "head_features"), **given)
+        saved = save_upload(tmp_path / "own", model, made, **given)
+        fresh = load_model("eva02_tiny_patch14_224", checkpoint="random", img_size=56, **PLAIN)
+        copy = load_module(getattr(fresh, "net", fresh), mean=0.5, std=0.5)
+    assert leak.best.is_certain
+    assert len(leak.results) == 2
+    assert saved.is_file()
+    assert not (fresh.like.is_inference() or copy.like.is_inference())
 
 
 def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gradients) -> None:

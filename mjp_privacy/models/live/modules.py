@@ -38,6 +38,7 @@ OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
 Channels = float | Sequence[float] | None
 
 
+@torch.inference_mode(False)
 def load_module(
     module: nn.Module,
     *,
