@@ -211,9 +211,8 @@ def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
     """Why there is no gradient of the position table, or None."""
     if model.pos_embed is not None:
         return None
-    return Refusal(
-        "positions", "the model has no table of positions that is learned and added to its patches"
-    )
+    text = "the model has no table of positions that is learned and added to its patches row by row"
+    return Refusal("positions", text)
 
 
 def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.schema import size_text
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.vit import START_STD, token_norm
 
@@ -113,6 +114,17 @@ def convolution_of(module: nn.Module) -> nn.Conv2d | None:
             if part.stride == (side, side) and side == down > 1 and is_whole:
                 return part
     return None
+
+
+def picture_layer(module: nn.Module) -> str:
+    """How the first convolution of pictures meets them, where it embeds no patches; or ""."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS and not embeds(part):
+            size, stride, apart = map(size_text, (part.kernel_size, part.stride, part.dilation))
+            text = f"{name}, a convolution of {size} px every {stride} px"
+            text += f", {apart} px apart" if part.dilation != (1, 1) else ""
+            return f"{text}, in {part.groups} groups" if part.groups > 1 else text
+    return ""
 
 
 # the equation -------------------------------------------------------------------------------------

@@ -323,8 +323,10 @@ def check_model(
     if mjp and own.unk_embed is None:
         asked = outline_model(**arguments, unknown_embedding=True, unknown_init="zeros")
     line = f"{model}: {_described(own, outline_spec(**arguments)[0].num_heads)}"
-    notes = [text for text, holds in _model_remarks(own, batch, mjp).items() if holds]
-    return ModelAnswer(line, notes, _answers(asked, client, "c" if mjp else "a"))
+    answers = _answers(asked, client, "c" if mjp else "a")
+    apply = [name for name, answer in answers.items() if answer.startswith("yes")]
+    notes = [text for text, holds in _model_remarks(own, batch, mjp, apply).items() if holds]
+    return ModelAnswer(line, notes, answers)
 
 
 def _place(model: str) -> dict[str, Any]:
@@ -358,19 +360,24 @@ def _described(model: LoadedModel, heads: int | None) -> str:
     )
 
 
-def _model_remarks(model: LoadedModel, batch: int, mjp: bool) -> dict[str, bool]:
-    """What matters where an attack applies: the sentence, and whether it holds."""
+def _model_remarks(
+    model: LoadedModel, batch: int, mjp: bool, apply: Sequence[str]
+) -> dict[str, bool]:
+    """What matters of the attacks that apply: the sentence, and whether it holds."""
     patch, width = model.patch_size, model.embed_dim
     values, masks = model.patch_embed.proj.weight[0].numel(), model.unk_embed is not None
-    below = ", ".join(name for name in ATTACKS if "rank" in traits_of(name))
+    below = ", ".join(name for name in apply if "rank" in traits_of(name))
+    for_batches = {"batches", "steps", "no picture"}
+    mixing = ", ".join(name for name in apply if not for_batches & traits_of(name))
     return {
         f"D = {width} < p = {values}: the embedding drops {values - width} directions of a patch, "
-        f"so {below} stay below this rank ceiling; a prior fills them in": width < values,
+        f"so this rank ceiling bounds {below}; a prior fills them in": bool(below)
+        and width < values,
         f"no prior was fitted to patches of {patch}×{patch}: `fitted` derives their covariance "
         f"from its spectrum; better: mjp fit-prior --images DIR --patch {patch}": not (
             SHIPPED / f"patch{patch}.safetensors"
         ).is_file(),
-        f"batch {batch}: closed forms that apply return mixtures of its pictures": batch > 1,
+        f"batch {batch}: {mixing} return mixtures of its pictures": batch > 1 and bool(mixing),
         "asked as an MJP client with an E_unk that was not trained, as in "
         "configs/ladder_vit.yaml": mjp and not masks,
         "no patch can be masked; --mjp asks about this model as an MJP client, with an "

@@ -324,6 +324,17 @@ class TwoTables(Flattened):
         self.more_pos = nn.Parameter(torch.zeros(1, 64, DIM))
 
 
+def embedded_by(convolution: nn.Conv2d) -> nn.Module:
+    """A network without a table of positions."""
+    width = convolution.out_channels
+    return nn.Sequential(
+        nn.Sequential(convolution, nn.Flatten(2)),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(width, 10),
+    )
+
+
 HEADS = {"num_heads": 4}
 REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # and what is named
     "layer scale": (lambda: timm_vit(init_values=0.1), HEADS, "blocks.0.ls1.gamma"),
@@ -340,6 +351,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {  # a
     "rows from below, a head of zeros": (lambda: Upended(), {}, "Upended"),
     "an embedding that is not learned": (lambda: Detached(), {}, "Detached"),
     "a norm of weights": (lambda: normed_weights(Convolved()), {}, "Convolved"),
+    "overlapping patches": (lambda: timm.create_model("pit_ti_224"), {}, "patch_embed.conv"),
+    "overlapping, as of a ViT": (lambda: timm.create_model("pvt_v2_b0"), {}, "patch_embed.proj"),
+    "gaps": (lambda: embedded_by(nn.Conv2d(3, DIM, 2, PATCH)), {}, "0.0"),
+    "groups": (lambda: embedded_by(nn.Conv2d(3, 3 * DIM, PATCH, PATCH, groups=3)), {}, "3 groups"),
     "traced": (lambda: torch.jit.trace(Flattened(), pictures()), {}, "TopLevelTracedModule"),
 }
 
@@ -350,6 +365,7 @@ def test_a_network_that_is_refused_is_named_or_what_it_lacks(kind: str) -> None:
     with pytest.raises(UserError) as caught:
         loaded(build(), **given)
     assert named in str(caught.value)
+    assert "load_module" not in str(caught.value)  # which was called
 
 
 # networks with their own forward ------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_a_caller_without_autograd_gets_the_same(
     assert leak.best.is_certain
     assert len(leak.results) == 2
     assert saved.is_file()
-    assert not (fresh.like.is_inference() or copy.like.is_inference())
+    assert not any(one.like.is_inference() for one in (fresh, copy))
 
 
 def test_every_attack_has_a_result_or_a_reason(model: LoadedModel, gradients: Gradients) -> None:

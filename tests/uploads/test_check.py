@@ -289,6 +289,29 @@ def test_the_first_lines_state_the_model(
     assert all(words in said for words in named), said
 
 
+def test_notes_name_attacks_that_apply_alone() -> None:
+    """What is made for batches makes no mixtures, and APRIL is not for batches."""
+    ceiling, mixtures = "rank ceiling", "mixtures"
+    alone, batched = (
+        check_model("vit_tiny_patch16_224", img_size=64, batch=batch) for batch in (1, 2)
+    )
+    (bounded,) = [note for note in alone.notes if ceiling in note]
+    assert "april;" in bounded
+    assert "april_unk_aware" not in bounded
+    assert not [note for note in batched.notes if ceiling in note]
+    (mixed,) = [note for note in batched.notes if mixtures in note]
+    assert "patch_gradient" in mixed
+    assert "token_peeling" not in mixed
+    assert batched.attacks["token_peeling"] == "yes"
+
+
+def test_a_norm_behind_the_two_layers_is_told_without_weights() -> None:
+    answers = table("vit_base_patch16_rpn_224", img_size=64)
+    assert "norm2" in answers["token_peeling"].removeprefix("no: ")
+    assert answers["token_span"] == "yes"
+    assert table("vit_relpos_small_patch16_224", img_size=64)["token_peeling"] == "yes"
+
+
 def test_the_client_is_asked_about() -> None:
     batched, withheld = table("cifar_vit", batch=2), table("cifar_vit", withhold=("pos_embed",))
     assert batched["april"].startswith("no: ")

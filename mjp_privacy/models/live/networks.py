@@ -80,7 +80,8 @@ def of_live(
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
         part._modules.update({name: child for name, child in inner.items() if child is not None})
     of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
-    of_timms &= hasattr(getattr(module, "patch_embed", None), "proj")
+    projection = getattr(getattr(module, "patch_embed", None), "proj", None)
+    of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:
         embed_by_convolution(whole, img_size)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}

@@ -29,6 +29,7 @@ from mjp_privacy.models.network_parts import (
     convolution_of,
     embeds,
     kind_of,
+    picture_layer,
     picture_like,
     run_of,
     takes,
@@ -73,8 +74,8 @@ class Renamed(nn.Module):
         if projection is None:
             raise NoPatches(
                 f"{kind_of(module)}: expected patches that one linear layer or one convolution "
-                "without overlap embeds, got none: the attacks read that layer's gradient. Give "
-                "another network."
+                f"embeds whole, without overlap or gaps, got {picture_layer(module) or 'none'}: "
+                "the attacks read that layer's gradient. Give another network."
             )
         patch = int(projection.kernel_size[0])
         positions = positions_of(module, projection, img_size, logits)
@@ -340,7 +341,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
         convolution.__dict__["norms"] = before and before.part, after
         setattr(whole.get_submodule(inner), own, convolution)
         return
-    if unknown and img_size is None:
+    if unknown and img_size is None and not picture_layer(whole):
         raise UserError(
             f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
             f"convolution embeds patches, and {unknown} shows how many a linear layer would embed. "
