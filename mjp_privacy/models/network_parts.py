@@ -9,7 +9,7 @@ embedded patches, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
@@ -49,6 +49,10 @@ def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
 # what runs, in which order, and on what -----------------------------------------------------------
 
 
+TIMES = 32  # that a network which draws random numbers is asked
+REPEATS = 1e-4  # of the largest output, up to which another one is the same
+
+
 class Ran(NamedTuple):
     """A part of a network that ran, with the first of what it was given and what it returned."""
 
@@ -62,9 +66,43 @@ def run_of(
 ) -> list[Ran]:
     """The parts of a network, in eval mode, in the order in which they end for a picture, itself
     last; with tensors only of itself, of layers of tokens, of norms and of those named `also`.
-    Where it does not take the picture, which the caller will meet, those that had ended."""
-    run: list[Ran] = []
+    Where it does not take the picture, which the caller will meet, those that had ended.
+
+    A network that draws random numbers is asked often, and refused where its parts say otherwise.
+    """
+    first: list[Ran] = []
     kept = {module, *also, *(part for part in module.modules() if embeds(part) or token_norm(part))}
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(TIMES):
+            torch.manual_seed(seed)
+            before, run = torch.get_rng_state(), _run(module, x, kept, options or {})
+            first = first or run
+            if not _agree(first, run):
+                raise UserError(
+                    f"{kind_of(module)}: expected a network that computes the same of the same "
+                    "picture in eval mode, got one that draws random numbers for it, as random "
+                    "transforms do. Give the network without such layers."
+                )
+            if torch.equal(before, torch.get_rng_state()):
+                break
+    return first
+
+
+def _agree(one: list[Ran], other: list[Ran]) -> bool:
+    """Whether the same parts gave the same outputs, as far as these are kept."""
+    pairs = [(a.output, b.output) for a, b in zip(one, other, strict=False)]
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=REPEATS * float(a.abs().max()))
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel()
+    )
+
+
+def _run(
+    module: nn.Module, x: Tensor, kept: Set[nn.Module], options: Mapping[str, bool]
+) -> list[Ran]:
+    """The parts in the order in which they end, once."""
+    run: list[Ran] = []
 
     def keep(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if part in kept:
@@ -75,7 +113,7 @@ def run_of(
     hooks = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
     try:
         with torch.no_grad():
-            module.eval()(x, **(options or {}))
+            module.eval()(x, **options)
     except Exception:  # whatever the network's own code raises
         pass
     finally:
@@ -87,7 +125,8 @@ def run_of(
 def takes(module: nn.Module, projection: nn.Conv2d, grid: Grid) -> bool:
     """Whether a network computes something of pictures of so many patches."""
     pixels = grid.pixels(int(projection.kernel_size[0]))
-    run = run_of(module, projection.weight.new_zeros(1, projection.in_channels, *pixels))
+    x = picture_like(projection.weight.new_empty(1, projection.in_channels, *pixels))
+    run = run_of(module, x)
     return bool(run) and run[-1].part is module
 
 
@@ -120,7 +159,8 @@ def picture_layer(module: nn.Module) -> str:
     """How the first convolution of pictures meets them, where it embeds no patches; or ""."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS and not embeds(part):
-            size, stride, apart = map(size_text, (part.kernel_size, part.stride, part.dilation))
+            pairs = (part.kernel_size, part.stride, part.dilation)
+            size, stride, apart = (size_text((down, across)) for down, across in pairs)
             text = f"{name}, a convolution of {size} px every {stride} px"
             text += f", {apart} px apart" if part.dilation != (1, 1) else ""
             return f"{text}, in {part.groups} groups" if part.groups > 1 else text

@@ -368,6 +368,32 @@ def test_a_network_that_is_refused_is_named_or_what_it_lacks(kind: str) -> None:
     assert "load_module" not in str(caught.value)  # which was called
 
 
+class Drawing(timm.models.VisionTransformer):  # type: ignore[misc]
+    """A plain ViT that turns pictures around now and then, or draws for it and does not."""
+
+    turns = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(()) < 0.5
+        return super().forward(x.flip(3) if self.turns and drawn else x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential])
+def test_random_layers_are_refused_however_torch_is_seeded(wrap: Callable[..., nn.Module]) -> None:
+    """A network that draws and computes the same is none of them."""
+    net = Drawing(img_size=SIDE, patch_size=PATCH, embed_dim=DIM, depth=1, num_heads=4)
+    told = set()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        with pytest.raises(UserError) as caught:
+            loaded(wrap(net))
+        told.add(str(caught.value))
+        assert torch.initial_seed() == seed
+    assert len(told) == 1
+    net.turns = False
+    assert loaded(wrap(net)).grid == (SIDE // PATCH, SIDE // PATCH)
+
+
 # networks with their own forward ------------------------------------------------------------------
 
 WIDE = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3}

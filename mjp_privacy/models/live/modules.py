@@ -21,7 +21,7 @@ from mjp_privacy.models.live.networks import of_live
 from mjp_privacy.models.live.parts import NoPatches, other_size
 from mjp_privacy.models.loading import LoadedModel, build, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
-from mjp_privacy.models.network_parts import IN_SIZE, code_of, convolution_of
+from mjp_privacy.models.network_parts import IN_SIZE, code_of, convolution_of, run_of
 from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.spec import ModelSpec, completed, overridden
 from mjp_privacy.models.timm_networks import TimmNetwork
@@ -248,6 +248,7 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
                 keep = inputs.append
                 hook = layer.register_forward_pre_hook(lambda _, given, keep=keep: keep(given[0]))
                 stack.callback(hook.remove)
+        run_of(module, x.to(like))  # which no random layer may change
         run = getattr(module, "get_image_features", module)  # of transformers' CLIP
         with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
             answers = list(_answers(run(x.to(like))))
