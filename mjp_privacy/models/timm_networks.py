@@ -74,7 +74,8 @@ class TimmNetwork(WithCard, Positioned):
     renamed: Mapping[str, str] | None = None
     """Own names of the parameters of a live network, by its names."""
     resampled: Tensor | None = None
-    """(N, rows) by which a gradient of the live network's table becomes one of this table."""
+    """(N, rows) by which a gradient of the live network's table becomes one of this table; without
+    rows where that tells too little."""
     maps: frozenset[str] = frozenset()
     """Of those names, tables (1, D, H, W) that are kept as (1, H, W, D)."""
 

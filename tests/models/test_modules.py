@@ -419,7 +419,7 @@ def stretching() -> nn.Module:
     return timm.create_model("eva02_tiny_patch14_224", **options).eval()  # type: ignore[no-any-return]
 
 
-CLASSIFIER = "Dinov2ForImageClassification"
+CLASSIFIER, TOKENS = "Dinov2ForImageClassification", "token_peeling"
 
 
 def vit_of_64_pixels() -> nn.Module:
@@ -475,6 +475,16 @@ def test_networks_with_their_own_forward_leak_their_picture(name: str) -> None:
     leak = leaked(module, side, img_size=img_size, attacks=["patch_gradient"])
     assert leak["patch_gradient"].psnr > 60
     assert all(torch.equal(before[key], p) for key, p in module.named_parameters())
+
+
+@pytest.mark.parametrize("without", [None, "position_embeddings"])
+def test_a_table_stretched_to_more_patches_than_it_has_is_withheld(without: str | None) -> None:
+    """What needs no gradient of it applies."""
+    network = dinov2(CLASSIFIER, num_labels=5)
+    leak = leaked(network, 98, without=without, img_size=98, attacks=["patch_gradient", TOKENS])
+    assert "pos_embed" in leak.refused["patch_gradient"]
+    assert any("pos_embed" in note for note in leak.notes)
+    assert leak[TOKENS].exact == 1
 
 
 def test_a_copy_of_a_stretched_network_has_a_table_of_its_own() -> None:
@@ -642,7 +652,6 @@ def test_what_a_network_with_its_own_forward_cannot(tmp_path: Path) -> None:
     plain = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(8 * 64, 10))
     for module, img_size, named in (
         (plain, None, "img_size"),  # without a table nothing shows it
-        (dinov2("Dinov2Model", side=112), 154, "Dinov2Model"),
         (siglip(), 96, "SiglipVisionModel"),
         (siglip(), 48, "img_size"),  # its table is looked up by number
     ):

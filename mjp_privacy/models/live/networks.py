@@ -5,7 +5,7 @@ transformers' Dinov2, SigLIP and others of their kind, and networks of one's own
 networks that stretch their table of positions to the size of the pictures at hand, as
 transformers' and timm's `dynamic_img_size` do. The stretched table is linear in the stored one,
 E' = M E, so a client's gradient of the stored table, M^T A, still tells the rows A of the patches
-as long as there are no more of them than stored positions.
+as long as there are no more of them than stored positions; else it is taken as withheld.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def of_live(
     network = of_timm(net, mean=mean, std=std)
     renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
     if spread is not None:
-        network.resampled = torch.linalg.pinv(spread.mT)
+        network.resampled = torch.linalg.pinv(spread.mT) if _tells(spread) else spread[:0]
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
     network.renamed, network.maps = renamed, frozenset(maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
@@ -125,7 +125,9 @@ def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]
     projection = network.patch_embed.proj
     if isinstance(projection, FlattenedPatches) and PROJECTION in own:
         own[PROJECTION] = projection.placed(own[PROJECTION])
-    if network.resampled is not None and TABLE in own:
+    if network.resampled is not None and not len(network.resampled):
+        own.pop(TABLE, None)
+    elif network.resampled is not None and TABLE in own:
         rows = own[TABLE].reshape(len(own[TABLE]), -1, network.embed_dim)
         stored = slice(network.before, network.before + network.resampled.shape[1])
         patches = network.resampled @ rows[:, stored].double()
@@ -164,13 +166,6 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
     with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
         expected = net(x.to(stored))
         spread = _stretched(network, x)
-    values = torch.linalg.svdvals(spread)
-    if len(spread) > spread.shape[1] or float(values[-1]) < SOLVABLE * float(values[0]):
-        raise UserError(
-            f"{kind}: its table of {spread.shape[1]} positions is stretched to {len(spread)} at "
-            f"{shown} px, and its gradient does not tell those of the patches. Expected pictures "
-            "of at most the size that the table was made for."
-        )
     rows = stored.detach().reshape(-1, stored.shape[-1])
     of_patches = network.rows_of_patches
     patches = (spread @ rows[of_patches].double()).to(rows)
@@ -198,6 +193,13 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
             "read at this size."
         )
     return spread
+
+
+def _tells(spread: Tensor) -> bool:
+    """Whether a stored table's gradient tells the rows of the patches to which M (N, rows)
+    stretches it."""
+    values = torch.linalg.svdvals(spread)
+    return len(spread) <= spread.shape[1] and float(values[-1]) >= SOLVABLE * float(values[0])
 
 
 def _table_itself(part: nn.Module, name: str, *_: Any) -> Tensor:
