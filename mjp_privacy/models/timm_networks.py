@@ -283,10 +283,14 @@ def check_equation(network: TimmNetwork) -> None:
     rows = sent[0].reshape(-1, network.embed_dim)[network.rows_of_patches]
     off = misfit(rows, to_patches(x[0], network.patch_size), sent[1].flatten(1))
     if not off <= HOLDS:  # also where it is no number
+        own = getattr(network.net, "rest", network).named_parameters()
+        table = next((name for name, p in own if p is network.pos_embed), "pos_embed")
+        table = table.replace("parametrizations.", "").removesuffix(".original")
         raise UserError(
-            f"{kind}: the gradient of its patch embedding is not that of "
-            f"patches to which pos_embed is added: off by {off:.1e} of its length, expected at "
-            f"most {HOLDS:.0e}. Its gradients cannot be attacked as a ViT's."
+            f"{kind}: expected a patch embedding with the gradient of patches to which {table} is "
+            f"added, at most {HOLDS:.0e} of its length off, got one {off:.1e} off: its gradients "
+            "cannot be attacked as a ViT's. Where a factor stands on the embedding or the table, "
+            "give a network without it: weights times the factor, gradients divided by it."
         )
 
 

@@ -68,6 +68,26 @@ def test_the_patches_rows_are_found_where_the_class_token_is_last(name: str) -> 
     assert (one.before, one.prefix, one.pos_embed is not None) == (0, 0, True)
 
 
+class Scaled(nn.Module):
+    """An embedding with a constant factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(3, DIM, PATCH, PATCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+def test_a_table_beside_a_scaled_embedding_has_the_users_name() -> None:
+    network = Placed("my_pos")
+    network.embed = Scaled()  # type: ignore[assignment]
+    with pytest.raises(UserError) as caught:
+        load_module(network, mean=0.5, std=0.5)
+    assert "my_pos" in str(caught.value)
+    assert "pos_embed" not in str(caught.value)
+
+
 class Stretched(Placed):
     """Which stretches the patches' rows of its table to the picture; the last is the class's."""
 
