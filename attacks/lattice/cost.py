@@ -156,8 +156,9 @@ class Parts:
         return np.concatenate((1 / (1 + parts[:first] ** 2), steps))
 
     def thin(self, parts: Reals) -> Singles:
-        """The parts (n, s) by which trials are ranked."""
-        return parts[:, self._columns].astype(np.float32)
+        """The parts (n, s) by which trials are ranked; those beyond all float32 are infinite."""
+        with np.errstate(over="ignore"):
+            return parts[:, self._columns].astype(np.float32)
 
     def rank(self, thin: Singles) -> Singles:
         """About the cost (...,) of trials with the thin parts (..., s), which are overwritten."""

@@ -48,7 +48,8 @@ LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
 FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
 FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
-"""Of contrast that are looked through, and on how many pixels."""
+"""Of contrast that are looked through, and on how many pixels. Darkest and lightest pixel of a
+channel are 255 levels apart at most: what would bring them further apart explains nothing."""
 NEARLY = 0.6  # of `levels_apart`, from which a factor is looked at closely
 
 Floats = tuple[float, float]
@@ -108,7 +109,8 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
     """What speaks against the declared normalisation, and which one fits; "" if nothing does."""
-    (outside, off), candidates = outside_and_off(fed, mean, std), _candidates(mean, std)
+    outside, off = outside_and_off(fed, mean, std)
+    candidates = _candidates(mean, std, as_levels=outside > FEW)
     strange = [f"{100 * outside:.1f} % of its pixels leave [0, 1]"] if outside > FEW else []
     strange += ["its pixels are no 8-bit levels"] if off > RANDOM else []
     if not strange:
@@ -119,7 +121,11 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         for (beyond, away), name, m, s in looks
         if beyond <= FEW and away < LEVELS
     ]
-    on_a_grid = sorted(tuple(s) for _, _, s in candidates if levels_apart(fed, s) > ON_A_GRID)
+    on_a_grid = sorted(
+        tuple(s)
+        for _, _, s in candidates
+        if float(_ranges(fed, s).max()) <= 1 + OUTSIDE and levels_apart(fed, s) > ON_A_GRID
+    )
     if fitting:
         found = f"with {min(fitting)[1]} they are 8-bit levels within [0, 1]"
     elif on_a_grid and off > RANDOM:
@@ -142,6 +148,13 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
     )
 
 
+def _ranges(fed: Tensor, std: Sequence[float]) -> Tensor:
+    """How far apart the darkest and the lightest known pixel of each channel (C, H, W) are."""
+    pixels = fed.double().cpu().flatten(1)
+    dark, light = (pixels.where(~pixels.isnan(), end) for end in (torch.inf, -torch.inf))
+    return (light.amax(1) - dark.amin(1)) * torch.tensor(std, dtype=torch.float64)
+
+
 def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
     """How far pixels (C, H, W) lie on a grid of 8-bit levels under this std, whatever their mean:
     1 for all on it, near 0 for pixels that are no levels."""
@@ -157,6 +170,8 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
     scale_on_a_grid(1.25 * (levels / 255 - 0.5) / 0.5, (0.5, 0.5, 0.5))   # 0.8
     """
     known = fed.double().cpu()[:, ~fed.isnan().any(0).cpu()]
+    if not known.numel():
+        return None
     apart = max(len(known.mT) // PIXELS_TRIED, 1)
     levels = known[:, ::apart] * torch.tensor(std, dtype=torch.float64)[:, None] * 255
 
@@ -164,11 +179,14 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
         turns = torch.exp(2j * math.pi * factors[:, None, None] * levels)
         return turns.mean(2).abs().amin(1)
 
+    least, most = FACTORS
+    most = min(most, (1 + OUTSIDE) / max(float(_ranges(fed, std).max()), 1 / 255))
+    if most <= least:
+        return None
     spread = float((levels - levels.mean(1, keepdim=True)).abs().max())
-    step = 1 / (3 * FACTORS[1] * max(spread, 1.0))  # a third of a level
-    count = math.ceil(math.log(FACTORS[1] / FACTORS[0]) / step)
-    low, high = (math.log10(end) for end in FACTORS)
-    every = torch.logspace(low, high, count, dtype=torch.float64)
+    step = 1 / (3 * most * max(spread, 1.0))  # a third of a level
+    count = math.ceil(math.log(most / least) / step)
+    every = torch.logspace(math.log10(least), math.log10(most), count, dtype=torch.float64)
     for factors in every.split(256):
         for factor in factors[on_grid(factors) > NEARLY]:
             near = factor * (step * torch.linspace(-5, 5, 201, dtype=torch.float64)).exp()
@@ -179,14 +197,19 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
 
 
 def _candidates(
-    mean: Sequence[float], std: Sequence[float]
+    mean: Sequence[float], std: Sequence[float], *, as_levels: bool
 ) -> list[tuple[str, Sequence[float], Sequence[float]]]:
-    """The declared normalisation and the common ones, in both orders of the channels."""
+    """The declared normalisation and the common ones, in both orders of the channels.
+
+    as_levels  with pixels fed as 0…255, which leave [0, 1] under any other; but under this one all
+               that is fed otherwise is nearly black
+    """
     told: list[tuple[str, Sequence[float], Sequence[float]]] = [
         ("those declared", tuple(mean), tuple(std)),
         ("the declared mean alone", tuple(mean), (1.0,) * len(std)),
         ("the declared std alone", (0.0,) * len(mean), tuple(std)),
         *((name, *both) for name, both in (COMMON if len(mean) == 3 else OF_GREY).items()),
+        *[("pixels from 0 to 255", (0.0,) * len(mean), (1 / 255,) * len(std))] * as_levels,
     ]
     known = [each[1:] for each in told]
     turned = [(f"{name} in the other order of channels", m[::-1], s[::-1]) for name, m, s in told]

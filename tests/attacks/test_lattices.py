@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.budget import Budget, limited
 from attacks.equations.span import hull_rows, split_hull
-from attacks.lattice.cost import Frame, Reals
+from attacks.lattice.cost import Frame, Parts, Reals
 from attacks.lattice.unmixing import FIXED, FREE, Unmixed, continued, unmix
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Reconstruction
@@ -237,3 +238,11 @@ def test_the_spans_picture_stands_where_the_search_is_ended(
             assert torch.allclose(made.images, guess, atol=1e-12)
     monkeypatch.undo()
     assert made.images.equal(attacked("pixel_lattice", model, photographs[:1], gamma=0.5)[0].images)
+
+
+def test_patches_beyond_all_numbers_cost_infinitely() -> None:
+    parts = Parts(12, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        thin = parts.thin(np.full_like(parts.of(np.zeros((1, 12))), 1e300))
+    assert np.isinf(thin).all()
