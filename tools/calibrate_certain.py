@@ -163,8 +163,12 @@ def frozen(client: Client, *starts: str) -> Sent:
     return {n: g for n, g in client.gradient().items() if not n.startswith(starts)}
 
 
-def resized(client: Client) -> Sent:
-    client.fed = client.fed * 0.9 + 0.05  # no 8-bit levels any more
+def between_levels(client: Client, *, contrast: float = 1.0) -> Sent:
+    """Pixels that were not rounded: the means of four, or with another contrast."""
+    if contrast == 1:
+        padded = nn.functional.pad(client.fed, (0, 1, 0, 1), mode="replicate")
+        client.fed = nn.functional.avg_pool2d(padded, 2, stride=1)
+    client.fed = 0.5 + contrast * (client.fed - 0.5)
     return client.gradient()
 
 
@@ -193,7 +197,8 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
     "mixup .7": (lambda c: c.batch(0.7), {}),
     "dropout .1": (lambda c: c.with_dropout(0.1), {}),
     "dropout .5": (lambda c: c.with_dropout(0.5), {}),
-    "no 8-bit pixels": (resized, {}),
+    "means of four pixels, not rounded": (between_levels, {}),
+    "contrast .9, not rounded": (lambda c: between_levels(c, contrast=0.9), {}),
     **{
         f"noise {s:f}".rstrip("0") + " of rms, not told": (lambda c, s=s: c.noisy(s), {})
         for s in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
