@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
-from attacks.equations import HEAD, TABLE
+from attacks.equations import HEAD, TABLE, UNKNOWN
 from attacks.equations import PATCH as RESIDUAL_OVER
 from attacks.equations.layers import inputs_of
 from attacks.equations.patch_system import (
@@ -206,7 +206,8 @@ def gradient_fit(
     None if the labels or the gradient are not known. The pictures of a batch come in no order, so
     that nobody knows which label is whose: they need `labels`, such as `batch_labels` gives.
     images  (m, C, H, W) in [0, 1], the reconstruction
-    mask    (m, N), the attack's estimate for the first upload, or None: what each upload shows
+    mask    (m, N), the attack's estimate for the first upload, or None: what each upload shows, of
+            a batch that nothing is masked
     models  those that the client trained, one for each upload
     labels  (m,) of these images; None: those that the attacker knows
     """
@@ -239,19 +240,30 @@ def gradient_fit(
     return GradientFit(*(values.repeat_interleave(len(images) // len(values)) for values in each))
 
 
-def batch_labels(view: AttackerView, images: Tensor, model: LoadedModel) -> Tensor | None:
-    """The class of each picture (B, C, H, W) of one step, from the classifier's gradient.
+def masks_some(view: AttackerView) -> bool:
+    """Whether the first upload's step masked a patch: then E_unk has a gradient."""
+    update = view.updates[0]
+    if view.model.unk_embed is None or UNKNOWN not in update.grads:
+        return False
+    return bool((gradient(view, update, UNKNOWN).abs() > rounding_error(view, update)).any())
+
+
+def batch_labels(
+    view: AttackerView, images: Tensor, mask: Tensor | None, model: LoadedModel
+) -> Tensor | None:
+    """The class of each picture (B, C, H, W) of one step, masked by (B, N), from the classifier's
+    gradient.
 
     With features h of the pictures that is dL/dW = sum_i e_i h_i^T, and e_i, the softmax less the
-    label over B, is negative for the picture's own class alone. None where the client masks, of
-    several steps or uploads, and where the gradient is missing.
+    label over B, is negative for the picture's own class alone. None of several steps or uploads,
+    and where the gradient is missing.
     """
     update, layer = view.updates[0], HEAD.removesuffix(".weight")
     single = len(view.updates) == 1 and update.steps_in_all == 1
-    if not single or view.model.unk_embed is not None or HEAD not in update.grads:
+    if not single or HEAD not in update.grads:
         return None
     with torch.no_grad(), inputs_of(model, [layer]) as seen:
-        model(model.normalize(images.nan_to_num(0.5).to(model.like)))
+        model(model.normalize(images.nan_to_num(0.5).to(model.like)), mask)
     features, sent = seen[layer].double().cpu(), gradient(view, update, HEAD)[0].double().cpu()
     if features.shape != (len(images), sent.shape[1]) or not bool(features.isfinite().all()):
         return None

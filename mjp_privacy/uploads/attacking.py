@@ -30,7 +30,7 @@ from mjp_privacy.core.machine import out_of_memory, torch_generator
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import Size
 from mjp_privacy.core.text import shown
-from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit
+from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit, masks_some
 from mjp_privacy.experiment.plan import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.pictures import psnr
@@ -357,20 +357,32 @@ def _run(
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
     labels = fit = None
+    guessed = False  # whether nobody knows which patches the client masked
+    masks = seen.updates[0].batch > 1 and masks_some(seen)
     try:
         if seen.updates[0].batch == 1:
             fit = gradient_fit(seen, images, made.mask, models)
-        elif (labels := batch_labels(seen, images, models[0])) is not None:
-            fit = gradient_fit(seen, images, None, models, labels=labels)
+        elif masks and made.mask is None:
+            guessed = True
+        else:
+            mask = made.mask if masks else None
+            labels = batch_labels(seen, images, mask, models[0])
+            fit = (
+                None if labels is None else gradient_fit(seen, images, mask, models, labels=labels)
+            )
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
         known["unchecked"] = format_error(error)
+    if fit is not None and not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
+        labels = None  # features of other pictures tell nothing
+        if masks:  # nor do masks that need not be the client's
+            fit, guessed = None, True
     if fit is not None:
-        if not (float(fit.scaled[0]) < EXPLAINED and float(fit.factor[0]) > 0):
-            labels = None  # features of other pictures tell nothing
         for values in fit:
             values[list(reasons)] = torch.nan
         known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
+    elif guessed:
+        known["uncompared"] = "which patches of each picture were masked is not known"
     checked = judged(seen, images, made.diagnostics, doubts)
     return Reconstructed(name, images, labels=labels, **known, **checked._asdict())

@@ -68,6 +68,7 @@ class Reconstructed:
     """{place of a picture: what its pixels say against the declared mean and std}."""
     seconds: float = 0.0  # with its checks and scores
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
+    uncompared: str = ""  # why no residual can be computed, beside missing labels and gradients
     unchecked: str = ""  # what the network raised where the residual was to be computed
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
@@ -397,10 +398,10 @@ def what_checks_say(best: Reconstructed, batch: int, declared: float, condition:
             "exact ones): look (.show())."
         )
     if not known and not best.misfit >= EXPLAINED:
+        why = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
         return (
             f"Nothing in the upload tells whether {mine} {'are' if several else 'is'} the "
-            f"client's{solved}: that takes labels (labels=…) and the gradients of all layers. That "
-            "is no evidence of safety: look (.show())."
+            f"client's{solved}: {why}. That is no evidence of safety: look (.show())."
         )
     return (
         f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "

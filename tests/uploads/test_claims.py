@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy import load_images
+from mjp_privacy import attack_gradients, load_images, load_model
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.checks import declared_wrongly
+from mjp_privacy.uploads.leak import Leak
 
 HALF = (0.5,) * 3, (0.5,) * 3
 PHOTOGRAPHS = torch.stack([image for image, *_ in load_images("embedded", size=64, limit=5)])
@@ -42,3 +47,45 @@ def test_a_picture_of_which_no_pixel_is_known_in_all_channels_is_read_all_the_sa
     pixels = 0.8 * PHOTOGRAPHS[0]
     pixels[0, ::2], pixels[1, 1::2] = torch.nan, torch.nan
     assert declared_wrongly(as_fed(pixels), *HALF) == ""
+
+
+# masked patches -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masking() -> LoadedModel:
+    """A client's network that can mask, untrained."""
+    shape = {"img_size": 64, "num_classes": 20, "mean": 0.5, "std": 0.5}
+    return load_model(
+        "vit_tiny_patch16_224", checkpoint="random", unknown_embedding=True, depth=3, **shape
+    )
+
+
+def of_masked(masking: LoadedModel, mask: Tensor | None, **facts: Any) -> Leak:
+    """Attacks on a step of the first photographs, masked by (B, N)."""
+    count = 2 if mask is None else len(mask)
+    fed, labels = masking.normalize(PHOTOGRAPHS[:count]), torch.arange(count) + 5
+    loss = nn.functional.cross_entropy(masking(fed, mask), labels)
+    names, parameters = zip(*masking.named_parameters(), strict=True)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    sent = {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+    return attack_gradients(masking, sent, batch=count, **facts)
+
+
+@pytest.mark.parametrize("masked", [0, 4])
+def test_the_gradient_of_a_masked_batch_is_compared_with_the_masks_that_are_found(
+    masking: LoadedModel, masked: int
+) -> None:
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, :masked] = mask[1, 2 : 2 + masked] = True
+    leak = of_masked(masking, mask if masked else None, attacks=["token_peeling", "batch_span"])
+    assert leak.best.attack == "token_peeling"
+    assert leak.best.residual < 1e-4
+    assert leak.best.labels is not None
+    assert sorted(leak.best.labels.tolist()) == [5, 6]
+    if masked:  # those of others are guesses
+        assert math.isnan(leak["batch_span"].residual)
+        assert "labels" not in leak["batch_span"].uncompared != ""
+        alone = Leak({"batch_span": leak["batch_span"]}, {}, None, "given", batch=2)
+        assert leak["batch_span"].uncompared in alone.verdict
+        assert "labels=" not in alone.verdict
