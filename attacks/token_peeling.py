@@ -73,8 +73,7 @@ class TokenPeeling(Usual):
         images = [self._shown(view, one) for one in found]
         known = [one.token >= 0 for one in found]
         masks = view.model.unk_embed is not None and view.model.pos_embed is not None
-        one = masks and update.batch == 1  # pictures of a batch stand in no order
-        orders = torch.stack([one.order for one in found]) if one else None
+        orders = torch.stack([one.order for one in found]) if masks else None
         return Reconstruction(
             pictures_of(view, torch.stack(images)),
             mask=torch.stack([one.hidden for one in found]) if masks else None,

@@ -356,20 +356,18 @@ def _run(
     images = made.images.float().cpu()
     images[list(reasons)] = torch.nan
     models = uploads.models[: len(seen.updates)]
-    labels = fit = None
-    guessed = False  # whether nobody knows which patches the client masked
-    masks = seen.updates[0].batch > 1 and masks_some(seen)
+    batch, labels, fit, rolled = seen.updates[0].batch, None, None, None
+    masks = batch > 1 and masks_some(seen)
+    mask = made.mask if masks or batch == 1 else None
+    guessed = masks and mask is None  # whether nobody knows which patches the client masked
     try:
-        if seen.updates[0].batch == 1:
-            fit = gradient_fit(seen, images, made.mask, models)
-        elif masks and made.mask is None:
-            guessed = True
-        else:
-            mask = made.mask if masks else None
+        if batch > 1 and not guessed:
             labels = batch_labels(seen, images, mask, models[0])
-            fit = (
-                None if labels is None else gradient_fit(seen, images, mask, models, labels=labels)
-            )
+        if batch == 1 or labels is not None:
+            fit = gradient_fit(seen, images, mask, models, labels=labels)
+            if fit is not None and float(fit.scaled.nanmean()) < EXPLAINED:
+                moved = images.roll(seen.model.patch_size, -1)
+                rolled = gradient_fit(seen, moved, mask, models, labels=labels)
     except Exception as error:  # whatever a network's own code raises where hooks stand in it
         if rebuilt_by_name(models[0]) or out_of_memory(error):
             raise
@@ -384,5 +382,10 @@ def _run(
         known |= {"residuals": fit.residual.double(), "factors": fit.factor, "scaled": fit.scaled}
     elif guessed:
         known["uncompared"] = "which patches of each picture were masked is not known"
+    if rolled is not None:
+        known["rolled"] = float(rolled.scaled.nanmean())
+    if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
+        counts = made.mask.sum(1)
+        known["ordered"] = int(counts[counts > 1].sum())
     checked = judged(seen, images, made.diagnostics, doubts)
     return Reconstructed(name, images, labels=labels, **known, **checked._asdict())

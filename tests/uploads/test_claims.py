@@ -6,14 +6,16 @@ import math
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.checks import declared_wrongly
-from mjp_privacy.uploads.leak import Leak
+from mjp_privacy.uploads.leak import Leak, Reconstructed
 
+LABEL = torch.tensor([5])
 HALF = (0.5,) * 3, (0.5,) * 3
 PHOTOGRAPHS = torch.stack([image for image, *_ in load_images("embedded", size=64, limit=5)])
 
@@ -89,3 +91,55 @@ def test_the_gradient_of_a_masked_batch_is_compared_with_the_masks_that_are_foun
         alone = Leak({"batch_span": leak["batch_span"]}, {}, None, "given", batch=2)
         assert leak["batch_span"].uncompared in alone.verdict
         assert "labels=" not in alone.verdict
+
+
+def test_the_order_that_borders_told_is_named_beside_the_gradient(masking: LoadedModel) -> None:
+    """Of several masked patches; one alone has its place."""
+    for masked in (5, 1):
+        mask = (torch.arange(16) < masked)[None]
+        leak = of_masked(masking, mask, attacks=["token_peeling"])
+        assert leak.best.residual < 1e-4
+        assert leak.best.ordered == (masked if masked > 1 else 0)
+        assert ("5 masked" in leak.verdict) == (masked == 5)
+    assert not leak.best.is_certain
+
+
+# the uploaded gradient ----------------------------------------------------------------------------
+
+
+def explaining(residual: float, rolled: float, **facts: Any) -> str:
+    """The verdict on a picture with this residual, and with that where its patches are moved."""
+    left = torch.tensor([residual])
+    made = Reconstructed(
+        "april", PHOTOGRAPHS[:1], left, torch.ones(1), left, rolled=rolled, labels=LABEL
+    )
+    return Leak({"april": made}, {}, LABEL, "given", **facts).verdict
+
+
+def test_a_residual_that_moved_patches_leave_as_well_explains_nothing() -> None:
+    for residual, rolled, has in (
+        (2e-3, 3e-3, False),
+        (2e-3, 0.3, True),
+        (1e-6, 1e-6, True),  # order is not in the gradient
+        (0.02, math.nan, False),
+    ):
+        assert ("has the uploaded gradient" in explaining(residual, rolled)) == has
+
+
+def test_the_shape_that_pictures_may_have_as_well_is_named_where_nothing_is_certain() -> None:
+    for residual in (1e-6, 0.5):
+        assert "32×128" in explaining(residual, 0.7, other_size=(32, 128))
+        assert "×" not in explaining(residual, 0.7)
+
+
+def test_a_square_picture_of_a_step_on_another_shape_has_not_its_gradient() -> None:
+    torch.manual_seed(0)
+    shape = {"img_size": 64, "depth": 3, "num_classes": 20, "dynamic_img_size": True}
+    network = timm.create_model("vit_tiny_patch16_224", **shape)
+    fed = as_fed(PHOTOGRAPHS[:1].unflatten(2, (2, 32)).transpose(2, 3).flatten(3))
+    nn.functional.cross_entropy(network(fed.reshape(1, 3, 32, 128)), LABEL).backward()
+    leak = attack_gradients(network, mean=0.5, std=0.5, attacks=["patch_lattice"])
+    assert leak.best.residual < 1e-2
+    assert leak.best.rolled < 2 * leak.best.residual
+    assert "has the uploaded gradient" not in leak.verdict
+    assert "32×128" in leak.verdict
