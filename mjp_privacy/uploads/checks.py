@@ -143,8 +143,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
     return (
         f"with the declared mean {_numbers(mean)} and std {_numbers(std)} {' and '.join(strange)}; "
         f"{found}: the client normalised otherwise, or changed pixels afterwards (padding, "
-        "erasing, noise); until it is known which, its picture counts as known up to colours and "
-        "contrast alone"
+        "erasing, noise)"
     )
 
 

@@ -107,6 +107,11 @@ class Reconstructed:
         return _mean(self.misfits)
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether patches that nothing masked were moved to where their borders fit."""
+        return "shuffled alone" in traits_of(self.attack)
+
+    @property
     def verified(self) -> int:
         """How many pictures are certain, whatever the loss."""
         return 0 if self.certain is None else int(self.certain.sum())
@@ -173,6 +178,9 @@ class Reconstructed:
 
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
+GUESS = 1.01
+"""Times its residual that a picture counts whose patches were put in order, where nothing says that
+the client shuffled: nearer than this to the one that was sent, it is behind it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,9 +239,11 @@ class Leak:
             return float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
         def rank(made: Reconstructed) -> tuple[float, ...]:
-            in_order = self.moved and "shuffled alone" in traits_of(made.attack)
+            in_order = self.moved and made.is_sorted
+            guess = made.is_sorted and not self.moved
             mixes = self.batch > 1 and not {"batches", "steps"} & traits_of(made.attack)
-            checks = coarse(made.scaled_residual), coarse(made.misfit)
+            residual = coarse(made.scaled_residual * (GUESS if guess else 1.0))
+            checks = residual, guess, coarse(made.misfit)
             return (not in_order, len(made.reasons), -made.verified, *checks, mixes)
 
         return sorted((made for made in self if made.images is not None), key=rank)
@@ -279,7 +289,10 @@ class Leak:
                 f"{another}. {best.attack} put the same patches back by their borders; that order "
                 "is a guess, which no gradient of one upload tells."
             )
-        return f"{said} But {self.doubt}." if self.doubt else said
+        if not self.doubt:
+            return said
+        which = "; until it is known which, its picture is known up to colours and contrast alone"
+        return f"{said} But {self.doubt}{'' if best.is_sorted else which}."
 
     def _score(self, made: Reconstructed) -> str:
         lost = f", {len(made.reasons)} without a picture" if made.reasons else ""

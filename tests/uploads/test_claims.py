@@ -143,3 +143,20 @@ def test_a_square_picture_of_a_step_on_another_shape_has_not_its_gradient() -> N
     assert leak.best.rolled < 2 * leak.best.residual
     assert "has the uploaded gradient" not in leak.verdict
     assert "32×128" in leak.verdict
+
+
+@pytest.mark.parametrize(("sent", "moved"), [(0.1249, 0.1251), (0.1251, 0.1249), (0.12, 0.10)])
+def test_patches_as_they_were_sent_are_before_those_that_borders_moved(
+    sent: float, moved: float
+) -> None:
+    """Unless another order has clearly less of the gradient left; whatever the misfit."""
+
+    def made(attack: str, residual: float, misfit: float) -> Reconstructed:
+        left = torch.tensor([residual])
+        more = {"misfits": torch.tensor([misfit]), "doubts": {0: "no levels"}}
+        return Reconstructed(attack, PHOTOGRAPHS[:1], left, torch.ones(1), left, **more)
+
+    one, other = made("patch_gradient", sent, 0.53), made("patch_jigsaw", moved, 0.51)
+    leak = Leak({"patch_gradient": one, "patch_jigsaw": other}, {}, LABEL, "given")
+    assert leak.best.attack == ("patch_gradient" if moved > 0.11 else "patch_jigsaw")
+    assert ("colours" in leak.verdict) == (moved > 0.11)
