@@ -385,7 +385,8 @@ def _run(
     if rolled is not None:
         known["rolled"] = float(rolled.scaled.nanmean())
     if made.permutation is not None and made.mask is not None and len(seen.updates) == 1:
-        counts = made.mask.sum(1)
-        known["ordered"] = int(counts[counts > 1].sum())
+        counts = made.mask.sum(1).cpu()
+        told = made.diagnostics.get("order_found", torch.zeros(count)).cpu() == 1  # by attention
+        known["ordered"] = int(counts[(counts > 1) & ~told].sum())
     checked = judged(seen, images, made.diagnostics, doubts)
     return Reconstructed(name, images, labels=labels, **known, **checked._asdict())

@@ -60,7 +60,7 @@ class Reconstructed:
     scaled: Tensor | None = None  # (m,) the residuals of f g(image)
     rolled: float = math.nan
     """The mean of `scaled` with all patches of these pictures moved by one; NaN where not known."""
-    ordered: int = 0  # masked patches, which borders alone put in order
+    ordered: int = 0  # patches, masked or without positions, that borders alone put in order
     labels: Tensor | None = None
     """(m,) of a batch whose pictures explain the gradient: the class of each, as the classifier's
     gradient tells it."""
@@ -411,7 +411,7 @@ def what_checks_say(best: Reconstructed, batch: int, declared: float, shape: str
         return f"{said} A part of the uploaded gradient is left ({left}): {noise}{NOT_ASSUMED}."
     if certain:
         return said
-    order = f" Borders alone put {best.ordered} masked patches in order." if best.ordered else ""
+    order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
     counted = f" Pictures count as square ({shape})." if shape else ""
     if fits:
         return f"{fits}{order}{counted} That is no proof of good pictures: look (.show())."
@@ -421,6 +421,13 @@ def what_checks_say(best: Reconstructed, batch: int, declared: float, shape: str
             f"Nothing in the upload tells whether {mine} {'are' if several else 'is'} the "
             f"client's{solved}: {why}.{order}{counted} That is no evidence of safety: look "
             "(.show())."
+        )
+    if known and not math.isnan(best.rolled):
+        return (
+            f"{mine} come{'' if several else 's'} near the uploaded gradient ({left}), but with "
+            f"all patches moved by one the residual is {best.rolled:.2g}: it hardly tells pictures "
+            f"apart.{order}{counted} That is no evidence of safety, so look (.show()); if it is "
+            f"another picture, {noise}{NOT_ASSUMED}."
         )
     return (
         f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "

@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from attacks.masked_span import PatchLattice
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.checks import declared_wrongly
@@ -100,7 +101,7 @@ def test_the_order_that_borders_told_is_named_beside_the_gradient(masking: Loade
         leak = of_masked(masking, mask, attacks=["token_peeling"])
         assert leak.best.residual < 1e-4
         assert leak.best.ordered == (masked if masked > 1 else 0)
-        assert ("5 masked" in leak.verdict) == (masked == 5)
+        assert ("5 patches" in leak.verdict) == (masked == 5)
     assert not leak.best.is_certain
 
 
@@ -123,7 +124,9 @@ def test_a_residual_that_moved_patches_leave_as_well_explains_nothing() -> None:
         (1e-6, 1e-6, True),  # order is not in the gradient
         (0.02, math.nan, False),
     ):
-        assert ("has the uploaded gradient" in explaining(residual, rolled)) == has
+        said = explaining(residual, rolled)
+        assert ("has the uploaded gradient" in said) == has
+        assert (f"{rolled:.2g}" in said) == (not has and rolled < 1)
 
 
 def test_the_shape_that_pictures_may_have_as_well_is_named_where_nothing_is_certain() -> None:
@@ -160,3 +163,16 @@ def test_patches_as_they_were_sent_are_before_those_that_borders_moved(
     leak = Leak({"patch_gradient": one, "patch_jigsaw": other}, {}, LABEL, "given")
     assert leak.best.attack == ("patch_gradient" if moved > 0.11 else "patch_jigsaw")
     assert ("colours" in leak.verdict) == (moved > 0.11)
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_an_order_that_attention_tells_is_not_laid_to_borders(
+    masking: LoadedModel, monkeypatch: pytest.MonkeyPatch, found: float
+) -> None:
+    def told(self: object, view: object, index: int, exact: Any, hidden: Tensor) -> Any:
+        placed, order = exact.placed(hidden, masking.grid, masking.patch_size)
+        return placed, order, {"order_found": found}
+
+    monkeypatch.setattr(PatchLattice, "_placed", told)
+    leak = of_masked(masking, torch.zeros(1, 16, dtype=torch.bool), attacks=["patch_lattice"])
+    assert leak.best.ordered == (0 if found else 16)
