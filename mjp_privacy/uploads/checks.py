@@ -52,8 +52,13 @@ FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
 channel are 255 levels apart at most: what would bring them further apart explains nothing."""
 NEARLY = 0.6  # of `levels_apart`, from which a factor is looked at closely
 
+PARTS = (1, 2, 3, 4)
+"""Into which means divide levels: of two pictures, three channels, four pixels."""
+
 Floats = tuple[float, float]
 Channels = tuple[float, float, float]
+Named = tuple[str, tuple[float, ...], tuple[float, ...]]
+"""A normalisation's name, mean and std."""
 COMMON: Mapping[str, tuple[Channels, Channels]] = {
     "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
     "one half": ((0.5,) * 3, (0.5,) * 3),
@@ -74,14 +79,17 @@ OF_GREY: Mapping[str, tuple[tuple[float], tuple[float]]] = {
 """The same of grey pictures."""
 
 
-def outside_and_off(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Floats:
+def outside_and_off(
+    fed: Tensor, mean: Sequence[float], std: Sequence[float], parts: int = 1
+) -> Floats:
     """How a picture (C, H, W), normalised, looks under one normalisation: the share of its pixels
-    that leave [0, 1], and their mean distance to a whole 8-bit level. NaN: a pixel is not known."""
+    that leave [0, 1], and their mean distance to a whole 8-bit level, or to one of so many parts
+    of it, in these parts. NaN: a pixel is not known."""
     scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
     pixels = fed.double().cpu() * scale[1] + scale[0]
     known = pixels[~pixels.isnan()]
     outside = ((known < -OUTSIDE) | (known > 1 + OUTSIDE)).double().mean()
-    levels = known * 255
+    levels = known * 255 * parts
     return float(outside), float((levels - levels.round()).abs().mean())
 
 
@@ -115,19 +123,25 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
     strange += ["its pixels are no 8-bit levels"] if off > RANDOM else []
     if not strange:
         return ""
-    looks = [(outside_and_off(fed, m, s), name, m, s) for name, m, s in candidates]
-    fitting = [
-        (away, f"{name} (mean {_numbers(m)}, std {_numbers(s)})")
-        for (beyond, away), name, m, s in looks
-        if beyond <= FEW and away < LEVELS
-    ]
     on_a_grid = sorted(
         tuple(s)
         for _, _, s in candidates
         if float(_ranges(fed, s).max()) <= 1 + OUTSIDE and levels_apart(fed, s) > ON_A_GRID
     )
+    told, fitting = candidates[0], list[tuple[float, Named]]()
+    for parts in PARTS[
+        : 1 if on_a_grid else None
+    ]:  # of what fits, the coarsest; nothing where that is as declared
+        looks = [(outside_and_off(fed, *each[1:], parts), each) for each in candidates]
+        fits = {each: away for (out, away), each in looks if out <= FEW and away < LEVELS}
+        if fits:
+            fitting = [] if told in fits else [(away, each) for each, away in fits.items()]
+            break
     if fitting:
-        found = f"with {min(fitting)[1]} they are 8-bit levels within [0, 1]"
+        _, (name, *both) = min(fitting)
+        levels = "8-bit levels" if parts == 1 else f"multiples of 1/{parts} level"
+        found = f"with {name} (mean {_numbers(both[0])}, std {_numbers(both[1])}) they are {levels}"
+        found += " within [0, 1]"
     elif on_a_grid and off > RANDOM:
         found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
     elif (scale := scale_on_a_grid(fed, std)) is not None:
@@ -195,15 +209,13 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
     return None
 
 
-def _candidates(
-    mean: Sequence[float], std: Sequence[float], *, as_levels: bool
-) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+def _candidates(mean: Sequence[float], std: Sequence[float], *, as_levels: bool) -> list[Named]:
     """The declared normalisation and the common ones, in both orders of the channels.
 
     as_levels  with pixels fed as 0…255, which leave [0, 1] under any other; but under this one all
                that is fed otherwise is nearly black
     """
-    told: list[tuple[str, Sequence[float], Sequence[float]]] = [
+    told: list[Named] = [
         ("those declared", tuple(mean), tuple(std)),
         ("the declared mean alone", tuple(mean), (1.0,) * len(std)),
         ("the declared std alone", (0.0,) * len(mean), tuple(std)),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attacks.masked_span import PatchLattice
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.checks import declared_wrongly
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 
@@ -36,6 +37,16 @@ def test_levels_that_no_contrast_within_the_range_explains_speak_for_nothing(pla
     for pixels in (*plain, *(share * one + (1 - share) * other for share in (0.5, 0.6, 0.7))):
         assert declared_wrongly(as_fed(pixels), *HALF) == ""
     assert "1.25 times" in declared_wrongly(as_fed(0.8 * one), *HALF)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_parts_of_levels_tell_another_normalisation(place: int) -> None:
+    """Where one of the usual ones has coarser parts than the declared one."""
+    for pixels in (nn.functional.avg_pool2d(PHOTOGRAPHS[place], 2), PHOTOGRAPHS[place]):
+        assert "mean 0, std 1" in declared_wrongly(pixels, *HALF)
+        assert "mean 0.5, std 0.5" in declared_wrongly(as_fed(pixels), IMAGENET_MEAN, IMAGENET_STD)
+        turned = (pixels.movedim(0, -1) - torch.tensor(IMAGENET_MEAN[::-1])).movedim(-1, 0)
+        assert "other order" in declared_wrongly(turned, IMAGENET_MEAN, (1.0,) * 3)
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.5)])
