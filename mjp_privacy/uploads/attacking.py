@@ -37,9 +37,10 @@ from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.live.modules import Channels
 from mjp_privacy.models.live.networks import rebuilt_by_name
 from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
-from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
+from mjp_privacy.uploads.verdict import EXPLAINED
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")

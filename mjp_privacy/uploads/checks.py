@@ -129,9 +129,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         if float(_ranges(fed, s).max()) <= 1 + OUTSIDE and levels_apart(fed, s) > ON_A_GRID
     )
     told, fitting = candidates[0], list[tuple[float, Named]]()
-    for parts in PARTS[
-        : 1 if on_a_grid else None
-    ]:  # of what fits, the coarsest; nothing where that is as declared
+    for parts in PARTS[:1] if on_a_grid else PARTS:  # the coarsest that fits, unless as declared
         looks = [(outside_and_off(fed, *each[1:], parts), each) for each in candidates]
         fits = {each: away for (out, away), each in looks if out <= FEW and away < LEVELS}
         if fits:
