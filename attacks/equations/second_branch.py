@@ -48,7 +48,8 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
     if token_norm(block.norm2) is None:
         kind = type(block.norm2).__name__
         return f"before its two-layer network stands a {kind}, no norm that can be told"
-    if _runs_before(model, model.get_submodule(first_layers(model)[0]), block.norm2):
+    first = model.get_submodule(first_layers(model)[0])
+    if model.family == "timm" and _runs_before(model, first, block.norm2):
         return "block 0's norm2 stands behind its two-layer network"
     return model.other_tokens or None
 

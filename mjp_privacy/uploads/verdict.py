@@ -4,12 +4,9 @@ whether they explain the uploaded gradient."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from attacks.shared_picture import CERTAIN, SHARING
-
-if TYPE_CHECKING:
-    from mjp_privacy.uploads.leak import Reconstructed
+from mjp_privacy.uploads.reconstructed import Reconstructed
 
 EXPLAINED, TELLS, EQUAL = 1e-2, 0.1, 1e-4
 """A residual below the first is that of rounding and clipping, and the picture has the uploaded
