@@ -154,7 +154,7 @@ def features_of(
 ) -> tuple[Tensor, float]:
     """The features (B, D), float64, of pictures of these classes (B,) from one step's gradients
     (C, D) and (C,) of the classifier, and what part of the gradients they leave unexplained."""
-    own, offset = (model.get_parameter(name).double() for name in (HEAD, HEAD_BIAS))
+    own, offset = (model.get_parameter(name).detach().double() for name in (HEAD, HEAD_BIAS))
     batch = len(labels)
     onehot = nn.functional.one_hot(labels.to(bias.device), len(bias)).double()
     likely = (bias * batch + onehot.sum(0)).clamp_min(0).expand(batch, -1) / batch

@@ -31,6 +31,7 @@ from mjp_privacy.core.schema import (
     parse,
     size_text,
 )
+from mjp_privacy.core.text import counted
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, load_module
@@ -247,16 +248,20 @@ def own_uploads(
     shown = [shown_labels(update, of) for update, of in zip(updates, models, strict=True)]
     classes = sorted({tuple(labels.tolist()) for labels in shown if labels is not None})
     told = shown[0]
-    if told is not None and (several := _classes_of(first, models[0])) > 1:
+    step, shows = first.batch, told is not None
+    if step > 1:
+        shows = first.steps_in_all == 1 and first.optimizer == "sgd"
+    if shows and (several := _classes_of(first, models[0])) > step:
         told = None
-        turned = _classes_of(first, models[0], -1) == 1
+        turned = step == 1 and _classes_of(first, models[0], -1) == 1
+        pictures = counted(step, "picture")
         notes.append(
             "the classifier's gradient has one positive entry, where that of a picture has one "
             "negative one: this looks like a turned sign, as of weights after minus before (give "
             "kind='weight_difference' and lr=…)"
             if turned
-            else f"the classifier's gradient points to at least {several} classes, and that of one "
-            "picture to one: this looks like a batch (give batch=…) or mixup"
+            else f"the classifier's gradient points to at least {several} classes, and that of "
+            f"{pictures} to {step} at most: this looks like a larger batch (give batch=…) or mixup"
         )
     if told is not None and len(classes) > 1:
         told = None

@@ -187,3 +187,13 @@ def test_an_order_that_attention_tells_is_not_laid_to_borders(
     monkeypatch.setattr(PatchLattice, "_placed", told)
     leak = of_masked(masking, torch.zeros(1, 16, dtype=torch.bool), attacks=["patch_lattice"])
     assert leak.best.ordered == (0 if found else 16)
+
+
+@pytest.mark.parametrize(("told", "named"), [(3, True), (4, False)])
+def test_a_batch_of_more_pictures_than_told_shows_its_classes(told: int, named: bool) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
+    loss = nn.functional.cross_entropy(network(as_fed(PHOTOGRAPHS[:4])), torch.arange(4))
+    sent = torch.autograd.grad(loss, list(network.parameters()))
+    leak = attack_gradients(network, sent, mean=0.5, std=0.5, batch=told, attacks="patch_gradient")
+    assert any("4 classes" in note and "batch=" in note for note in leak.notes) == named
