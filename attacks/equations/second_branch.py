@@ -23,6 +23,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.blocks import GATED, Named
+from mjp_privacy.models.network_parts import run_of
 from mjp_privacy.models.vit import (
     TokenNorm,
     copied,
@@ -49,8 +50,12 @@ def lacks_block(model: MJPVisionTransformer) -> str | None:
         kind = type(block.norm2).__name__
         return f"before its two-layer network stands a {kind}, no norm that can be told"
     first = model.get_submodule(first_layers(model)[0])
-    if model.family == "timm" and _runs_before(model, first, block.norm2):
-        return "block 0's norm2 stands behind its two-layer network"
+    if model.family == "timm":
+        pixels = model.grid.pixels(model.patch_size)
+        picture = model.like.new_zeros(1, model.channels, *pixels)
+        ended = [one.part for one in run_of(model, picture)]  # of an outline, too
+        if first in ended and ended.index(first) < ended.index(block.norm2):
+            return "block 0's norm2 stands behind its two-layer network"
     return model.other_tokens or None
 
 
@@ -62,17 +67,6 @@ def layers_read(model: MJPVisionTransformer) -> tuple[str, ...]:
 def first_layers(model: MJPVisionTransformer) -> tuple[str, ...]:
     """The first layer of block 0's two-layer network, or two whose outputs gate each other."""
     return GATES if all(_has(model, name) for name in GATES) else (FC1,)
-
-
-def _runs_before(model: MJPVisionTransformer, layer: nn.Module, other: nn.Module) -> bool:
-    """Whether a layer of block 0 runs before another one, of an outline, too."""
-    ran = list[nn.Module]()
-    handle = layer.register_forward_pre_hook(lambda part, _: ran.append(part))
-    with torch.no_grad():
-        pixels = model.grid.pixels(model.patch_size)
-        input_of(model, other, model.like.new_zeros(1, model.channels, *pixels))
-    handle.remove()
-    return bool(ran)
 
 
 def is_run_again(model: MJPVisionTransformer) -> bool:
