@@ -68,7 +68,8 @@ def run_of(
     last; with tensors only of itself, of layers of tokens, of norms and of those named `also`.
     Where it does not take the picture, which the caller will meet, those that had ended.
 
-    A network that draws random numbers is asked often, and refused where its parts say otherwise.
+    A network that draws random numbers is asked again and again, and refused where its parts
+    compute something else.
     """
     first: list[Ran] = []
     kept = {module, *also, *(part for part in module.modules() if embeds(part) or token_norm(part))}

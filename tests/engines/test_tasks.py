@@ -16,7 +16,7 @@ import pytest
 
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.core.read import read_json
-from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.engines import tasks as tasks_module
 from mjp_privacy.experiment.engines.tasks import (
     ATTEMPTS,
@@ -30,6 +30,7 @@ from mjp_privacy.experiment.engines.tasks import (
     task_file,
     write_typed,
 )
+from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.work import News
 from tests.helpers.runs import names, photographs, tiny
 
@@ -143,6 +144,16 @@ def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) ->
     for number in range(2):
         own = [task[:2] for worker, task in engine.tried if worker == number]
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
+
+
+def test_the_dearest_cells_of_a_model_are_its_first_task() -> None:
+    """So that no worker is alone with them in the end; every cell stands in one task."""
+    experiment = load_experiment("demo")
+    plan = Plan(experiment, tuple(expand(experiment)), {})
+    groups = plan.groups("ViT+MJP")
+    assert "token_peeling" in [cell.attack.name for cell in groups[0]]
+    ids = Counter(id(cell) for group in groups for cell in group)
+    assert ids == Counter(map(id, plan.cells_of("ViT+MJP")))
 
 
 @pytest.mark.parametrize("told", [True, False])

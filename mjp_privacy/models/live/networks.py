@@ -30,8 +30,8 @@ from mjp_privacy.models.live.parts import (
     embed_by_convolution,
     tell_size,
 )
-from mjp_privacy.models.live.tables import likely_grids, tables_by_rows
-from mjp_privacy.models.network_parts import IN_SIZE, code_of, convolution_of, kind_of, takes
+from mjp_privacy.models.live.tables import tables_by_rows
+from mjp_privacy.models.network_parts import IN_SIZE, code_of, kind_of
 from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
 from mjp_privacy.models.vit import Common, copied, input_of
 
@@ -84,11 +84,6 @@ def of_live(
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:
         embed_by_convolution(whole, img_size)
-    if (embedding := convolution_of(whole)) is not None:  # a random layer is met before the parts
-        shown = img_size or getattr(getattr(whole, "patch_embed", None), "img_size", None)
-        patch = int(embedding.kernel_size[0])
-        for grid in likely_grids(whole, embedding.out_channels, patch, shown)[0]:
-            takes(whole, embedding, grid)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
     maps: set[str] = set()
     if not of_timms:
