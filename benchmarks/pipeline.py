@@ -33,7 +33,7 @@ from benchmarks.april import one_by_one
 from benchmarks.page import write_result
 from benchmarks.scores import fft2d, lpips_network
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
-from mjp_privacy.data.made import EMBEDDED
+from mjp_privacy.data.images import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, Pixels

@@ -29,8 +29,7 @@ from torch import Tensor
 from benchmarks.alternating import alternate, machine, ratio
 from benchmarks.page import write_result
 from mjp_privacy.metrics import prepare, score
-from mjp_privacy.metrics.lpips import CONVOLUTIONS, backbone
-from mjp_privacy.metrics.pictures import quantise
+from mjp_privacy.metrics.pictures import CONVOLUTIONS, backbone, quantise
 
 Values = dict[tuple[str, str], NDArray[np.float64]]
 Picture = NDArray[np.float64]

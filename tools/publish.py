@@ -40,8 +40,7 @@ import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data.images import Preprocessing
-from mjp_privacy.data.opening import open_images
+from mjp_privacy.data.images import Preprocessing, open_images
 from mjp_privacy.metrics.statistics import Share, paired_test
 from mjp_privacy.report.figures import ARROWS, TABLE5, TITLES
 from mjp_privacy.report.tables.table5 import digits

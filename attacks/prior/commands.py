@@ -12,7 +12,7 @@ from mjp_privacy.core.command import Usage, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 
 FEWEST_PIXELS = 2
 MOST_SIZE = 2048  # pixels a side: nine sums for each of its frequencies are kept

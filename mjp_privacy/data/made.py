@@ -26,10 +26,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.data.decoding import ImageError, decode_image
-from mjp_privacy.data.images import ImageRecord, ImageSource
+from mjp_privacy.data.images import EMBEDDED, FLAT, ImageRecord, ImageSource
 
-EMBEDDED, FLAT = "embedded", "flat"
-"""The words that open these pictures in place of a path."""
 SIDE = 224
 """Side of a crop in pixels, of the photograph and of the picture."""
 PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -20,11 +20,11 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError, writing
 from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
 from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data.decoding import ImageError
-from mjp_privacy.data.images import ImageRecord, ImageSource, spread_subset
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import ImageRecord, ImageSource, keep_apart, spread_subset
 
 MOST_SHOWN = 10  # classes that a remark names
 COPY = FileKind("a copy that this command wrote", "Give another --out.", 1 << 40)
@@ -66,17 +66,13 @@ def make_sample(
     per_class: int = 1,
     limit: int | None = None,
     seed: int = 0,
-    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Outcome:
-    """Write the sample to `out`, whole or not at all; returns a few lines on what was done.
-
-    `progress` is called with the classes and yields them one by one.
-    """
+    """Write the sample to `out`, whole or not at all; returns a few lines on what was done."""
     refuse_out(source.path, out)
     occupied = out.is_dir() and any(out.iterdir())
     if occupied and not (out / "manifest.csv").is_file():
         raise _occupied(out)
-    sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=progress)
+    sample = choose(source, per_class=per_class, limit=limit, seed=seed)
     if not occupied:
         _write(source, sample, out)
         done = f"Wrote {len(sample.chosen)} images to {shown(out)}."
@@ -88,14 +84,7 @@ def make_sample(
     return Outcome("\n".join(lines), sample.reasons)
 
 
-def choose(
-    source: ImageSource,
-    *,
-    per_class: int,
-    limit: int | None = None,
-    seed: int,
-    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
-) -> Sample:
+def choose(source: ImageSource, *, per_class: int, limit: int | None, seed: int) -> Sample:
     """The first `per_class` readable images of every class, in the order of a hash; of these the
     first `limit`, the classes taking turns.
 
@@ -120,18 +109,20 @@ def choose(
     chosen: list[tuple[ImageRecord, str]] = []
     skipped: list[tuple[ImageRecord, str]] = []
     short = {}
-    for label in progress(sorted(classes)):
-        before = len(chosen)
-        for record in sorted(classes[label], key=place):
-            if len(chosen) - before == per_class:
-                break
-            try:
-                source.decode(record)
-                chosen.append((record, hashlib.sha256(source.read_bytes(record)).hexdigest()))
-            except ImageError as error:
-                skipped.append((record, error.reason))
-        if len(chosen) - before < per_class:
-            short[label] = len(chosen) - before
+    with Progress("choosing", len(classes), "classes") as bar:
+        for label in sorted(classes):
+            before = len(chosen)
+            for record in sorted(classes[label], key=place):
+                if len(chosen) - before == per_class:
+                    break
+                try:
+                    source.decode(record)
+                    chosen.append((record, hashlib.sha256(source.read_bytes(record)).hexdigest()))
+                except ImageError as error:
+                    skipped.append((record, error.reason))
+            if len(chosen) - before < per_class:
+                short[label] = len(chosen) - before
+            bar.advance()
     if not chosen:
         raise UserError(
             f"None of the {len(skipped)} images of {shown(source.path)} can be read; the first is "

@@ -165,7 +165,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
 
 def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfig) -> RunSummary:
     if arguments.uploads is None:
-        from mjp_privacy.data.opening import check_place
+        from mjp_privacy.data.images import check_place
 
         check_place(arguments.images)
     from mjp_privacy.experiment.code import stale_choice

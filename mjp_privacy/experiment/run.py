@@ -25,7 +25,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import Altered
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment

@@ -19,7 +19,7 @@ from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.read import is_there, stock_configs
 from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 
 

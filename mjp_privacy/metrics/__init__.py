@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
-    from mjp_privacy.metrics.lpips import lpips_backbone as lpips_backbone
+    from mjp_privacy.metrics.pictures import lpips_backbone as lpips_backbone
     from mjp_privacy.metrics.scores import METRICS as METRICS
     from mjp_privacy.metrics.scores import References as References
     from mjp_privacy.metrics.scores import prepare as prepare
@@ -20,6 +20,6 @@ __getattr__ = imported_on_use(
     __name__,
     {
         **dict.fromkeys(SCORES, "mjp_privacy.metrics.scores"),
-        "lpips_backbone": "mjp_privacy.metrics.lpips",
+        "lpips_backbone": "mjp_privacy.metrics.pictures",
     },
 )

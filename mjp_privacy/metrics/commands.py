@@ -14,7 +14,7 @@ from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import formula_free, shown
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,8 @@ def score(argv: list[str], usage: Usage) -> int:
     """Score the pairs of two folders, write the CSV and print the means."""
     arguments = usage.parse(ScoreArguments, argv)
     from mjp_privacy.core.machine import pick_device
-    from mjp_privacy.metrics import folders
-    from mjp_privacy.metrics.lpips import lpips_backbone
-    from mjp_privacy.metrics.scores import METRICS
+    from mjp_privacy.metrics import scores
+    from mjp_privacy.metrics.pictures import lpips_backbone
 
     out, reference, reconstruction = arguments.out, arguments.reference, arguments.reconstruction
     if out.is_dir():
@@ -52,23 +51,23 @@ def score(argv: list[str], usage: Usage) -> int:
         )
     keep_apart(out, {"--reference": reference, "--reconstruction": reconstruction})
     device = pick_device(arguments.device)
-    pairs, missing = folders.pair_folders(
+    pairs, missing = scores.pair_folders(
         reconstruction, reference, allow_missing=arguments.allow_missing
     )
     output_file(out)
-    rows = folders.score_pairs(pairs, arguments.metrics or list(METRICS), device)
+    rows = scores.score_pairs(pairs, arguments.metrics or list(scores.METRICS), device)
     texts = {name: rows[name].map(formula_free) for name in ("image", "reason")}
     told = rows.assign(**texts)
     write_atomically(out, lambda file: told.to_csv(file, index=False, lineterminator="\n"))
-    unscored = rows[rows["status"] == folders.FAILED].drop_duplicates("image")
+    unscored = rows[rows["status"] == scores.FAILED].drop_duplicates("image")
     failed = dict(zip(unscored["image"], unscored["reason"], strict=True))
-    found = folders.means(rows)
+    found = scores.means(rows)
     if arguments.json:
         content = {"means": found, "rows": len(rows), "file": out, "without_partner": missing}
         content |= {"lpips_backbone": lpips_backbone(), "failed": failed}
         print_json("score", {**content, "remark": pairs[0].altered.remark or None})
     else:
-        print(folders.table(found))
+        print(scores.table(found))
         if (rows["metric"] == "lpips").any():
             print(f"LPIPS backbone: {lpips_backbone()}.")
         if pairs[0].altered.remark:

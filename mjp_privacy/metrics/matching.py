@@ -25,8 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
-from mjp_privacy.metrics.lpips import SMALLEST, alexnet_layers, lpips_heads, of_length_one
-from mjp_privacy.metrics.pictures import decibels, mse, psnr
+from mjp_privacy.metrics.pictures import (
+    SMALLEST,
+    alexnet_layers,
+    decibels,
+    lpips_heads,
+    mse,
+    of_length_one,
+    psnr,
+)
 from mjp_privacy.metrics.statistics import Floats, Share, independent_trials
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 

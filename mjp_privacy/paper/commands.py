@@ -5,15 +5,13 @@ Their work is imported when it begins, so that `--help` needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.opening import check_place, open_images
+from mjp_privacy.data.images import check_place, open_images
 from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
 from mjp_privacy.training.commands import EvaluationArguments
 
@@ -40,7 +38,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     count = len(images.records)
     print(f"{count} images in {shown(source)}. {images.labels_described}", flush=True)
     options: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
-    options |= {"seed": seed, "progress": _choosing}
+    options |= {"seed": seed}
     if arguments.corrupt:
         from mjp_privacy.paper.image_sets import make_corrupted
 
@@ -51,13 +49,6 @@ def sample(argv: list[str], usage: Usage) -> int:
         done = make_sample(images, out, **options)
     print(done.text)
     return report_failed(done.failed, "not read; skipped.csv lists all")
-
-
-def _choosing(classes: Sequence[int]) -> Iterator[int]:
-    with Progress("choosing", len(classes), "classes") as bar:
-        for label in classes:
-            yield label
-            bar.advance()
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:

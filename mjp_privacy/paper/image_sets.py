@@ -34,7 +34,7 @@ import json
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -299,7 +299,6 @@ def make_corrupted(
     limit: int | None,
     seed: int,
     size: int,
-    progress: Callable[[Sequence[int]], Iterable[int]],
 ) -> Outcome:
     """Write every image of a sample under every corruption and severity; lines on what was done.
 
@@ -310,7 +309,7 @@ def make_corrupted(
             f"--size is a side in pixels: expected {LEAST_SIDE} to {MOST_SIDE}, got {size}."
         )
     refuse_out(source.path, out)
-    sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=progress)
+    sample = choose(source, per_class=per_class, limit=limit, seed=seed)
     records = [record for record, _ in sample.chosen]
     places = _places(records)
     lists = _lists(source, sample, places, seed, size)

@@ -23,7 +23,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically, write_json
 from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import (

@@ -19,7 +19,7 @@ from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.schema import Seed, Share, schema
-from mjp_privacy.data.opening import check_place
+from mjp_privacy.data.images import check_place
 from mjp_privacy.training.config import load_training
 
 

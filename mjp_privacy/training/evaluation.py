@@ -37,7 +37,7 @@ from mjp_privacy.data import (
     open_images,
     spread_subset,
 )
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.metrics.statistics import DASH, Summary, summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata

@@ -7,8 +7,9 @@ number of the step and the config.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,81 +20,27 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.families import build_other
+from mjp_privacy.models.jigsaw import (
+    ATTEMPTS,
+    MIN_ASPECT,
+    MIN_BLOCK,
+    Grid,
+    largest_block,
+    shuffle_patches,
+    to_images,
+    to_patches,
+)
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
-from mjp_privacy.training.processes import World
-from mjp_privacy.training.puzzles import Puzzles, apply
+from mjp_privacy.training.processes import RoundedProducts, World, rounds_products
 from mjp_privacy.training.run_files import STATE, TrainingCheckpoint, check_weights
-
-# products in bfloat16 -----------------------------------------------------------------------------
-
-_aten = torch.ops.aten
-PRODUCTS = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten.baddbmm.default,
-    _aten.convolution.default,
-    _aten.convolution_backward.default,
-}
-"""What is slow: all products that a ViT, a Swin or a ResNet trains with, as long as its
-attention is made of them (`learner` switches fused attention off)."""
-REMARK = (
-    "note: torch has no fast bfloat16 on this CPU: products are computed in float32 and rounded, "
-    "as a CPU with instructions for it does, in little more time than float32 takes"
-)
-
-
-class RoundedProducts(TorchDispatchMode):
-    """While it is entered, products of bfloat16 tensors on the CPU are computed in float32 and
-    rounded to bfloat16, forwards and backwards: with RoundedProducts(): ...
-
-    On CPUs where torch has no fast ones it multiplies the numbers one by one, and a step of a small
-    ViT takes twelve times as long as in float32. What it computes is a float32 product of rounded
-    numbers, rounded once more (but for the weights of a convolution, whose gradient it rounds image
-    by image), and float32 products are fast on every CPU.
-    """
-
-    def __torch_dispatch__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function not in PRODUCTS or not any(map(_is_rounded, args)):
-            return function(*args, **(kwargs or {}))
-        wide = (arg.float() if _is_rounded(arg) else arg for arg in args)
-        result = function(*wide, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            return result.bfloat16()
-        return tuple(part if part is None else part.bfloat16() for part in result)
-
-
-def _is_rounded(arg: object) -> bool:
-    return isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 and arg.device.type == "cpu"
-
-
-def rounds_products(config: TrainingConfig, device: torch.device) -> bool:
-    """Whether a training in bfloat16 needs `RoundedProducts` here. It is not compiled then, because
-    compiled code calls the slow products itself."""
-    slow = device.type == "cpu" and not has_bfloat16()
-    return slow and config.recipe.precision == "bfloat16"
-
-
-def has_bfloat16() -> bool:
-    """Whether the library that multiplies for torch (oneDNN) knows bfloat16 on this CPU."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(supported and torch.backends.mkldnn.is_available() and supported())
-
 
 # the paper's Table 7 ------------------------------------------------------------------------------
 
@@ -132,6 +79,144 @@ def dal_weight(config: TrainingConfig, step: int, steps_per_epoch: int) -> float
         return top * epoch / max(warmup - 1, 1)
     cosine = math.cos(math.pi * (epoch - warmup) / (config.recipe.epochs - warmup))
     return top / 2 + top / 4 * (1 + cosine)
+
+
+# which steps are shuffled, and how ----------------------------------------------------------------
+#
+# A puzzle follows from (seed, step) alone, so all processes have the same one. The masks are those
+# of `models.jigsaw`, many at a time and on any device: they take each attempt together, so the host
+# never waits for the device. Only the random numbers are drawn from another stream.
+
+
+def blockwise_masks(count: int, *, grid: int, gamma: float, generator: torch.Generator) -> Tensor:
+    """(count, grid²) bool masks, each of at most int(grid² · gamma) patches; generator's device."""
+    device = generator.device
+    patches, target = grid**2, int(grid**2 * gamma)
+    # after so many attempts all but about one mask in 10,000 are complete (measured in a test)
+    limit = 40 + 2 * target if target else 0
+    draws = torch.rand(limit, 4, count, generator=generator, device=device)
+    mask = torch.zeros(count, grid, grid, dtype=torch.bool, device=device)
+    masked = torch.zeros(count, device=device)
+    failed = torch.zeros(count, device=device)
+    log_aspect, line = math.log(MIN_ASPECT), torch.arange(grid, device=device)
+    for area_draw, aspect_draw, top_draw, left_draw in draws.unbind():
+        active = (masked < target) & (failed < ATTEMPTS)
+        room = (target - masked).clamp(max=largest_block(patches))
+        # with room < MIN_BLOCK the interval is reversed, as in `models.jigsaw`
+        area = MIN_BLOCK + (room - MIN_BLOCK) * area_draw
+        aspect = torch.exp(log_aspect - 2 * log_aspect * aspect_draw)
+        height = torch.round(torch.sqrt(area * aspect))
+        width = torch.round(torch.sqrt(area / aspect))
+        top = torch.floor(top_draw * (grid - height + 1))
+        left = torch.floor(left_draw * (grid - width + 1))
+        rows = (line >= top[:, None]) & (line < (top + height)[:, None])
+        columns = (line >= left[:, None]) & (line < (left + width)[:, None])
+        block = rows[:, :, None] & columns[:, None, :]
+        new = (block & ~mask).sum((1, 2))
+        fits = active & (height < grid) & (width < grid) & (new > 0) & (new <= room)
+        mask |= block & fits[:, None, None]
+        masked += new * fits
+        failed = torch.where(fits, 0.0, failed + 1)
+    return mask.flatten(1)
+
+
+def shuffled_orders(mask: Tensor, generator: torch.Generator) -> Tensor:
+    """(m, N) permutations that shuffle the masked patches of each row among themselves."""
+    number = mask.shape[-1]
+    place = torch.arange(number, device=mask.device).expand_as(mask)
+    noise = torch.rand(mask.shape, generator=generator, device=mask.device)
+    # Both lists hold the masked positions first, then the others in order: the first lists them
+    # in order too, the second at random.
+    ordered = torch.where(mask, place, place + number).argsort(-1)
+    random = torch.where(mask, noise.double(), (place + 1).double()).argsort(-1)
+    return torch.empty_like(ordered).scatter_(-1, ordered, random)
+
+
+CHUNK = 256  # steps whose masks are drawn together, if a batch shares one mask
+MANY = 4096  # masks that are drawn together, if each image has its own
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """One step's mask and permutation (1 or B, N); for SPP also the order of a patch's pixels."""
+
+    mask: Tensor
+    permutation: Tensor | None
+    pixels: Tensor | None = None
+
+
+class Puzzles:
+    """The puzzle of every step. `part` is this process's slice of the global batch."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        steps_per_epoch: int,
+        device: torch.device,
+        part: slice = slice(None),
+    ) -> None:
+        self.jigsaw, self.seed = config.jigsaw, config.seed
+        each = self.jigsaw.mask_per == "image"
+        self.per_step = config.recipe.batch if each else 1
+        self.together = max(MANY // self.per_step, 1) if each else CHUNK  # steps
+        self.patch = config.model.patch_size
+        self.grid = config.model.img_size // self.patch
+        self.device, self.part = device, part if each else slice(None)
+        self.first_step = math.ceil(config.first_epoch * steps_per_epoch)
+        self._none = torch.zeros(1, self.grid**2, dtype=torch.bool, device=device)
+        self._chunk: tuple[int, Tensor, Tensor] | None = None
+
+    def shuffled(self, step: int) -> bool:
+        """Whether this step is shuffled; a share of the steps after the first epochs are."""
+        if self.jigsaw.shuffle == "none" or step < self.first_step:
+            return False
+        return derive_seed("shuffled step", self.seed, step) < self.jigsaw.share * 2**63
+
+    def at(self, step: int) -> Puzzle:
+        """The puzzle of a step. Unshuffled steps have an empty mask, to keep one graph for all."""
+        if not self.shuffled(step):
+            return Puzzle(self._none, None)
+        if self.jigsaw.shuffle == "patches_and_pixels":
+            seed = derive_seed("patches and pixels", self.seed, step)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            everything = torch.ones_like(self._none)
+            pixels = torch.ones(1, self.patch**2, dtype=torch.bool, device=self.device)
+            one, other = (shuffled_orders(mask, generator) for mask in (everything, pixels))
+            return Puzzle(self._none, one, other[0])
+        chunk, place = divmod(step, self.together)
+        masks, orders = self._drawn(chunk)
+        rows = slice(place * self.per_step, (place + 1) * self.per_step)
+        return Puzzle(masks[rows][self.part], orders[rows][self.part])
+
+    def _drawn(self, chunk: int) -> tuple[Tensor, Tensor]:
+        """Masks and permutations of a chunk of steps, drawn together because that is faster."""
+        if self._chunk is None or self._chunk[0] != chunk:
+            seed = derive_seed(f"{self.jigsaw.mask_per} puzzles", self.seed, chunk)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            count = self.together * self.per_step
+            masks = blockwise_masks(
+                count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator
+            )
+            self._chunk = (chunk, masks, shuffled_orders(masks, generator))
+        return self._chunk[1:]
+
+
+def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
+    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels: which pixel
+    each place shows is found by shuffling a picture whose pixels are their own indices."""
+    if puzzle.permutation is None:
+        return images
+    size = images.shape[-1]
+    places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
+    places = places.expand(len(puzzle.permutation), -1, -1, -1)
+    if puzzle.pixels is not None:
+        patches = to_patches(places, patch_size)[..., puzzle.pixels]
+        places = to_images(patches, Grid.of(size, patch_size), patch_size)
+    order = shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)
+    flat = images.flatten(2)
+    if len(order) == 1:
+        return flat.index_select(2, order[0]).view_as(images)
+    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)
 
 
 # the network and its loss -------------------------------------------------------------------------

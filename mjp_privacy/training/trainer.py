@@ -24,16 +24,11 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.learner import (
-    REMARK,
-    Learner,
-    build_mixup,
-    learning_rate,
-)
-from mjp_privacy.training.processes import World, joined
+from mjp_privacy.training.learner import Learner, build_mixup, learning_rate
+from mjp_privacy.training.processes import REMARK, World, joined
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
     MODEL,

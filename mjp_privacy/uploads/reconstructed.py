@@ -13,9 +13,8 @@ from torch import Tensor
 from attacks import traits_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics import METRICS, score
-from mjp_privacy.metrics.lpips import SMALLEST
 from mjp_privacy.metrics.matching import assigned
-from mjp_privacy.metrics.pictures import quantise
+from mjp_privacy.metrics.pictures import SMALLEST, quantise
 
 CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
 TIE = 1e-5

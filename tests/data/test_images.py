@@ -28,7 +28,7 @@ from mjp_privacy.data import (
     readable_subset,
     spread_subset,
 )
-from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.image_files import make_images

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from attacks import find_attack
-from mjp_privacy.cli import main
 from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import json_line
@@ -350,52 +349,42 @@ def attack(out: Path) -> Any:
 
 
 FIRST, SECOND = NAME, NAME.replace("at00001", "at00002")
-Damage = Callable[[Path], Any]
+Damage = Callable[[Any], object]
 
 
 def content(folder: Path) -> Mapping[Path, bytes]:
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def metadata_bit(path: Path) -> None:
-    """A bit of what the file says of its model: the ratio that it was trained with."""
-    path.write_bytes(path.read_bytes().replace(b'"trained_gamma":"0', b'"trained_gamma":"8', 1))
-
-
-@pytest.mark.parametrize("damage", [metadata_bit, lambda p: flip(p, 4002), Path.unlink])
 def test_damaged_final_weights_are_written_again(
-    out: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
+    out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A bit of what the file says of its model: the ratio that it was trained with."""
     path = out / "model.safetensors"
     before = path.read_bytes()
-    damage(path)
+    path.write_bytes(before.replace(b'"trained_gamma":"0', b'"trained_gamma":"8', 1))
     for nothing_to_do in (False, True):
         run(out.parent)
         assert path.read_bytes() == before
         assert ("nothing to do" in capsys.readouterr().err) == nothing_to_do
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"name": "x", "nmae": "y"}'])
-def test_a_damaged_config_is_named(out: Path, content: bytes) -> None:
-    (out / "federation.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"federation\.json"):
-        stored_config(out)
-    assert main(["compare", str(out), "--out", str(out / "compared")]) == 2
-    if content:
-        assert run(out.parent) == out  # its checkpoint says what was trained
-        assert stored_config(out).name == "small"
+def test_a_damaged_config_is_named_and_written_again(out: Path) -> None:
+    for content in (b"", b'{"name": "x", "nmae": "y"}'):
+        (out / "federation.json").write_bytes(content)
+        with pytest.raises(UserError, match=r"federation\.json"):
+            stored_config(out)
+    assert run(out.parent) == out  # its checkpoint says what was trained
+    assert stored_config(out).name == "small"
 
 
 def test_a_damaged_evaluation_is_named(out: Path) -> None:
-    """A line of something else, a flipped bit, a line that nobody wrote."""
+    """A line of something else, a flipped bit."""
     path = out / "metrics.jsonl"
     before = path.read_bytes()
     wrong = json_line({"step": 2, "round": 2, "val_top1": 101}).encode()
-    for named, content in (
-        ("val_top1", before + wrong),
-        ("line 4", before + b"\x00\n"),
-        ("line 3", before.replace(b'"val_top1": 100.0', b'"val_top1": 101.0', 1)),
-    ):
+    flipped = before.replace(b'"val_top1": 100.0', b'"val_top1": 101.0', 1)
+    for named, content in (("val_top1", before + wrong), ("line 3", flipped)):
         path.write_bytes(content)
         for reads, place in ((evaluations, out), (run, out.parent)):
             with pytest.raises(UserError, match=rf"(?s)metrics\.jsonl.*{named}"):
@@ -404,23 +393,16 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
     assert len(evaluations(out)) == 2  # the others still hold
 
 
-MOMENTS = {"step": 1, "first": 5, "second": {}}
-
-
 @pytest.mark.parametrize(
     ("named", "change"),
     [
         ("5", lambda s: s.update(step=5)),
-        ("seconds", lambda s: s.update(seconds=float("nan"))),
-        ("first", lambda s: s.update(optimizer=MOMENTS)),
-        ("", lambda s: s["model"].clear()),
+        ("first", lambda s: s.update(optimizer={"step": 1, "first": 5, "second": {}})),
         ("head.bias", lambda s: s["model"].update({"head.bias": torch.zeros(1)})),
-        ("head.bias", lambda s: s["model"].update({"head.bias": torch.full((3,), torch.nan)})),
     ],
 )
-def test_a_checkpoint_of_something_else_is_named(
-    out: Path, named: str, change: Callable[[dict[str, Any]], object]
-) -> None:
+def test_a_checkpoint_of_something_else_is_named(out: Path, named: str, change: Damage) -> None:
+    """What all checkpoints are asked: tests/training."""
     with_state(change)(out / "checkpoint.pt")
     with pytest.raises(UserError) as caught:
         run(out.parent)
@@ -438,11 +420,9 @@ def weights(uploads: Path) -> Path:
 
 DAMAGE: dict[str, Damage] = {
     "tensors": lambda u: flip(u / f"{FIRST}.safetensors", 80_003),
-    "empty header": lambda u: (u / f"{SECOND}.json").write_bytes(b""),
-    "no header": lambda u: (u / f"{FIRST}.json").unlink(),
+    "no header": lambda u: (u / f"{SECOND}.json").unlink(),
     "truth": lambda u: flip(u / "truth" / f"{FIRST}.safetensors", 70_000),
     "weights": lambda u: flip(weights(u), 500_000),
-    "no weights": lambda u: weights(u).unlink(),
     "nothing left": shutil.rmtree,
 }
 

@@ -21,8 +21,8 @@ from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.training.batches import find_examples, make_batches
+from mjp_privacy.training.learner import blockwise_masks, shuffled_orders
 from mjp_privacy.training.processes import World
-from mjp_privacy.training.puzzles import blockwise_masks, shuffled_orders
 from mjp_privacy.training.run_files import whole_lines
 from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.models import planted_model

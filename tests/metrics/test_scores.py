@@ -18,7 +18,8 @@ from torch import Tensor
 
 import mjp_privacy
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, lpips, lpips_backbone, prepare, score
+from mjp_privacy.metrics import METRICS, lpips_backbone, prepare, score
+from mjp_privacy.metrics import pictures as lpips
 from mjp_privacy.metrics.pictures import StructuralSimilarity, quantise
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"

@@ -21,10 +21,11 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import save_tensors
-from mjp_privacy.training import learner, run_files
+from mjp_privacy.training import processes, run_files
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, load_training
-from mjp_privacy.training.learner import Learner, RoundedProducts, rounds_products
+from mjp_privacy.training.learner import Learner
+from mjp_privacy.training.processes import RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.night import by_day
@@ -159,7 +160,7 @@ class NoBfloat16(RoundedProducts):
     seen = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if function in learner.PRODUCTS:
+        if function in processes.PRODUCTS:
             assert not any(isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 for arg in args)
             self.seen += 1
         assert "attention" not in str(function)
@@ -180,7 +181,7 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     """On a CPU without bfloat16, which is said once and kept with the weights; such a training
     alone rounds products."""
     for available in (True, False):
-        monkeypatch.setattr(learner, "has_bfloat16", lambda answer=available: answer)
+        monkeypatch.setattr(processes, "has_bfloat16", lambda answer=available: answer)
         assert rounds_products(small(recipe=BFLOAT16), torch.device("cpu")) != available
     assert not rounds_products(small(recipe=BFLOAT16), torch.device("cuda"))
     assert not rounds_products(small(), torch.device("cpu"))

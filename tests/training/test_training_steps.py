@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.models.jigsaw import Grid, blockwise_mask, shuffle_patches, to_images, to_patches
-from mjp_privacy.training import learner
+from mjp_privacy.training import processes
 from mjp_privacy.training.batches import (
     Batches,
     Examples,
@@ -31,14 +31,17 @@ from mjp_privacy.training.batches import (
     make_batches,
 )
 from mjp_privacy.training.learner import (
+    CHUNK,
     Objective,
-    RoundedProducts,
+    Puzzles,
+    apply,
+    blockwise_masks,
     build_network,
     build_optimizer,
     learning_rate,
+    shuffled_orders,
 )
-from mjp_privacy.training.processes import World
-from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply, blockwise_masks, shuffled_orders
+from mjp_privacy.training.processes import RoundedProducts, World
 from tests.helpers.families import family_config
 from tests.helpers.training import class_folders, small
 
@@ -332,7 +335,7 @@ class InFloat64(RoundedProducts):
     """Products of bfloat16 numbers, computed in float64."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if function in learner.PRODUCTS:
+        if function in processes.PRODUCTS:
             args = [arg.double() if isinstance(arg, Tensor) else arg for arg in args]
         return function(*args, **(kwargs or {}))
 
