@@ -10,148 +10,100 @@ table and the curves go to benchmarks/results/growth.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
+import tyro
 
-from benchmarks.alternating import machine
-from benchmarks.page import write_result
-from mjp_privacy.experiment.store import RunStore
+from benchmarks.page import Row, machine, rows_of, write_result
+from mjp_privacy.data import embedded_images
 from mjp_privacy.report.lines import STAGE
 
 PATCH = 16
 STAGES = ("gradient", "attack", "score")
+Point = Mapping[str, Any]
+"""What differs from DEFAULT, in one run."""
+DEFAULT: Point = {
+    **{"attack": "masked_span", "setting": "c", "options": {}, "gamma": 0.27},
+    **{"side": 128, "width": 192, "images": 8, "batch": 1},
+}
+SIDES, WIDTHS = (64, 96, 128, 160, 192), (96, 128, 192, 256, 384)
+"""N = (side / 16)^2 patches stay within the width, as the closed forms need."""
+APRIL: Point = {"attack": "april", "setting": "a"}
+LATTICE: Point = {"attack": "pixel_lattice", "side": 96, "width": 128, "images": 4}
+MATCHING: Point = {"attack": "inverting_gradients", "side": 64, "options": {"steps": 20}}
+ROUNDS: Sequence[Point] = [{}] + [
+    {"attack": "multi_round", "options": {"uploads": uploads}} for uploads in (2, 4, 8)
+]
+CURVES: Sequence[tuple[str, Sequence[float], Sequence[Point]]] = [
+    ("images", (10, 20, 40, 80), [{"images": n} for n in (10, 20, 40, 80)]),
+    *(
+        ("patches N", [(s // PATCH) ** 2 for s in SIDES], [{**what, "side": s} for s in SIDES])
+        for what in (APRIL, {})
+    ),
+    *(("width D", WIDTHS, [{**what, "width": d} for d in WIDTHS]) for what in (APRIL, {})),
+    ("gamma", (0.1, 0.2, 0.4, 0.8), [{"gamma": g} for g in (0.1, 0.2, 0.4, 0.8)]),
+    ("gamma", (0.1, 0.2, 0.4), [{**LATTICE, "gamma": g} for g in (0.1, 0.2, 0.4)]),
+    ("uploads", (1, 2, 4, 8), ROUNDS),
+    ("batch B", (1, 2, 4, 8), [{**MATCHING, "batch": b} for b in (1, 2, 4, 8)]),
+]
+"""What grows, its values, and the runs at them."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One run: what is attacked, and by what."""
-
-    attack: str
-    setting: str = "c"
-    side: int = 128
-    width: int = 192
-    images: int = 8
-    gamma: float = 0.27
-    batch: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(self) -> dict[str, Any]:
-        """The experiment of the run: one cell, four blocks of transformer, in float32."""
-        model = {
-            "checkpoint": "random",
-            "img_size": self.side,
-            "patch_size": PATCH,
-            "embed_dim": self.width,
-            "depth": 4,
-            "num_heads": self.width // 32,
-            "num_classes": 100,
-            "mean": 0.5,
-            "std": 0.5,
-            "unknown_embedding": True,
-        }
-        return {
-            "name": "growth",
-            "models": {"ViT": model},
-            "attacks": [{"name": self.attack, "options": dict(self.options)}],
-            "client": {"batch": self.batch},
-            "block": 16 if self.batch > 1 else 20,
-            "grid": [{"models": ["ViT"], "settings": [self.setting], "gammas": [self.gamma]}],
-        }
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A quantity that grows while everything else stays, and the runs at its values."""
-
-    name: str
-    values: Sequence[float]
-    point: Callable[[Any], Point]
-
-
-def axes() -> list[Axis]:
-    """All curves; N = (side / 16)^2 patches stays within the width, as the closed forms need."""
-    sides, widths = (64, 96, 128, 160, 192), (96, 128, 192, 256, 384)
-    patches = [(side // PATCH) ** 2 for side in sides]
-    by_side = dict(zip(patches, sides, strict=True))
-    matching = {"steps": 20}
-    return [
-        Axis("images", (10, 20, 40, 80), lambda n: Point("masked_span", images=n)),
-        Axis("patches N", patches, lambda n: Point("april", "a", side=by_side[n])),
-        Axis("patches N", patches, lambda n: Point("masked_span", side=by_side[n])),
-        Axis("width D", widths, lambda d: Point("april", "a", width=d)),
-        Axis("width D", widths, lambda d: Point("masked_span", width=d)),
-        Axis("gamma", (0.1, 0.2, 0.4, 0.8), lambda g: Point("masked_span", gamma=g)),
-        Axis(
-            "gamma",
-            (0.1, 0.2, 0.4),
-            lambda g: Point("pixel_lattice", gamma=g, side=96, width=128, images=4),
-        ),
-        Axis(
-            "uploads",
-            (1, 2, 4, 8),
-            lambda r: (
-                Point("multi_round", options={"uploads": r}) if r > 1 else Point("masked_span")
-            ),
-        ),
-        Axis(
-            "batch B",
-            (1, 2, 4, 8),
-            lambda b: Point("inverting_gradients", batch=b, side=64, options=matching),
-        ),
-    ]
-
-
-# one point, in a process of its own ---------------------------------------------------------------
+def experiment(point: Point) -> dict[str, Any]:
+    """The experiment of a run: one cell, four blocks of transformer, in float32."""
+    model = {
+        **{"checkpoint": "random", "num_classes": 100, "mean": 0.5, "std": 0.5},
+        **{"img_size": point["side"], "patch_size": PATCH, "unknown_embedding": True},
+        **{"embed_dim": point["width"], "depth": 4, "num_heads": point["width"] // 32},
+    }
+    return {
+        "name": "growth",
+        "models": {"ViT": model},
+        "attacks": [{"name": point["attack"], "options": point["options"]}],
+        "client": {"batch": point["batch"]},
+        "block": 16 if point["batch"] > 1 else 20,
+        "grid": [{"models": ["ViT"], "settings": [point["setting"]], "gammas": [point["gamma"]]}],
+    }
 
 
 def run_point(point: Point) -> dict[str, float]:
     """Seconds of each stage for one image, and the process's peak memory in MB."""
     torch.set_num_threads(1)
+    config, source = experiment(point), embedded_images()
     with tempfile.TemporaryDirectory() as folder:
         photographs = Path(folder) / "photographs"
-        _write_photographs(photographs, point.images)
-        _run(point, photographs, Path(folder) / "warm", limit=point.batch)  # imports, priors
-        rows = _run(point, photographs, Path(folder) / "run")
+        photographs.mkdir()
+        for number in range(point["images"]):
+            turn, which = divmod(number, len(source.records))  # turned, so that there are enough
+            picture = source.decode(source.records[which])
+            picture.rotate(90 * turn).save(photographs / f"{number:03d}.png")
+        warm = Path(folder) / "warm"  # imports, priors
+        rows_of(config, warm, images=photographs, limit=point["batch"])
+        rows = rows_of(config, Path(folder) / "run", images=photographs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {**{stage: float(rows[STAGE + stage].mean()) for stage in STAGES}, "peak MB": peak}
 
 
-def _run(point: Point, photographs: Path, out: Path, limit: int | None = None) -> pd.DataFrame:
-    from mjp_privacy.experiment.run import run_experiment
-
-    summary = run_experiment(point.config(), images=photographs, out=out, limit=limit, device="cpu")
-    assert summary.exit_code == 0, summary
-    assert not summary.inapplicable, summary.inapplicable
-    store = RunStore(out)
-    return store.read(store.stored_cells()[0])
-
-
-def _write_photographs(folder: Path, count: int) -> None:
-    """Crops of scikit-image's photographs, some of them mirrored, so that there are enough."""
-    from mjp_privacy.data import embedded_images
-
-    folder.mkdir()
-    source = embedded_images()
-    for number in range(count):
-        picture = source.decode(source.records[number % len(source.records)])
-        turn = number // len(source.records)
-        (picture if not turn else picture.rotate(90 * turn)).save(folder / f"{number:03d}.png")
-
-
-# curves -------------------------------------------------------------------------------------------
+def measured(point: Point, repeats: int) -> dict[str, float]:
+    """The median over repeats of what a point's processes measured."""
+    command = [sys.executable, "-m", "benchmarks.growth", "--point", json.dumps(point)]
+    runs = []
+    for _ in range(repeats):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{point}: {done.stderr}")
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
@@ -164,52 +116,42 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, fl
     return float(slope), error
 
 
-def measured(point: Point, repeats: int) -> dict[str, float]:
-    """The median over repeats of what a point's processes measured."""
-    command = [sys.executable, "-m", "benchmarks.growth", "--point", json.dumps(vars(point))]
-    runs = []
-    for _ in range(repeats):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{point}: {done.stderr}")
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
+def line(curve: Mapping[str, Any]) -> Row:
+    """ "12–95, 1.02±0.03": milliseconds of the attack, and the exponent."""
+    values, (k, error) = curve["values"], curve["exponents"]["attack"]
+    first, last = (1e3 * curve["measured"][end]["attack"] for end in (0, -1))
+    grown = f"{first:.3g}–{last:.3g}, {k:.2f}±{error:.2f}"
+    return curve["axis"], curve["attack"], f"{values[0]:g}–{values[-1]:g}", grown
 
 
-def curve(axis: Axis, repeats: int) -> dict[str, Any]:
-    """An axis' values, what was measured at them, and the exponents."""
-    points = [axis.point(value) for value in axis.values]
-    rows = [measured(point, repeats) for point in points]
-    fits = {name: exponent(axis.values, [row[name] for row in rows]) for name in rows[0]}
-    return {
-        "axis": axis.name,
-        "attack": f"{points[-1].attack} ({points[-1].setting})",
-        "values": list(axis.values),
-        "measured": rows,
-        "exponents": {name: [round(k, 2), round(error, 2)] for name, (k, error) in fits.items()},
-    }
-
-
-def main() -> None:
-    """Measure every curve, print a line for each, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="first words of axes, such as images patches")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--point", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.point:
-        print(json.dumps(run_point(Point(**json.loads(arguments.point)))))
+def main(only: tuple[str, ...] = (), repeats: int = 3, point: str = "") -> None:
+    """Measure every curve, or those with these first words; point: one run, as JSON."""
+    if point:
+        print(json.dumps(run_point(json.loads(point))))
         return
     torch.set_num_threads(1)  # as the points have
     facts, curves = machine(), []
-    for axis in axes():
-        if arguments.only and axis.name.split()[0] not in arguments.only:
+    for axis, values, changes in CURVES:
+        if only and axis.split()[0] not in only:
             continue
-        curves.append(curve(axis, arguments.repeats))
-        print(axis.name, curves[-1]["attack"], curves[-1]["exponents"], flush=True)
-    if not arguments.only:
-        write_result("growth", {"repeats": arguments.repeats, "curves": curves}, facts)
+        points = [{**DEFAULT, **change} for change in changes]
+        rows = [measured(one, repeats) for one in points]
+        fits = {name: exponent(values, [row[name] for row in rows]) for name in rows[0]}
+        curve = {
+            "axis": axis,
+            "attack": f"{points[-1]['attack']} ({points[-1]['setting']})",
+            "values": list(values),
+            "measured": rows,
+            "exponents": {
+                name: [round(k, 2), round(error, 2)] for name, (k, error) in fits.items()
+            },
+        }
+        curves.append(curve)
+        print(*line(curve), flush=True)
+    if not only:
+        table = [("grows", "attack", "values", "attack, ms"), *map(line, curves)]
+        write_result("growth", {"repeats": repeats, "curves": curves}, facts, table)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

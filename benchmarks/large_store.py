@@ -4,21 +4,19 @@
     python -m benchmarks.large_store /tmp/large --scores 5e5 --side 96 --report      with pictures
 
 Forty cells are ten checkpoints of a plain and an MJP client with two attacks each; an image in a
-cell has 25 scores, as in a real run. --blocks writes the files that a run writes, twenty images in
-each, and compacts them afterwards; without it the compacted files are written at once, which takes
-a minute in place of hours. --side also writes the blocks, with pictures of that side; otherwise
-none are stored. --report times `mjp report` of the folder, and its memory, in a process of its own.
+cell has 25 scores, as in a real run. The compacted files are written at once, without pictures;
+with --side the blocks of a run are, twenty images in each, with pictures of that side. --report
+times `mjp report` of the folder, and its memory, in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
+import tyro
 
 from mjp_privacy.experiment.block_file import by_image
 from mjp_privacy.experiment.cell_facts import CellFacts
@@ -34,24 +33,18 @@ from mjp_privacy.experiment.store import ABOUT, RunStore, write_pieces
 CELLS = 40
 BLOCK = 20
 PIECE = 20_000  # images that are written at a time
-
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
+DIAGNOSTICS = (
+    *("gradient_residual", "zero_rows", "nonzero_rows", "rank_a", "cond_a"),
+    *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
+    *("visible_psnr", "shuffled_patches", "moved_patches", "empty_mask"),
+)
 NAMES = (
     *(f"{metric}.{variant}" for metric in METRICS for variant in ("standard", "paper")),
-    *(f"top1.{variant}" for variant in ("intact", "altered")),
-    *(
-        f"{name}.diagnostic"
-        for name in (
-            *("gradient_residual", "zero_rows", "nonzero_rows", "rank_a", "cond_a"),
-            *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
-            *("visible_psnr", "shuffled_patches", "moved_patches", "empty_mask"),
-        )
-    ),
+    *("top1.intact", "top1.altered", *(f"{name}.diagnostic" for name in DIAGNOSTICS)),
 )
 """The scores and diagnostics of every image: 25."""
-
 ATTACKS = ("patch_gradient", "patch_prior", "masked_span", "pixel_lattice")
-STAGES = ("gradient", "attack", "score")
 
 
 def cell_facts(number: int, images: int) -> Mapping[str, Any]:
@@ -71,15 +64,11 @@ def cell_facts(number: int, images: int) -> Mapping[str, Any]:
     return CellFacts.read(entry).columns
 
 
-def image_ids(count: int) -> list[str]:
-    """Names as long as those of ImageNet's validation set."""
-    return [f"n{at // 50:08d}/ILSVRC2012_val_{at:08d}.JPEG" for at in range(count)]
-
-
-def scores(number: int, first: int, count: int) -> dict[str, Any]:
-    """(count,) values by column, of images from `first` on in one cell."""
-    draws = np.random.default_rng([number, first])
-    psnr = draws.normal(18 + number % 7, 4, count)
+def image_rows(number: int, first: int, last: int) -> pd.DataFrame:
+    """A row for each of these images in one cell, as a run hands it to the store."""
+    places, draws = np.arange(first, last), np.random.default_rng([number, first])
+    count = len(places)
+    psnr, other = draws.normal(18 + number % 7, 4, count), draws.normal(20, 4, count)
     mse = 10 ** (-psnr / 10)
     by_name = {
         **{"mse": mse, "psnr": psnr, "ssim": 1 - mse**0.3, "fft2d": mse / 7, "lpips": mse**0.5},
@@ -88,96 +77,71 @@ def scores(number: int, first: int, count: int) -> dict[str, Any]:
         **{"grey_psnr": draws.normal(11, 2, count), "ceiling_psnr": psnr + 30},
         **{"gradient_residual": draws.random(count), "empty_mask": np.zeros(count)},
     }
-    other = draws.normal(20, 4, count)
-    return {
+    scores = {
         name: by_name.get(name.partition(".")[0], other) * (1.01 if ".paper" in name else 1)
         for name in NAMES
     }
-
-
-def image_rows(number: int, first: int, ids: Sequence[str]) -> pd.DataFrame:
-    """A row for each of these images in one cell, as a run hands it to the store."""
-    count = len(ids)
+    # names as long as those of ImageNet's validation set
+    ids = [f"n{at // 50:08d}/ILSVRC2012_val_{at:08d}.JPEG" for at in places]
+    digests = [f"{at:064x}" for at in places]
     of_image = {
-        "image_id": ids,
-        "label": pd.array((first + np.arange(count)) % 1000, dtype="Int64"),
-        "label_source": "synset",
-        "group": ids,
-        "sha256": [f"{first + at:064x}" for at in range(count)],
-        "pixel_sha256": [f"{first + at:064x}" for at in range(count)],
+        **{"image_id": ids, "label": pd.array(places % 1000, dtype="Int64"), "group": ids},
+        **{"label_source": "synset", "sha256": digests, "pixel_sha256": digests},
         **{"code": "c0de", "status": "ok", "reason": ""},
     }
-    seconds = {f"stage_seconds.{stage}": 0.075 for stage in STAGES}
-    values = scores(number, first, count)
-    return pd.DataFrame({**of_image, **values, **seconds, "run_id": f"{number:016x}"})
+    seconds = {f"stage_seconds.{stage}": 0.075 for stage in ("gradient", "attack", "score")}
+    return pd.DataFrame({**of_image, **scores, **seconds, "run_id": f"{number:016x}"})
 
 
-def write_store(root: Path, images: int, *, blocks: bool, side: int) -> None:
+def write_store(root: Path, images: int, side: int) -> None:
     """Write the whole folder; side: of the pictures, 0 for none."""
-    store, ids = RunStore(root), image_ids(images)
-    cells = [cell_facts(number, images) for number in range(CELLS)]
-    step = BLOCK if blocks or side else PIECE
+    store, cells = RunStore(root), [cell_facts(number, images) for number in range(CELLS)]
+    step = BLOCK if side else PIECE
     for number, facts in enumerate(cells):
         about = {"cell": facts, "code": {"c0de": {}}, "made_with": {"device": "x86_64"}}
         run_id, pieces = facts["run_id"], []
         for first in range(0, images, step):
-            own = ids[first : first + step]
-            rows = image_rows(number, first, own)
-            if step == BLOCK:
-                pictures = by_image(own, made_up(len(own), side)) if side else {}
+            rows = image_rows(number, first, min(first + step, images))
+            if side:
+                private = (torch.rand(len(rows), 3, side, side) * 255).round() / 255
+                found = torch.rand(private.shape)
+                pictures = by_image(
+                    list(rows["image_id"]), {"images": found, "target": private, "plain": private}
+                )
                 store.write(run_id, first // BLOCK, rows, pictures, about)
             else:  # in one file, as compaction leaves them
-                block = ((first + np.arange(len(own))) // BLOCK).astype(np.int32)
-                rows = rows.assign(block=block)
-                pieces.append(pa.Table.from_pandas(rows, preserve_index=False))
-        if blocks:
-            store.compact(run_id)
-        elif pieces:
+                block = ((first + np.arange(len(rows))) // BLOCK).astype(np.int32)
+                pieces.append(pa.Table.from_pandas(rows.assign(block=block), preserve_index=False))
+        if pieces:
             schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
             write_pieces(store.folder(run_id), "all", schema, pieces)
     (root / "experiment.yaml").write_text("experiment: {name: large_store}\n")
     store.write_cells(cells)
 
 
-def made_up(count: int, side: int) -> dict[str, torch.Tensor]:
-    """Reconstructions and private images, as a run hands them to the store."""
-    private = (torch.rand(count, 3, side, side) * 255).round() / 255
-    return {"images": torch.rand(private.shape), "target": private, "plain": private}
-
-
-def time_report(run: Path) -> None:
-    """Print what `mjp report` of the folder takes; the report is written beside it."""
-    out = run.with_name(f"{run.name}_report")
+def main(
+    run: tyro.conf.Positional[Path], scores: float = 1e6, side: int = 0, report: bool = False
+) -> None:
+    """Write a new folder with about so many scores."""
+    if run.exists():
+        raise SystemExit(f"{run} exists; give a folder that does not")
     started = time.perf_counter()
-    command = [sys.executable, "-m", "mjp_privacy", "report", str(run), "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - started
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    page = (out / "index.html").stat().st_size / 1e6
-    print(f"report: {seconds:.1f} s, {memory:.2f} GiB at most, page {page:.1f} MB")
-
-
-def main() -> None:
-    """Write the folder that the command line names."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("run", type=Path, help="the folder to write; it must not exist")
-    parser.add_argument("--scores", type=float, default=1e6, help="how many scores, about")
-    parser.add_argument("--blocks", action="store_true", help="write blocks, then compact them")
-    parser.add_argument("--side", type=int, default=0, help="side of stored pictures; 0: none")
-    parser.add_argument("--report", action="store_true", help="time `mjp report` of the folder")
-    given = parser.parse_args()
-    if given.run.exists():
-        parser.error(f"{given.run} exists; give a folder that does not")
-    started = time.perf_counter()
-    images = round(given.scores / CELLS / len(NAMES))
-    write_store(given.run, images, blocks=given.blocks, side=given.side)
-    files = [path for path in given.run.rglob("*") if path.is_file()]
+    images = round(scores / CELLS / len(NAMES))
+    write_store(run, images, side)
+    files = [path for path in run.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     print(f"{images * CELLS * len(NAMES):,} scores, {images:,} images in {CELLS} cells: ", end="")
     print(f"{len(files)} files, {size:.0f} MB, {time.perf_counter() - started:.0f} s")
-    if given.report:
-        time_report(given.run)
+    if not report:
+        return
+    out, started = run.with_name(f"{run.name}_report"), time.perf_counter()
+    command = [sys.executable, "-m", "mjp_privacy", "report", str(run), "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    page = (out / "index.html").stat().st_size / 1e6
+    spent = time.perf_counter() - started
+    print(f"report: {spent:.1f} s, {memory:.2f} GiB at most, page {page:.1f} MB")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -12,10 +12,9 @@ PSNR of both is compared per image; the figures go to benchmarks/results/pipelin
 
 from __future__ import annotations
 
-import argparse
 import csv
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,26 @@ from typing import Any
 import lpips
 import numpy as np
 import torch
+import tyro
 from PIL import Image
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
 from attacks.breaching import reconstruct_one_by_one
-from benchmarks.alternating import alternate, machine, ratio
 from benchmarks.april import one_by_one
-from benchmarks.page import write_result
+from benchmarks.page import (
+    Row,
+    alternate,
+    bracketed,
+    machine,
+    milliseconds,
+    ratio,
+    rows_of,
+    write_result,
+)
 from benchmarks.scores import fft2d, lpips_network
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.images import EMBEDDED
-from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
@@ -45,35 +51,40 @@ NAME, SIZE = "vit_small", 224
 WEIGHTS: dict[str, Any] = {"checkpoint": "random", "img_size": SIZE, "num_classes": 1000}
 COLOURS: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 
-METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
 LABEL = 7
 """The class of every picture; the time does not depend on it."""
 
+STAGES = ("gradient", "attack", "score")
 Scores = dict[str, float]
-Outcome = tuple[Scores, Mapping[str, float]]
-"""PSNR by image, and seconds by stage where they are known."""
-NOTHING: Outcome = ({}, {})
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(images: int = 20, repeats: int = 5) -> None:
     facts, rows = machine(), []
     for dtype in ("float32", "float64"):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(compared(dtype, arguments, Path(folder)))
-    write_result("pipeline", {"images": arguments.images, "rows": rows}, facts)
+            rows.append(compared(dtype, images, repeats, Path(folder)))
+    ours = (f"of it {stage}" for stage in STAGES)
+    table = [("ms an image", "loop and scripts", "ours", "ratio", *ours), line(rows[0])]
+    write_result("pipeline", {"images": images, "rows": rows}, facts, table)
 
 
-def compared(dtype: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def line(row: Mapping[str, Any]) -> Row:
+    seconds, stages = row["seconds_per_image"], row["ours_last_by_stage"]
+    both = (milliseconds(seconds[way]) for way in ("scripts", "ours"))
+    of_it = (f"{1e3 * stages[stage]:.1f}" for stage in STAGES)
+    return row["dtype"], *both, bracketed(row["scripts / ours"]["wall"]), *of_it
+
+
+def compared(dtype: str, number: int, repeats: int, folder: Path) -> dict[str, Any]:
     """Both ways in one precision, as a row."""
-    pictures, number = folder / "pictures", arguments.images
+    pictures, runs = folder / "pictures", count()
     save_photographs(pictures, number)
-    runs = count()
-    ways: dict[str, Callable[[], Outcome]] = {
+    ways = {
         "scripts": lambda: usual_way(pictures, folder / f"scripts{next(runs)}", dtype),
         "ours": lambda: our_way(pictures, folder / f"ours{next(runs)}", dtype),
     }
-    timings = alternate(ways, arguments.repeats)
-    (theirs, _), (ours, stages) = (timings[name].result or NOTHING for name in ways)
+    timings = alternate(ways, repeats)
+    theirs, (ours, stages) = (timings[name].result for name in ways)
     assert theirs.keys() == ours.keys()
     apart = max(abs(theirs[image] - ours[image]) for image in ours)
     assert dtype == "float32" or apart <= 0.01, f"PSNR differs by {apart:.3f} dB"
@@ -102,7 +113,7 @@ def save_photographs(folder: Path, number: int) -> None:
 # the usual way ------------------------------------------------------------------------------------
 
 
-def usual_way(pictures: Path, out: Path, dtype: str) -> Outcome:
+def usual_way(pictures: Path, out: Path, dtype: str) -> Scores:
     """Everything image by image. Returns the PSNR by image."""
     out.mkdir()
     intact = load_model(NAME, **WEIGHTS, **COLOURS)
@@ -119,7 +130,7 @@ def usual_way(pictures: Path, out: Path, dtype: str) -> Outcome:
             scores = paper_scores(truth, picture, network)
             table.writerow([path.name, *scores.values()])
             psnr[path.stem] = scores["psnr"]
-    return psnr, {}
+    return psnr
 
 
 def attacked(model: LoadedModel, image: Tensor) -> np.ndarray:
@@ -150,7 +161,7 @@ def paper_scores(truth: np.ndarray, picture: np.ndarray, network: lpips.LPIPS) -
 # our way ------------------------------------------------------------------------------------------
 
 
-def our_way(pictures: Path, out: Path, dtype: str) -> Outcome:
+def our_way(pictures: Path, out: Path, dtype: str) -> tuple[Scores, Mapping[str, float]]:
     """A run into a fresh folder. Returns the PSNR by image, as its rows hold it, and its times."""
     experiment = {
         "name": "pipeline",
@@ -159,18 +170,12 @@ def our_way(pictures: Path, out: Path, dtype: str) -> Outcome:
         "models": {"ViT-S": {"model": NAME, **WEIGHTS, **COLOURS}},
         "grid": [{"models": ["ViT-S"], "settings": ["a"]}],
     }
-    labels = pictures.with_suffix(".csv")
-    run_experiment(experiment, images=pictures, labels=labels, out=out, device="cpu")
-    store = RunStore(out)
-    rows = store.read(store.stored_cells()[0])
-    assert {f"{metric}.standard" for metric in METRICS} <= set(rows)
+    rows = rows_of(experiment, out, images=pictures, labels=pictures.with_suffix(".csv"))
+    assert {f"{metric}.standard" for metric in ("mse", "psnr", "ssim", "fft2d", "lpips")} <= {*rows}
     by_image = zip(rows["image_id"], rows["psnr.standard"], strict=True)
     stages = {n.removeprefix(STAGE): float(rows[n].sum()) for n in rows if n.startswith(STAGE)}
     return {Path(i).stem: float(v) for i, v in by_image}, stages
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=5)
-    main(parser.parse_args())
+    tyro.cli(main, description=__doc__)

@@ -9,19 +9,19 @@ them. Files are read from the disk's cache, as from the second start on: one rou
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import tyro
 
-from benchmarks.alternating import machine
-from benchmarks.page import write_result
+from benchmarks.page import Row, machine, write_result
 from mjp_privacy.cli import COMMANDS
 
 ONE_IMAGE = {  # one model of the package, one cell
@@ -57,30 +57,39 @@ def started(arguments: Sequence[str], folder: Path) -> dict[str, float]:
     return {"wall": wall, **facts}
 
 
-def measured(repeats: int) -> pd.DataFrame:
+def measured(repeats: int, folder: Path) -> pd.DataFrame:
     """A row for every start, in rounds; the first round is left out. Every start of the attack
     needs a run folder of its own."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "start.yaml").write_text(json.dumps(ONE_IMAGE))  # JSON is YAML
-        for number in range(repeats + 1):
-            commands = {f"mjp {name} --help": [name, "--help"] for name in COMMANDS}
-            attack = ["attack", str(place / "start.yaml"), "--out", str(place / f"run{number}")]
-            commands["mjp --help"] = ["--help"]
-            commands["mjp attack, one image"] = [*attack, "--limit", "1"]
-            for name, arguments in commands.items():
-                rows.append({"name": name, "round": number, **started(arguments, place)})
+    config, rows = folder / "start.yaml", []
+    config.write_text(json.dumps(ONE_IMAGE))  # JSON is YAML
+    commands = {f"mjp {name} --help": [name, "--help"] for name in COMMANDS}
+    commands["mjp --help"] = ["--help"]
+    for number in range(repeats + 1):
+        attack = ["attack", str(config), "--out", str(folder / f"run{number}"), "--limit", "1"]
+        for name, arguments in {**commands, "mjp attack, one image": attack}.items():
+            rows.append({"name": name, "round": number, **started(arguments, folder)})
     return pd.DataFrame(rows).query("round > 0")
 
 
-def main() -> None:
-    """Measure, print a table and write the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+def lines(starts: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The commands' own helps together in the last line."""
+    helped = [starts[f"mjp {name} --help"] for name in COMMANDS]
+    table = [("", "seconds", "modules")]
+    for name in ("mjp --help", "mjp attack, one image"):
+        one = starts[name]
+        table.append((f"`{name}`", f"{one['wall_median']:.2f}", f"{one['modules']:,.0f}"))
+    ends = []
+    for key, form in (("wall_median", ".2f"), ("modules", ",.0f")):
+        values = [one[key] for one in helped]
+        ends.append(f"{min(values):{form}}–{max(values):{form}}")
+    return [*table, (f"`mjp COMMAND --help`, {len(helped)} commands", *ends)]
+
+
+def main(repeats: int = 5) -> None:
     facts, figures = machine(), {}
-    for name, starts in measured(arguments.repeats).groupby("name", sort=False):
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measured(repeats, Path(folder))
+    for name, starts in rows.groupby("name", sort=False):
         figures[str(name)] = {
             "modules": int(starts["modules"].iloc[-1]),
             **{
@@ -89,8 +98,8 @@ def main() -> None:
                 for which in ("median", "min", "max")
             },
         }
-    write_result("start", {"repeats": arguments.repeats, "starts": figures}, facts)
+    write_result("start", {"repeats": repeats, "starts": figures}, facts, lines(figures))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -37,30 +37,19 @@ from mjp_privacy.training.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "training"
 FILES = {"small": "cifar10.yaml", "deit_small": "imagenet.yaml"}
-BASELINE, PLAIN, SHUFFLED = "A: baseline", "J: MJP, a step not shuffled", "J: MJP, a shuffled step"
+PLAIN, SHUFFLED = "J: MJP, a step not shuffled", "J: MJP, a shuffled step"
 ROWS = {  # name: row of the config, changes of its jigsaw
-    BASELINE: ("A", {}),
+    "A: baseline": ("A", {}),
     PLAIN: ("J", {"first_epoch": 0.0, "share": 0.0}),
     SHUFFLED: ("J", {"first_epoch": 0.0, "share": 1.0}),
     "J: a mask for each image": ("J", {"first_epoch": 0.0, "share": 1.0, "mask_per": "image"}),
 }
-
-PRECISIONS = {
-    "float32": "float32",
-    "bfloat16, rounded products": "bfloat16",
-    "bfloat16, torch's own": "bfloat16",
+PRECISIONS = {  # name: precision, products
+    "float32": ("float32", nullcontext),
+    "bfloat16, rounded products": ("bfloat16", RoundedProducts),
+    "bfloat16, torch's own": ("bfloat16", nullcontext),
 }
-
-
-@dataclass(frozen=True)
-class Arguments:
-    size: Literal["small", "deit_small"] = "small"
-    batch: int | None = None
-    steps: int = 20
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: bool = False
-    half: bool = False
-    """Compare precisions in place of rows."""
+WARM, CHUNKS = 5, 5
 
 
 class Synthetic:
@@ -79,88 +68,77 @@ class Synthetic:
         yield self.images, self.labels
 
 
-def main(arguments: Arguments) -> None:
-    half = arguments.half
-    device = torch.device("cpu") if half else pick_device(arguments.device)
-    base = config_of(SHUFFLED if half else BASELINE, arguments)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    has = "with" if has_bfloat16() else "without"
-    about = f"{torch.get_num_threads()} threads, {base.model}, batch {base.recipe.batch}"
-    print(f"{where} {has} bfloat16, {about}")
+def main(
+    size: Literal["small", "deit_small"] = "small",
+    batch: int | None = None,
+    steps: int = 20,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    compile: bool = False,
+    half: bool = False,
+) -> None:
+    on = torch.device("cpu") if half else pick_device(device)
+    where = torch.cuda.get_device_name() if on.type == "cuda" else "cpu"
+    trainers = {}
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {}
         for name in PRECISIONS if half else ROWS:
-            config = base if half else config_of(name, arguments)
+            row, jigsaw = ROWS[SHUFFLED if half else name]
+            config = load_training(CONFIGS / FILES[size], row, batch=batch)
+            recipe = replace(config.recipe, compile=compile)
             if half:
-                recipe = replace(base.recipe, precision=PRECISIONS[name])
-                config = replace(base, recipe=recipe)
-            trainers[name] = synthetic(config, device, Path(folder))
+                recipe = replace(recipe, precision=PRECISIONS[name][0])
+            jigsaw = replace(config.jigsaw, **jigsaw)
+            config = replace(config, jigsaw=jigsaw, recipe=recipe)
+            images, data = config.recipe.batch * 1000, Synthetic(config, on)
+            trainers[name] = Trainer(config, data, None, Path(folder), World(on), images)
             if half:
-                rounded = "rounded" in name
-                trainers[name].learner.products = RoundedProducts() if rounded else nullcontext()
-        times = {name: median(found) for name, found in in_turns(trainers, arguments.steps).items()}
-        if not half:
-            times = {name: each + drawing(trainers[name]) for name, each in times.items()}
-            times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
-    print_steps(times, base.recipe.batch)
-
-
-def print_steps(times: Mapping[str, float], batch: int) -> None:
-    """A line for each row, beside the first."""
+                trainers[name].learner.products = PRECISIONS[name][1]()
+        times = {name: median(found) for name, found in in_turns(trainers, steps).items()}
+    if not half:
+        times = {name: each + drawing(trainers[name]) for name, each in times.items()}
+        times["J: MJP, half of the steps"] = (times[PLAIN] + times[SHUFFLED]) / 2
+    has = "with" if has_bfloat16() else "without"
+    together = config.recipe.batch
+    print(f"{where} {has} bfloat16, {torch.get_num_threads()} threads, {config.model}")
+    print(f"{'row':28} {'ms a step':>10} {'images/s':>9} {'ratio':>6}   batch {together}")
     first = next(iter(times.values()))
-    print(f"{'row':28} {'ms a step':>10} {'images/s':>9} {'ratio':>6}")
     for name, middle in times.items():
-        print(f"{name:28} {1e3 * middle:10.1f} {batch / middle:9.0f} {middle / first:6.3f}")
-
-
-def config_of(name: str, arguments: Arguments) -> TrainingConfig:
-    row, changes = ROWS[name]
-    config = load_training(CONFIGS / FILES[arguments.size], row, batch=arguments.batch)
-    jigsaw = replace(config.jigsaw, **changes)
-    recipe = replace(config.recipe, compile=arguments.compile)
-    return replace(config, jigsaw=jigsaw, recipe=recipe)
-
-
-def synthetic(config: TrainingConfig, device: torch.device, folder: Path) -> Trainer:
-    images = config.recipe.batch * 1000
-    return Trainer(config, Synthetic(config, device), None, folder, World(device), images)
+        print(f"{name:28} {1e3 * middle:10.1f} {together / middle:9.0f} {middle / first:6.3f}")
 
 
 def in_turns(trainers: dict[str, Trainer], steps: int) -> dict[str, list[float]]:
     """Seconds of every step, all with the masks of one drawing; the first ones are left out."""
     times: dict[str, list[float]] = {name: [] for name in trainers}
-    device = next(iter(trainers.values())).world.device
-    for step in range(steps + 5):
+    for step in range(steps + WARM):
         for name, trainer in trainers.items():
             images, labels = next(trainer.batches.epoch(0, 0, 1))
-            synchronize(device)
-            started = time.perf_counter()
-            trainer.learner.train_step(trainer.step, images.clone(), labels)
-            synchronize(device)
+            copied = images.clone()
+            spent = seconds(
+                trainer.world.device, trainer.learner.train_step, trainer.step, copied, labels
+            )
             trainer.step = (trainer.step + 1) % trainer.learner.puzzles.together
-            if step >= 5:
-                times[name].append(time.perf_counter() - started)
+            if step >= WARM:
+                times[name].append(spent)
     return times
 
 
 def drawing(trainer: Trainer) -> float:
     """Seconds a shuffled step costs for masks and permutations, which many steps share."""
-    if not trainer.learner.puzzles.shuffled(0):
+    puzzles, device = trainer.learner.puzzles, trainer.world.device
+    if not puzzles.shuffled(0):
         return 0.0
-    found = []
-    for chunk in range(1, 6):
-        synchronize(trainer.world.device)
-        started = time.perf_counter()
-        trainer.learner.puzzles._drawn(chunk)
-        synchronize(trainer.world.device)
-        found.append(time.perf_counter() - started)
-    return median(found) / trainer.learner.puzzles.together
+    found = [seconds(device, puzzles._drawn, chunk) for chunk in range(1, 1 + CHUNKS)]
+    return median(found) / puzzles.together
 
 
-def synchronize(device: torch.device) -> None:
+def seconds(device: torch.device, work: Callable[..., object], *arguments: object) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    work(*arguments)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    tyro.cli(main, description=__doc__)

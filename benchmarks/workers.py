@@ -10,81 +10,64 @@ thread, and the workers' start is counted.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import tyro
 
-from benchmarks.alternating import alternate, machine, ratio
-from benchmarks.page import write_result
-from mjp_privacy.experiment.config import load_experiment
+from benchmarks.page import Row, alternate, bracketed, machine, ratio, rows_of, write_result
+from mjp_privacy.experiment.config import Experiment, load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import STAGE
 
 ONE, TWO, HERE = "1 worker", "2 workers", "here"
+WAYS = {
+    HERE: EngineConfig(),
+    ONE: EngineConfig(kind="local", workers=1),
+    TWO: EngineConfig(kind="local", workers=2),
+}
 
 
-def attacked(arguments: argparse.Namespace, engine: EngineConfig) -> pd.DataFrame:
-    """Run the experiment into a fresh folder; its rows, in a fixed order."""
-    experiment = load_experiment(arguments.config)
-    if arguments.block:
-        experiment = dataclasses.replace(experiment, block=arguments.block)
+def attacked(experiment: Experiment, options: dict[str, Any], engine: EngineConfig) -> pd.DataFrame:
+    """The rows of the experiment but for times, in a fixed order."""
     with tempfile.TemporaryDirectory() as folder:
-        run_experiment(
-            experiment,
-            images=arguments.images,
-            out=folder,
-            weights=arguments.weights,
-            limit=arguments.limit,
-            device="cpu",
-            engine=engine,
-        )
-        store = RunStore(Path(folder))
-        rows = pd.concat([store.read(run_id) for run_id in store.stored_cells()])
+        rows = rows_of(experiment, Path(folder), engine=engine, **options)
     timings = [name for name in rows if name.startswith(STAGE) or name == "seconds.diagnostic"]
-    rows = rows.drop(columns=timings)
-    return rows.sort_values(["run_id", "image_id"], ignore_index=True)
+    return rows.drop(columns=timings).sort_values(["run_id", "image_id"], ignore_index=True)
 
 
-def main() -> None:
-    """Run the three ways in turn, check that rows are equal, print and store the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="demo")
-    parser.add_argument("--images")
-    parser.add_argument("--weights", nargs="*", default=[])
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--block", type=int, help="images of a block, in place of the config's")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--name", default="workers", help="of the file with the results")
-    arguments = parser.parse_args()
-    facts = machine()
-    ways = {
-        HERE: EngineConfig(),
-        ONE: EngineConfig(kind="local", workers=1),
-        TWO: EngineConfig(kind="local", workers=2),
-    }
-    calls = {name: partial(attacked, arguments, engine) for name, engine in ways.items()}
-    timings = alternate(calls, arguments.repeats)
+def main(
+    config: str = "demo",
+    images: str | None = None,
+    weights: tuple[str, ...] = (),
+    limit: int | None = None,
+    block: int | None = None,
+    repeats: int = 5,
+    name: str = "workers",
+) -> None:
+    """block: images of one, in place of the config's; name: of the file with the results."""
+    facts, experiment = machine(), load_experiment(config)
+    if block:
+        experiment = dataclasses.replace(experiment, block=block)
+    options = {"images": images, "weights": weights, "limit": limit}
+    ways = {way: partial(attacked, experiment, options, engine) for way, engine in WAYS.items()}
+    timings = alternate(ways, repeats)
     one, two = timings[ONE].result, timings[TWO].result
-    assert one is not None
     pd.testing.assert_frame_equal(one, two, check_exact=True)
-    ratios = {f"{slow} / {TWO}": ratio(timings[slow], timings[TWO], "wall") for slow in (ONE, HERE)}
-    content = {
-        "config": str(arguments.config),
-        "limit": arguments.limit,
-        "block": arguments.block,
-        "repeats": arguments.repeats,
-        "rows": len(one),
-        "seconds": {name: timing.facts(1)["wall"] for name, timing in timings.items()},
-        "ratios": ratios,
-    }
-    write_result(arguments.name, content, facts, "ladder_workers")
+    seconds = {way: timing.facts(1)["wall"] for way, timing in timings.items()}
+    ratios = {f"{slow} / {TWO}": ratio(timings[slow], timings[TWO]) for slow in (ONE, HERE)}
+    about = {"config": config, "limit": limit, "block": block, "repeats": repeats}
+    table: list[Row] = [("", "seconds", "beside 2 workers")]
+    for way, spent in seconds.items():
+        beside = ratios.get(f"{way} / {TWO}")
+        table.append((way, bracketed(spent, ".1f"), bracketed(beside) if beside else ""))
+    content = {**about, "rows": len(one), "seconds": seconds, "ratios": ratios}
+    write_result(name, content, facts, table)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)
