@@ -1,19 +1,90 @@
-"""The commands of this room: `mjp sample`, `mjp evaluate` and `mjp analyse`.
+"""The commands of this room, `mjp sample`, `mjp evaluate` and `mjp analyse`, and their options.
 
 Their work is imported when it begins, so that `--help` needs no torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
 
 from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import use_threads
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.images import check_place, open_images
-from mjp_privacy.paper.arguments import AnalysisArguments, SampleArguments
 from mjp_privacy.training.commands import EvaluationArguments
+
+
+@dataclass(frozen=True)
+class SampleArguments:
+    """Copy a few images of every class, with their labels and hashes.
+
+    With --corrupt they are written under the 15 corruptions of ImageNet-C at five severities, in
+    its layout, for `mjp evaluate --imagenet-c`. With --shapes nothing is copied: pictures of shapes
+    are drawn, with label maps in ADE20K's layout. With --cifar10 CIFAR-10's official files become
+    the two zips that the trainings' commands name.
+    """
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """New or empty folder for the sample."""
+    source: Annotated[str | None, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")] = None
+    """Folder or zip with labelled images."""
+    shapes: int | None = None
+    """Draw so many training pictures, and a quarter as many for validation, in place of --from: six
+    classes, for trying out `mjp train` with task segmentation."""
+    cifar10: Annotated[Path | None, tyro.conf.arg(metavar="TAR_GZ")] = None
+    """cifar-10-binary.tar.gz, or the folder that it unpacks to, in place of --from: writes
+    cifar10-train.zip and cifar10-test.zip, class folders of PNG files, into --out."""
+    per_class: int = 1
+    """Images of each class."""
+    seed: int = 0
+    """Seed of the choice."""
+    labels: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Label file, such as a CSV with the header file,label."""
+    limit: int | None = None
+    """At most so many images of all classes together; the classes take turns."""
+    corrupt: bool = False
+    """Write corruption/severity/class/name.JPEG in place of copies. Our own code, not the official
+    files: corrupted.json in the folder says what differs."""
+    size: int = 224
+    """Side of the corrupted images in pixels."""
+
+
+@dataclass(frozen=True)
+class AnalysisArguments:
+    """What the position embeddings of models hold, and what MJP changes: variance in few
+    dimensions, how well a linear map reads a patch's place, where the last block looks."""
+
+    checkpoints: tyro.conf.Positional[tuple[str, ...]]
+    """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
+    package. The pictures have their order: name the plain one first."""
+    out: Path
+    """Folder for analysis.md, .csv, .json, analysis.png and an attention picture a model."""
+    images: Path = Path("embedded")
+    """Images for the attention maps: a folder, a zip, or `embedded`, scikit-image's photographs."""
+    limit: int = 20
+    """Most images to use."""
+    model: str | None = None
+    """The architecture's name, for files that do not state it (vit_tiny_patch16_224). This, --mean
+    and --std are about those files alone where some state it and some do not."""
+    img_size: int | None = None
+    """The input size of all models; position embeddings are resampled to it."""
+    mean: tuple[float, ...] | None = None
+    """Per-channel mean, one number or three, for files that do not state it."""
+    std: tuple[float, ...] | None = None
+    """Per-channel deviation, likewise."""
+    umap: bool = False
+    """Also lay the tables out in a plane by UMAP (Fig. 1 and 7) from two seeds: umap.png. Needs the
+    package umap-learn, and about half a minute a table."""
+    seed: int = 0
+    """Of the folds of the regression and of the choice of images."""
+    threads: int | None = None
+    """CPU threads."""
 
 
 def sample(argv: list[str], usage: Usage) -> int:
@@ -23,30 +94,27 @@ def sample(argv: list[str], usage: Usage) -> int:
         raise UserError("Expected one of --from DIR_OR_ZIP, --shapes NUMBER and --cifar10 TAR_GZ.")
     if arguments.corrupt and source is None:
         raise UserError("--corrupt takes the pictures of --from: expected no --shapes, --cifar10.")
-    if arguments.cifar10 is not None:
-        from mjp_privacy.paper.image_sets import make_cifar10
+    if source is None:
+        from mjp_privacy.paper.image_sets import make_cifar10, make_shapes
 
-        print(make_cifar10(arguments.cifar10, out))
+        if arguments.cifar10 is not None:
+            print(make_cifar10(arguments.cifar10, out))
+        else:
+            print(make_shapes(out, arguments.shapes or 0, seed))
         return DONE
-    if arguments.shapes is not None:
-        from mjp_privacy.paper.image_sets import make_shapes
-
-        print(make_shapes(out, arguments.shapes, seed))
-        return DONE
-    assert source is not None
     images = open_images(source, arguments.labels)
     count = len(images.records)
     print(f"{count} images in {shown(source)}. {images.labels_described}", flush=True)
-    options: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
-    options |= {"seed": seed}
+    choice: dict[str, Any] = {"per_class": arguments.per_class, "limit": arguments.limit}
+    choice["seed"] = seed
     if arguments.corrupt:
         from mjp_privacy.paper.image_sets import make_corrupted
 
-        done = make_corrupted(images, out, size=arguments.size, **options)
+        done = make_corrupted(images, out, size=arguments.size, **choice)
     else:
         from mjp_privacy.data.sample import make_sample
 
-        done = make_sample(images, out, **options)
+        done = make_sample(images, out, **choice)
     print(done.text)
     return report_failed(done.failed, "not read; skipped.csv lists all")
 
@@ -75,8 +143,7 @@ def evaluate(argv: list[str], usage: Usage) -> int:
 def analyse(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(AnalysisArguments, argv)
     use_threads(arguments.threads)
-    from mjp_privacy.paper.positions_report import write_analysis
-
-    outcome = write_analysis(arguments)
+    write = Entry("mjp_privacy.paper.positions_report:write_analysis").load()
+    outcome = write(arguments)
     print(outcome.text)
     return report_failed(outcome.failed, "left out")

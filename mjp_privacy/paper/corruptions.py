@@ -22,10 +22,9 @@ from scipy.signal import fftconvolve
 
 from mjp_privacy.data.decoding import decode_image
 
-# ------------------------------------------------------------------------------------------------
-# Noise: Gaussian, shot (of few photons) and impulse (salt and pepper).
+# Noise: Gaussian, shot (of few photons) and impulse (salt and pepper) -----------------------------
 
-Picture = NDArray[np.float64]  # (H, W, 3) in [0, 1]
+Picture = NDArray[np.float64]  # (H, W, 3) in [0, 1], or a plane (H, W)
 
 GAUSSIAN = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviations by severity."""
@@ -53,10 +52,7 @@ def impulse_noise(picture: Picture, severity: int, rng: np.random.Generator) -> 
     return np.where(struck, white.astype(np.float64), picture)
 
 
-# ------------------------------------------------------------------------------------------------
-# Blur: out of focus, behind frosted glass, by motion, by zooming.
-
-Plane = NDArray[np.float64]
+# Blur: out of focus, behind frosted glass, by motion, by zooming ----------------------------------
 
 DEFOCUS = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))
 """Radius of the disk, and how much its edge is softened, in pixels."""
@@ -69,8 +65,7 @@ ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))
 
 
 def defocus_blur(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Every point becomes a disk of sum 1; its edge is smoothed by a Gaussian of 3 or 5 taps. No
-    chance is in it."""
+    """Every point becomes a disk of sum 1; its edge is smoothed by a Gaussian of 3 or 5 taps."""
     radius, softness = DEFOCUS[severity - 1]
     reach = max(8, radius)
     places = np.arange(-reach, reach + 1)
@@ -116,7 +111,7 @@ def motion_blur(picture: Picture, severity: int, rng: np.random.Generator) -> Pi
     return trail(picture, *MOTION[severity - 1], angle=rng.uniform(-45, 45))
 
 
-def trail(picture: Plane, reach: int, sigma: float, *, angle: float) -> Plane:
+def trail(picture: Picture, reach: int, sigma: float, *, angle: float) -> Picture:
     """One-sided Gaussian blur along a direction, by whole pixels as ImageMagick does; what would
     come from outside is taken from the edge. Works on (H, W) and (H, W, 3)."""
     length = 2 * reach + 1
@@ -133,13 +128,13 @@ def trail(picture: Plane, reach: int, sigma: float, *, angle: float) -> Plane:
 
 
 def zoom_blur(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """The mean of the picture and of its zooms; no chance is in it."""
+    """The mean of the picture and of its zooms."""
     end, step = ZOOM[severity - 1]
     zooms = [magnified(picture, float(factor)) for factor in np.arange(1, end, step)]
     return (picture + sum(zooms)) / (len(zooms) + 1)
 
 
-def magnified(picture: Plane, factor: float) -> Plane:
+def magnified(picture: Picture, factor: float) -> Picture:
     """The picture's middle, enlarged to the picture's size by linear interpolation."""
     sides = picture.shape[:2]
     crops = [math.ceil(side / factor) for side in sides]
@@ -148,21 +143,20 @@ def magnified(picture: Plane, factor: float) -> Plane:
     scale = (factor, factor, 1)[: picture.ndim]
     large = ndimage.zoom(middle, scale, order=1)
     top, left = ((got - side) // 2 for got, side in zip(large.shape[:2], sides, strict=True))
-    enlarged: Plane = large[top : top + sides[0], left : left + sides[1]]
+    enlarged: Picture = large[top : top + sides[0], left : left + sides[1]]
     return enlarged
 
 
-# ------------------------------------------------------------------------------------------------
-# Weather: snow, frost, fog, bright light.
+# Weather: snow, frost, fog, bright light ----------------------------------------------------------
 
 
-def plasma(shape: tuple[int, ...], decay: float, rng: np.random.Generator) -> Plane:
+def plasma(shape: tuple[int, ...], decay: float, rng: np.random.Generator) -> Picture:
     """A cloud in [0, 1] by diamonds and squares on a torus, cut to the shape.
 
     decay: each halving of the scale divides the chance by its square
     """
     side = 1 << max(1, (max(shape) - 1).bit_length())
-    cloud: Plane = np.zeros((1, 1))
+    cloud: Picture = np.zeros((1, 1))
     chance = 1.0
     while cloud.shape[0] < side:
         cloud = _finer(cloud, chance, rng)
@@ -171,11 +165,11 @@ def plasma(shape: tuple[int, ...], decay: float, rng: np.random.Generator) -> Pl
     return (cloud / cloud.max())[: shape[0], : shape[1]]
 
 
-def _finer(coarse: Plane, chance: float, rng: np.random.Generator) -> Plane:
+def _finer(coarse: Picture, chance: float, rng: np.random.Generator) -> Picture:
     """Twice as many points each way: between them the mean of four neighbours, and chance."""
     size = coarse.shape[0]
 
-    def with_chance(neighbours: Plane) -> Plane:
+    def with_chance(neighbours: Picture) -> Picture:
         return neighbours / 4 + chance * rng.uniform(-1, 1, neighbours.shape)
 
     below = np.roll(coarse, -1, 0)
@@ -232,7 +226,7 @@ def frost(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
     """
     kept, added = FROST[severity - 1]
     shape = picture.shape[:2]
-    needles: Plane = np.zeros(shape)
+    needles: Picture = np.zeros(shape)
     for _ in range(CRYSTALS):
         seeds = (rng.random(shape) < 0.03) * rng.random(shape)
         reach = int(rng.integers(8, 20))
@@ -252,14 +246,13 @@ def fog(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
 
 
 def brightness(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """The value of HSV raised, hue and saturation kept; no chance is in it."""
+    """The value of HSV raised, hue and saturation kept."""
     value = picture.max(-1, keepdims=True)
     raised = np.minimum(value + BRIGHTNESS[severity - 1], 1)
     return np.where(value > 0, picture / np.where(value > 0, value, 1) * raised, raised)
 
 
-# ------------------------------------------------------------------------------------------------
-# Digital: contrast, elastic transform, large pixels, JPEG.
+# Digital: contrast, elastic transform, large pixels, JPEG -----------------------------------------
 
 CONTRAST = (0.4, 0.3, 0.2, 0.1, 0.05)
 """What is left of the distance from each channel's mean."""
@@ -280,7 +273,7 @@ JPEG = (25, 18, 15, 10, 7)
 
 
 def contrast(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Every channel drawn towards its mean; no chance is in it."""
+    """Every channel drawn towards its mean."""
     means = picture.mean((0, 1), keepdims=True)
     return (picture - means) * CONTRAST[severity - 1] + means
 
@@ -318,7 +311,7 @@ def _skewed(picture: Picture, reach: float, rng: np.random.Generator) -> Picture
     return _taken_at(picture, old_rows, old_columns, "mirror")
 
 
-def _taken_at(picture: Picture, rows: Plane, columns: Plane, mode: str) -> Picture:
+def _taken_at(picture: Picture, rows: Picture, columns: Picture, mode: str) -> Picture:
     """The picture's values at these places, by linear interpolation."""
     channels = [
         ndimage.map_coordinates(picture[..., channel], (rows, columns), order=1, mode=mode)
@@ -328,7 +321,7 @@ def _taken_at(picture: Picture, rows: Plane, columns: Plane, mode: str) -> Pictu
 
 
 def pixelate(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Made smaller by means of boxes, and large again; no chance is in it."""
+    """Made smaller by means of boxes, and large again."""
     height, width = picture.shape[:2]
     share = PIXELS[severity - 1]
     small = (max(1, int(width * share)), max(1, int(height * share)))
@@ -337,7 +330,7 @@ def pixelate(picture: Picture, severity: int, rng: np.random.Generator) -> Pictu
 
 
 def jpeg_compression(picture: Picture, severity: int, rng: np.random.Generator) -> Picture:
-    """Written as JPEG of low quality and read again; no chance is in it."""
+    """Written as JPEG of low quality and read again."""
     stream = io.BytesIO()
     Image.fromarray(_bytes(picture)).save(stream, "JPEG", quality=JPEG[severity - 1])
     return _values(decode_image(stream.getvalue()))
@@ -351,8 +344,7 @@ def _values(image: Image.Image) -> Picture:
     return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
 
 
-# ------------------------------------------------------------------------------------------------
-# All of them, and one picture under one.
+# All of them, and one picture under one -----------------------------------------------------------
 
 Corruption = Callable[[Picture, int, np.random.Generator], Picture]
 

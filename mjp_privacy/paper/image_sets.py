@@ -1,11 +1,9 @@
 """Sets that `mjp sample` makes: CIFAR-10's zips, pictures of shapes, corrupted photographs.
 
-CIFAR-10's official binary files become two zips of class folders, which every command here takes:
+CIFAR-10's official binary files become two zips of class folders, numbered in the files' order:
 
 OUT/cifar10-train.zip   airplane/0000.png to truck/4999.png, 50,000 pictures
 OUT/cifar10-test.zip    airplane/0000.png to truck/0999.png, 10,000 pictures
-
-Pictures are numbered in the order of the files, class by class. PNG keeps every value.
 
 Pictures of shapes with label maps, to try segmentation, are drawn in ADE20K's layout:
 
@@ -13,18 +11,13 @@ OUT/images/{training,validation}/NAME.jpg         photographs' format, their siz
 OUT/annotations/{training,validation}/NAME.png    0: no label (outlines), 1 to 6: the SHAPES
 OUT/shapes.json                                   seed and number
 
-A class shows in texture (a checked square, a striped triangle) or in where something is: the same
-disc is another class above the horizon than below it.
-
 Corrupted photographs of a sample of anybody's images are written in ImageNet-C's layout:
 
-OUT/<corruption>/<severity>/<class>/<name>.JPEG
+OUT/<corruption>/<severity>/<class>/<name>.JPEG   the class by its synset where the images show it
 OUT/corrupted.json    seed, size, what differs from the official files, and how many classes there
                       were where plain folders were numbered in sorted order
 OUT/images.csv        file,label,image_id,sha256 of each image that was corrupted
 OUT/skipped.csv       file,label,reason: candidates that could not be read
-
-A class is called by its synset where the images show it, else by its number.
 """
 
 from __future__ import annotations
@@ -90,11 +83,10 @@ def make_cifar10(source: Path, out: Path) -> str:
                 "--out, or remove the file."
             )
     names = [name for files in FILES.values() for name in files]
-    contents = (
-        {name: BATCH.bytes(source / name) for name in names}
-        if source.is_dir()
-        else _of_archive(source, names)
-    )
+    if source.is_dir():
+        contents = {name: BATCH.bytes(source / name) for name in names}
+    else:
+        contents = _of_archive(source, names)
     sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
     for name, pictures in sets.items():
@@ -160,35 +152,24 @@ def _zip(pictures: Sequence[Picture], path: Path) -> None:
 
 # shapes -------------------------------------------------------------------------------------------
 
+# A class shows in texture or in where something is: the same disc is another one above the horizon.
 SHAPES = ("sky", "ground", "disc in the sky", "disc on the ground", "square", "triangle")
 SKY, GROUND, HIGH_DISC, LOW_DISC, SQUARE, TRIANGLE = range(1, 7)
 MOST = 100_000
 WIDTHS, HEIGHTS = (72, 104), (64, 96)
 SHAPES_IN_A_PICTURE = (3, 6)
-MARKER = "shapes.json"
-DESCRIPTION = FileKind("what `mjp sample --shapes` wrote", "Give another --out.", 1 << 20)
 
 Pixels = NDArray[np.float64]
 Labels = NDArray[np.uint8]
 
 
 def make_shapes(out: Path, number: int, seed: int) -> str:
-    """Draw `number` training pictures and a quarter as many for validation; says what was done.
-
-    A command that was stopped goes on: files that are there are drawn again, the same.
-    """
+    """Draw `number` training pictures and a quarter as many for validation, those that are there
+    again, the same; says what was done."""
     if not 1 <= number <= MOST:
         raise UserError(f"--shapes is a number of pictures: expected 1 to {MOST}, got {number}.")
     about = json.dumps({"seed": seed, "training": number, "classes": SHAPES}, indent=2) + "\n"
-    marker = out / MARKER
-    same = is_there(marker) and DESCRIPTION.text(marker) == about
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not same):
-        raise UserError(
-            f"--out {shown(out)} is a file, or holds something other than these shapes. Expected a "
-            "new or empty folder: give another name."
-        )
-    output_folder(out)
-    write_atomically(marker, lambda path: path.write_text(about, encoding="utf-8"))
+    _begin(out, {"shapes.json": about}, "these shapes")
     numbers = {"training": number, "validation": max(number // 4, 1)}
     for split, many in numbers.items():
         for place in range(many):
@@ -260,12 +241,32 @@ def _striped(one: Pixels, other: Pixels, along: Pixels) -> Pixels:
     return np.where((along // 3 % 2 == 0)[..., None], one, other)
 
 
+LISTS = FileKind("a list that `mjp sample` wrote", "Give another --out.", 1 << 30)
+
+
+def _begin(out: Path, lists: Mapping[str, str], what: str) -> None:
+    """Make the folder and write what says which set it holds; UserError where something else is
+    there. A command that was stopped finds its own lists, and goes on."""
+    contents = {name: text.encode() for name, text in lists.items()}
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        for name, content in contents.items():
+            if not is_there(out / name) or LISTS.bytes(out / name) != content:
+                raise UserError(
+                    f"--out {shown(out)} is a file, or holds something other than {what}. Expected "
+                    "a new or empty folder, or one where the same command was stopped: give "
+                    "another name, or move the files away."
+                )
+    output_folder(out)
+    for name, content in contents.items():
+        write_atomically(out / name, partial(Path.write_bytes, data=content))
+
+
 # corrupted photographs ----------------------------------------------------------------------------
 
 CORRUPTED = "corrupted.json"
 """A file that `mjp sample --corrupt` leaves in its folder; official files have none."""
 
-DIFFERENCES = (
+DIFFERENCES = [
     "The code is written anew over NumPy, SciPy and Pillow after the paper and the official "
     "generator's constants; its random numbers are others, so no picture equals an official file.",
     "Frost is a computed texture of bright, bluish needles; the official code adds parts of "
@@ -278,17 +279,13 @@ DIFFERENCES = (
     "the elastic transform grow with the side.",
     "Chance depends on the seed, the image's class and name, the corruption and the severity; the "
     "official code draws all pictures from one stream.",
-)
-
+]
 
 PLAIN = "plain_class_folders"
 LEAST_SIDE, MOST_SIDE = 32, 1024
 """Pixels a side."""
 QUALITY = 85
 """Of the JPEG files, as the official ones have it."""
-CORRUPTED_LISTS = FileKind(
-    "a list that `mjp sample --corrupt` wrote", "Give another --out.", 1 << 30
-)
 
 
 def make_corrupted(
@@ -300,10 +297,8 @@ def make_corrupted(
     seed: int,
     size: int,
 ) -> Outcome:
-    """Write every image of a sample under every corruption and severity; lines on what was done.
-
-    Files that are there already are left: the same command goes on where it was stopped.
-    """
+    """Write every image of a sample under every corruption and severity, but for files that are
+    there already; lines on what was done."""
     if not LEAST_SIDE <= size <= MOST_SIDE:
         raise UserError(
             f"--size is a side in pixels: expected {LEAST_SIDE} to {MOST_SIDE}, got {size}."
@@ -313,18 +308,7 @@ def make_corrupted(
     records = [record for record, _ in sample.chosen]
     places = _places(records)
     lists = _lists(source, sample, places, seed, size)
-    if out.is_dir() and any(out.iterdir()):
-        for name, content in lists.items():
-            if not (out / name).is_file() or CORRUPTED_LISTS.bytes(out / name) != content:
-                raise UserError(
-                    f"{shown(out)} is not empty and holds something other than these images "
-                    "corrupted with this seed and size. Expected a new or empty folder, or one "
-                    "where the same command was stopped: give another --out, or move the files "
-                    "away."
-                )
-    output_folder(out)
-    for name, content in lists.items():
-        write_atomically(out / name, partial(Path.write_bytes, data=content))
+    _begin(out, lists, "these images corrupted with this seed and size")
     new = 0
     with Progress("corrupting", len(records), "images") as bar:
         for record in records:
@@ -385,8 +369,8 @@ def _lists(
     places: Mapping[ImageRecord, str],
     seed: int,
     size: int,
-) -> dict[str, bytes]:
-    """The content of each list that stands in the folder, by its name."""
+) -> dict[str, str]:
+    """The text of each list that stands in the folder, by its name."""
     rows = [
         (places[record], record.label, record.image_id, sha256) for record, sha256 in sample.chosen
     ]
@@ -395,14 +379,13 @@ def _lists(
         "seed": seed,
         "size": size,
         "images": len(rows),
-        "differs_from_the_official_files": list(DIFFERENCES),
+        "differs_from_the_official_files": DIFFERENCES,
     }
     folders = {PurePosixPath(record.image_id).parent.name for record in source.records}
     if source.records[0].label_source == "folder" and not all(map(is_class_index, folders)):
         about[PLAIN] = len({record.label for record in source.records})
-    texts = {
+    return {
         CORRUPTED: json.dumps(about, indent=1) + "\n",
         "images.csv": csv_text(("file", "label", "image_id", "sha256"), rows),
         "skipped.csv": sample.tables()["skipped.csv"],
     }
-    return {name: text.encode() for name, text in texts.items()}

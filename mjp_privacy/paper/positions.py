@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
-from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.vit import Attention
+from mjp_privacy.models.zoo import NamedCheckpoint
 from mjp_privacy.training.config import recipe_in
 from mjp_privacy.training.learner import build_network
 
@@ -238,35 +241,24 @@ def beside_start(table: PositionTable, start: PositionTable) -> Start:
 BATCH = 32
 
 
-@dataclass(frozen=True)
-class LastAttention:
-    """maps (images, heads, G, G), each of sum 1; NaN for a divergence of fewer than two maps.
+def last_attention(model: MJPVisionTransformer, x: Tensor) -> tuple[Matrix, dict[str, float]]:
+    """The last block's attention on normalised images x (B, 3, S, S), unshuffled: maps (images,
+    heads, G, G), each of sum 1, and in numbers, NaN where there are fewer than two maps:
 
-    head_diversity   divergence of the heads of one image, the mean over the images
-    image_diversity  divergence of the images in one head, the mean over the heads
-    spread           the entropy of a map over that of an even one; 1: it looks everywhere alike
+    head_diversity    divergence of the heads of one image, the mean over the images
+    image_diversity   divergence of the images in one head, the mean over the heads
+    attention_spread  the entropy of a map over that of an even one; 1: it looks everywhere alike
 
     The paper calls MJP's heads “more diverse and content-aware” and prints no number.
     """
-
-    maps: Matrix
-    head_diversity: float
-    image_diversity: float
-    spread: float
-
-
-def last_attention(model: MJPVisionTransformer, x: Tensor) -> LastAttention:
-    """The last block's attention on normalised images x (B, 3, S, S), unshuffled."""
     weights = np.concatenate([class_attention(model, part) for part in x.split(BATCH)])
     shares = weights / weights.sum(axis=-1, keepdims=True)
-    images, heads, patches = shares.shape
-    spread = float(_entropy(shares).mean()) / math.log(patches)
-    return LastAttention(
-        shares.reshape(images, heads, *model.grid),
-        divergence(shares.transpose(1, 0, 2)),
-        divergence(shares),
-        spread,
-    )
+    numbers = {
+        "head_diversity": divergence(shares.transpose(1, 0, 2)),
+        "image_diversity": divergence(shares),
+        "attention_spread": float(_entropy(shares).mean()) / math.log(shares.shape[-1]),
+    }
+    return shares.reshape(*shares.shape[:2], *model.grid), numbers
 
 
 @torch.no_grad()
@@ -305,12 +297,7 @@ def _entropy(maps: Matrix) -> Matrix:
     return entropy
 
 
-# all figures of one model, and of noise in the size of its table ----------------------------------
-
-MOSTLY = 0.5
-"""The share of its own start from which a table counts as mostly that."""
-SEEDS = 10
-"""Tables of noise."""
+# all figures of a table ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -329,31 +316,6 @@ class Figures:
     numbers: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Analysed:
-    """One model, with the figures of its table: None without position embeddings.
-
-    start       how much of it is the noise it began as, where the file tells
-    rest        figures of what was learned beside that start
-    attention   of the last block, on `images` images
-    """
-
-    label: str
-    architecture: str
-    trained_gamma: float | None
-    figures: Figures | None
-    start: Start | None
-    rest: Figures | None
-    attention: LastAttention
-    images: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def learned(self) -> Figures | None:
-        """What was learned beside the start, where that start makes up most of the table."""
-        return self.rest if self.start is not None and self.start.share > MOSTLY else None
-
-
 def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
     """All figures of one table; seed, repeats: of the draws of the regression's folds."""
     variance, energy = cumulative_shares(table.centred()), cumulative_shares(table.rows)
@@ -370,14 +332,97 @@ def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -
     return Figures(table, variance, energy, numbers)
 
 
+# a model and its figures as a flat row ------------------------------------------------------------
+
+Row = dict[str, Any]
+"""Of a `model`, of `noise` or of the `paper`: shares in percent, errors in patches."""
+OF_SIZE = ("grid", "width", "constant_1d", "constant_2d")
+"""Numbers of a table that its size says."""
+MOSTLY = 50
+"""The share of its own start, in percent, from which a table counts as mostly that."""
+SEEDS_OF_NOISE = 10
+READ = 0.5
+"""Of the error of a constant guess: below it the patches' places count as read."""
+
 Noise = Sequence[Figures]
-"""Of SEEDS tables of one size from N(0, 1), none of them trained."""
+"""Of tables of one size from N(0, 1), none of them trained, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """A model with its row and the maps (images, heads, G, G) of its last block's attention.
+
+    figures  of its table; None without position embeddings
+    learned  of what was learned beside the start, where that start makes up most of the table
+    """
+
+    model: LoadedModel
+    row: Row
+    figures: Figures | None
+    learned: Figures | None
+    maps: Matrix
+
+    @property
+    def label(self) -> str:
+        return str(self.row["label"])
+
+
+def analysed(
+    checkpoint: NamedCheckpoint,
+    model: LoadedModel,
+    table: PositionTable | None,
+    pixels: Tensor,
+    seed: int,
+) -> Analysed:
+    """All figures of a model with this table, on these images (B, 3, S, S)."""
+    row: Row = {"kind": "model", "label": checkpoint.label, "architecture": model.card.architecture}
+    row["trained_gamma"] = model.card.trained_gamma
+    figures = learned = None
+    if table is not None:
+        figures = figures_of(table, seed=seed)
+        row |= figures.numbers
+        start = start_in(model, table, read_metadata(checkpoint.source))
+        if start is not None:
+            rest = figures_of(start.rest, seed=seed)
+            row |= {"start_std": start.std, "start_left": start.left}
+            row["start_share"] = 100 * start.share
+            row |= {f"rest_{name}": n for name, n in rest.numbers.items() if name not in OF_SIZE}
+            learned = rest if row["start_share"] > MOSTLY else None
+    maps, looked = last_attention(model, model.normalize(pixels))
+    return Analysed(model, {**row, **looked, "images": len(pixels)}, figures, learned, maps)
 
 
 def noise(grid: int, width: int) -> Noise:
-    """Figures of tables that were drawn and never trained, one for each seed.
+    """Each has one draw of the folds: what differs between tables is more than that."""
+    tables = enumerate(noise_table(grid, width, seed) for seed in range(SEEDS_OF_NOISE))
+    return [figures_of(table, seed=seed, repeats=1) for seed, table in tables]
 
-    Each has one draw of the folds: what differs between tables is more than that.
-    """
-    drawn = enumerate(noise_table(grid, width, seed) for seed in range(SEEDS))
-    return [figures_of(table, seed=seed, repeats=1) for seed, table in drawn]
+
+def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
+    """The answer in words."""
+    row = result.row
+    if result.figures is None:
+        return f"{result.label}: has no position embeddings, so nothing tells a place."
+    shares = [
+        figures.numbers["variance_3"]
+        for tables in noises
+        for figures in tables
+        if (figures.table.grid, figures.table.width) == (row["grid"], row["width"])
+    ]
+    kept = ""
+    if result.learned is not None:
+        verdict = "mostly the noise it started from"
+        kept = (
+            f"; {row['start_share']:.1f} % of the variance is still that of its start, N(0, "
+            f"{row['start_std']:.1g}²); of what was learned beside it 3 dimensions hold "
+            f"{row['rest_variance_3']:.1f} %"
+        )
+    elif row["mae_2d"] <= READ * row["constant_2d"]:
+        verdict = "the patches' places can be read from it"
+    else:
+        verdict = "a linear map reads little of the patches' places"
+    return (
+        f"{result.label}: {verdict}. 3 dimensions hold {row['variance_3']:.1f} % of the "
+        f"variance (noise {min(shares):.1f} to {max(shares):.1f}), a linear map misses a patch by "
+        f"{row['mae_2d']:.2f} (a constant by {row['constant_2d']:.2f}){kept}."
+    )

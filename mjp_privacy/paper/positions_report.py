@@ -25,13 +25,8 @@ from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.zoo import (
-    NamedCheckpoint,
-    keep_earlier,
-    named_checkpoints,
-)
-from mjp_privacy.paper.arguments import AnalysisArguments
+from mjp_privacy.models.zoo import NamedCheckpoint, keep_earlier, named_checkpoints
+from mjp_privacy.paper.commands import AnalysisArguments
 from mjp_privacy.paper.positions import (
     DIMENSIONS,
     REPEATS,
@@ -39,13 +34,13 @@ from mjp_privacy.paper.positions import (
     Matrix,
     Noise,
     PositionTable,
+    Row,
+    analysed,
     as_map,
-    figures_of,
-    last_attention,
     noise,
     position_table,
     projection,
-    start_in,
+    sentence,
 )
 from mjp_privacy.training.config import PUBLISHED
 from mjp_privacy.training.evaluation import (
@@ -74,68 +69,17 @@ CAVEATS = (
 )
 
 
-# the answer in words: a sentence a model ----------------------------------------------------------
-
-READ = 0.5
-"""Of the error of a constant guess: below it the patches' places count as read."""
-
-
-def sentence(result: Analysed, noises: Sequence[Noise]) -> str:
-    if result.figures is None:
-        return f"{result.label}: has no position embeddings, so nothing tells a place."
-    numbers, start, learned = result.figures.numbers, result.start, result.learned
-    size = [numbers["grid"], numbers["width"]]
-    of_size = next(n for n in noises if size == [n[0].numbers["grid"], n[0].numbers["width"]])
-    shares = [figures.numbers["variance_3"] for figures in of_size]
-    kept = ""
-    if start is not None and learned is not None:
-        verdict = "mostly the noise it started from"
-        kept = (
-            f"; {100 * start.share:.1f} % of the variance is still that of its start, N(0, "
-            f"{start.std:.1g}²); of what was learned beside it 3 dimensions hold "
-            f"{learned.numbers['variance_3']:.1f} %"
-        )
-    elif numbers["mae_2d"] <= READ * numbers["constant_2d"]:
-        verdict = "the patches' places can be read from it"
-    else:
-        verdict = "a linear map reads little of the patches' places"
-    return (
-        f"{result.label}: {verdict}. 3 dimensions hold {numbers['variance_3']:.1f} % of the "
-        f"variance (noise {min(shares):.1f} to {max(shares):.1f}), a linear map misses a patch by "
-        f"{numbers['mae_2d']:.2f} (a constant by {numbers['constant_2d']:.2f}){kept}."
-    )
-
-
-# the figures as flat rows: of a `model`, of `noise`, of the `paper` -------------------------------
-
-Row = dict[str, Any]
-OF_SIZE = ("grid", "width", "constant_1d", "constant_2d")
-"""Numbers of a table that its size says."""
+# the figures as flat rows -------------------------------------------------------------------------
 
 
 def rows(results: Sequence[Analysed], noises: Sequence[Noise]) -> list[Row]:
-    """One for each model, each drawn table of noise, and each model of the paper.
-
-    Shares are in percent, errors in patches.
-    """
-    lines: list[Row] = []
-    for result in results:
-        line: Row = {"kind": "model", "label": result.label, "architecture": result.architecture}
-        line["trained_gamma"] = result.trained_gamma
-        line |= result.figures.numbers if result.figures is not None else {}
-        if result.start is not None and result.rest is not None:
-            start, rest = result.start, result.rest.numbers
-            line |= {"start_std": start.std, "start_left": start.left}
-            line["start_share"] = 100 * start.share
-            line |= {f"rest_{name}": rest[name] for name in rest if name not in OF_SIZE}
-        looked = result.attention
-        line |= {"head_diversity": looked.head_diversity, "image_diversity": looked.image_diversity}
-        lines.append(line | {"attention_spread": looked.spread, "images": result.images})
+    """One for each model, each drawn table of noise, and each model of the paper."""
+    lines = [result.row for result in results]
     for tables in noises:
         about = {"kind": "noise", "label": "N(0, 1), not trained"}
         lines += [{**about, **f.numbers, "seed": seed} for seed, f in enumerate(tables)]
     for published in PRINTED:
-        line = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
+        line: Row = {"kind": "paper", "label": published["model"], "grid": GRID, "width": WIDTH}
         for k, share in zip(DIMENSIONS, published["variance"] or (), strict=False):
             line[f"variance_{k}"] = share
         for name in ("1d", "2d"):
@@ -189,7 +133,11 @@ def write_tables(
     table = table.astype({name: "Int64" for name in COUNTS if name in table})
     table["label"] = table["label"].map(formula_free)
     cells = markdown_table(["Model", *(head for head, _ in COLUMNS.values())], _cells(lines))
-    notes = [f"{result.label}: {note}" for result in results for note in result.notes]
+    notes = [
+        f"{result.label}: {note}"
+        for result in results
+        for note in result.model.card.checkpoint.notes
+    ]
     parts = [
         "# What the position embeddings hold",
         "\n".join(f"- {_escaped(words)}" for words in said),
@@ -219,23 +167,26 @@ def _cells(lines: Sequence[Row]) -> Iterator[list[str]]:
     """Models, noise of each size, the paper."""
     frame = pd.DataFrame(lines)
     frame = frame.reindex(columns=list(dict.fromkeys([*frame, *COLUMNS])))
-    for (kind, *_), same in frame.groupby(["kind", "grid", "width"], sort=False, dropna=False):
-        if kind != "noise":
-            for line in same.to_dict("records"):
-                name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
-                cells = []
-                for column, (_, decimals) in COLUMNS.items():
-                    number = shown_number(line.get(column), f".{decimals}f")
-                    around = line.get(f"{column}_std")
-                    cells.append(number if pd.isna(around) else f"{number}±{around:.{decimals}f}")
-                yield [name, *cells]
+    for (kind, grid, width), same in frame.groupby(
+        ["kind", "grid", "width"], sort=False, dropna=False
+    ):
+        if kind == "noise":
+            cells = []
+            for column, (_, decimals) in COLUMNS.items():
+                values, ends = same[column], (math.nan, math.nan)
+                if column in RANGED:
+                    ends = values.min(), values.max()
+                cells.append(with_interval(values.mean(), *ends, f".{decimals}f"))
+            yield [f"noise {grid:g}×{grid:g}×{width:g}, {len(same)} seeds", *cells]
             continue
-        first, cells = same.iloc[0], []
-        for column, (_, decimals) in COLUMNS.items():
-            values = same[column]
-            low, high = (values.min(), values.max()) if column in RANGED else (math.nan, math.nan)
-            cells.append(with_interval(values.mean(), low, high, f".{decimals}f"))
-        yield [f"noise {first.grid}×{first.grid}×{first.width}, {len(same)} seeds", *cells]
+        for line in same.to_dict("records"):
+            name = f"paper: {line['label']}" if kind == "paper" else _escaped(line["label"])
+            cells = []
+            for column, (_, decimals) in COLUMNS.items():
+                number = shown_number(line[column], f".{decimals}f")
+                around = line.get(f"{column}_std")
+                cells.append(number if pd.isna(around) else f"{number}±{around:.{decimals}f}")
+            yield [name, *cells]
 
 
 def _escaped(text: object) -> str:
@@ -411,7 +362,7 @@ def draw_umap(tables: Sequence[tuple[str, PositionTable]], path: Path) -> None:
 def draw_attention(result: Analysed, pixels: Tensor, path: Path) -> None:
     """Fig. 8, a row for each image (B, 3, S, S): the image, then the map of every head, each to its
     own largest value."""
-    maps = result.attention.maps[: len(pixels), :MOST_HEADS]
+    maps = result.maps[: len(pixels), :MOST_HEADS]
     rows, heads = maps.shape[:2]
     with picture(path, 1.5 * (heads + 1), 1.5 * rows + 0.5, dpi=100) as figure:
         panels = figure.subplots(rows, heads + 1, squeeze=False)
@@ -454,21 +405,9 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     failed: dict[str, str] = {}
     for checkpoint, (model, table) in zip(named, loaded, strict=True):
         pixels = _pixels(model, source, records, failed)
-        start = start_in(model, table, read_metadata(checkpoint.source)) if table else None
-        result = Analysed(
-            checkpoint.label,
-            model.card.architecture,
-            model.card.trained_gamma,
-            figures_of(table, seed=arguments.seed) if table else None,
-            start,
-            figures_of(start.rest, seed=arguments.seed) if start else None,
-            last_attention(model, model.normalize(pixels)),
-            len(pixels),
-            model.card.checkpoint.notes,
-        )
-        results.append(result)
+        results.append(analysed(checkpoint, model, table, pixels, arguments.seed))
         path = out / f"attention_{len(results)}.png"
-        draw_attention(result, pixels[:PICTURES_DRAWN], path)
+        draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
     sizes = dict.fromkeys((table.grid, table.width) for _, table in loaded if table is not None)
     noises = [noise(*size) for size in sizes]
     draw_analysis(results, noises, out / "analysis.png")
@@ -478,11 +417,12 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     return Outcome(f"{text}\n{out / 'analysis.md'}", failed)
 
 
-def _loaded(
-    named: Sequence[NamedCheckpoint], arguments: AnalysisArguments
-) -> list[tuple[LoadedModel, PositionTable | None]]:
+Loaded = tuple[LoadedModel, PositionTable | None]
+
+
+def _loaded(named: Sequence[NamedCheckpoint], arguments: AnalysisArguments) -> list[Loaded]:
     """The models with their tables; UserError unless the grids are one and some table is there."""
-    loaded: list[tuple[LoadedModel, PositionTable | None]] = []
+    loaded: list[Loaded] = []
     for checkpoint in named:
         name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
         model = load_model(

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ from mjp_privacy.data.labels import NUM_IMAGENET, some, synset_indices
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import named_checkpoints
 from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
-from mjp_privacy.paper.image_sets import CORRUPTED, CORRUPTED_LISTS, PLAIN
+from mjp_privacy.paper.image_sets import CORRUPTED, LISTS, PLAIN
 from mjp_privacy.paper.robustness_scores import (
     CAVEATS,
     Line,
@@ -71,11 +70,11 @@ OFFICIAL: Mapping[str, tuple[str, int]] = {
 """SHA-256 of the sorted synsets, one a line, and number of images of the published sets."""
 
 
-@dataclass(frozen=True)
-class CorruptionFolders:
-    """The folder of each corruption and severity; `official` is False for our own corruptions.
+class CorruptionFolders(NamedTuple):
+    """The folder of each corruption and severity.
 
     images         those of the first folder; the others hold files of the same names
+    official       False for our own corruptions
     plain_classes  how many classes a model must have, for numbers of plain folders to be its own;
                    None where the numbers mean something without that, and for official files
     """
@@ -89,10 +88,10 @@ class CorruptionFolders:
 def corruption_folders(path: Path) -> CorruptionFolders:
     """The cells of ImageNet-C in this folder; UserError if it has another layout."""
     places = {
-        name: place
+        function.__name__: place
         for family, functions in FAMILIES.items()
-        for name in [function.__name__ for function in functions]
-        for place in (path / family / name, path / name)
+        for function in functions
+        for place in (path / family / function.__name__, path / function.__name__)
         if place.is_dir()
     }
     cells = {(name, level): places[name] / str(level) for name in places for level in SEVERITIES}
@@ -103,10 +102,12 @@ def corruption_folders(path: Path) -> CorruptionFolders:
             f"{EXAMPLE}; got {some(names) if names else 'no folder'}. Give the folder that the "
             "archives were unpacked in."
         )
-    first = next(iter(cells.values()))
-    wanted = _images_in(first)
-    for (name, severity), folder in cells.items():
-        names_here = _images_in(folder)
+    held = {
+        cell: set(image_names(open_files(folder))) if folder.is_dir() else set()
+        for cell, folder in cells.items()
+    }
+    first, wanted = next(iter(held.items()))
+    for (name, severity), names_here in held.items():
         if names_here != wanted:
             raise UserError(
                 f"--imagenet-c {shown(path)}: {name}/{severity} holds {len(names_here)} images, "
@@ -114,30 +115,30 @@ def corruption_folders(path: Path) -> CorruptionFolders:
                 f"{len(wanted)}. Expected the same images under every corruption at the severities "
                 "1 to 5: unpack its archive again."
             )
-    images = open_images(first)
+    images = open_images(cells[first])
     if images.records[0].label is None:
         raise UserError(
-            f"--imagenet-c {shown(path)}: the images of {first.relative_to(path)} lie in no class "
-            f"folders. Expected files such as {EXAMPLE}."
+            f"--imagenet-c {shown(path)}: the images of {cells[first].relative_to(path)} lie in no "
+            f"class folders. Expected files such as {EXAMPLE}."
         )
     marker, about = path / CORRUPTED, None
     if marker.is_file():
-        text = CORRUPTED_LISTS.bytes(marker).decode("utf-8", "replace")
-        about = json_value(text, marker, CORRUPTED_LISTS)
+        about = json_value(LISTS.bytes(marker).decode("utf-8", "replace"), marker, LISTS)
     count = about.get(PLAIN) if isinstance(about, dict) else None
     plain = count if isinstance(count, int) else None
     return CorruptionFolders(cells, images, not marker.exists(), plain)
 
 
-def _images_in(folder: Path) -> set[str]:
-    return set(image_names(open_files(folder))) if folder.is_dir() else set()
+class TwoHundred(NamedTuple):
+    """ImageNet-A or -O, and whether it is the published set."""
+
+    images: ImageSource
+    classes: list[int]
+    official: bool
 
 
-def two_hundred_classes(path: Path, letter: str) -> tuple[ImageSource, bool]:
-    """The images of ImageNet-A or -O, and whether it is the published set.
-
-    The classes are those of the folders, whose names must be 200 of ImageNet's synsets.
-    """
+def two_hundred_classes(path: Path, letter: str) -> TwoHundred:
+    """The classes are those of the folders, whose names must be 200 of ImageNet's synsets."""
     source = open_images(path)
     labels = {record.label for record in source.records}
     if source.records[0].label_source != "synset" or len(labels) != CLASSES:
@@ -151,44 +152,8 @@ def two_hundred_classes(path: Path, letter: str) -> tuple[ImageSource, bool]:
     digest, count = OFFICIAL[letter]
     synsets = sorted(synset for synset, index in synset_indices().items() if index in labels)
     same = hashlib.sha256("\n".join(synsets).encode()).hexdigest() == digest
-    return source, same and len(source.records) == count
-
-
-# answers ------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def answers(
-    model: LoadedModel,
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    prepare: Preprocessing,
-    bar: Progress,
-    unreadable: dict[str, str],
-    classes: Sequence[int] | None = None,
-) -> pd.DataFrame:
-    """A row for each image: image_id, correct and confidence, NaN where it cannot be read.
-
-    bar         counts the images
-    unreadable  gains the reason of each image that cannot be read, by its path
-    classes     restrict the answer to these: the others' logits are left out before the softmax,
-                and `confidence` is the largest of what remains
-
-    Images are fed as they are: nothing is shuffled or masked.
-    """
-    among = list(range(model.card.num_classes)) if classes is None else list(classes)
-    rows: list[tuple[str, float, float]] = []
-
-    def failed(record: ImageRecord, reason: str) -> None:
-        unreadable[str(source.path / record.image_id)] = reason
-        rows.append((record.image_id, np.nan, np.nan))
-
-    for batch, images in opened_batches(model, source, records, prepare, failed, bar.advance):
-        logits = model(model.normalize(images.to(model.like)))[:, among].cpu()
-        sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
-        for record, confidence, place in zip(batch, sure.tolist(), best.tolist(), strict=True):
-            rows.append((record.image_id, float(among[place] == record.label), confidence))
-    return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])
+    classes = sorted(label for label in labels if label is not None)
+    return TwoHundred(source, classes, same and len(source.records) == count)
 
 
 # the command --------------------------------------------------------------------------------------
@@ -200,8 +165,30 @@ VALIDATION_OF_CLASS = 50
 """Images of each class in ImageNet's validation set."""
 
 
-@dataclass(frozen=True)
-class Model:
+def write_robustness(arguments: EvaluationArguments) -> Outcome:
+    """The tables of all checkpoints as Markdown; files in --out are updated set by set."""
+    measured = Robustness(arguments)
+    tables: list[pd.DataFrame] = []
+    text, table = "", pd.DataFrame()
+    for label, images, lines in measured.lines(measured.models()):
+        found = pd.DataFrame(lines).astype({"severity": "Int64", "paper": float})
+        found.insert(0, "model", label)
+        found.insert(1, "images", images)
+        tables.append(found)
+        table = pd.concat(tables, ignore_index=True)
+        text = markdown(table)
+        if arguments.out:
+            reasons = pd.DataFrame(measured.unreadable.items(), columns=["image", "reason"])
+            files = {"unreadable.csv": reasons}
+            if measured.errors:
+                wrong = {name: wrong_severities(mine) for name, mine in measured.errors.items()}
+                files["per_image.csv"] = pd.concat(wrong, names=["model"]).swaplevel().reset_index()
+            files["robustness.csv"] = table
+            write_report(arguments.out, files, "robustness.md", text)
+    return Outcome(text, measured.unreadable, table.to_dict("records"))
+
+
+class Model(NamedTuple):
     """A network with its name in tables, and its row of the paper."""
 
     label: str
@@ -209,34 +196,130 @@ class Model:
     paper: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Sets:
-    """The sets of images that the command line names, opened and checked; of the published sets
-    with whether each is the published one."""
+class Robustness:
+    """The sets of images that the command line names, and what models answer to them.
 
-    arguments: EvaluationArguments
-    corrupted: CorruptionFolders | None
-    hard: tuple[ImageSource, bool] | None  # ImageNet-A
-    strange: tuple[ImageSource, bool] | None  # ImageNet-O
-    ordinary: ImageSource | None  # --data
-    unreadable: dict[str, str] = field(default_factory=dict)
-    """The reasons of images that could not be read, by their paths."""
+    errors      by model, its errors under the corruptions: a row an image, a column a cell
+    unreadable  by path, why images cannot be read
+    """
 
-    def photographs(
+    def __init__(self, arguments: EvaluationArguments) -> None:
+        """Open and check the sets, and make --out apart from them."""
+        if arguments.imagenet_o and arguments.data is None:
+            raise UserError(
+                "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "
+                "photographs of its 200 classes, such as ImageNet's validation set; got none."
+            )
+        self.arguments, data = arguments, arguments.data
+        c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
+        self.ordinary = open_images(data, arguments.labels) if data else None
+        if self.ordinary and self.ordinary.records[0].label is None:
+            raise UserError(
+                "--data: expected images with labels beside robustness. "
+                f"{self.ordinary.labels_described} Give --labels, class folders, or leave --data "
+                "out."
+            )
+        self.corrupted = corruption_folders(c) if c else None
+        self.hard = two_hundred_classes(a, "A") if a else None
+        self.strange = two_hundred_classes(o, "O") if o else None
+        self.errors: dict[str, pd.DataFrame] = {}
+        self.unreadable: dict[str, str] = {}
+        prepare_folder(
+            arguments, "robustness.csv", "imagenet_c", "imagenet_a", "imagenet_o", "data"
+        )
+
+    def models(self) -> list[Model]:
+        """All checkpoints, loaded before work begins, so that mistakes show at once."""
+        device = pick_device(self.arguments.device)
+        models = []
+        for checkpoint in named_checkpoints(self.arguments.checkpoint, "--checkpoint"):
+            label, network = checkpoint.label, load_checkpoint(checkpoint, self.arguments)
+            self._check_classes(label, network.card.num_classes)
+            paper = counterpart(network, papers_row(checkpoint, self.arguments))
+            models.append(Model(label, network.to(device), paper))
+        return models
+
+    def _check_classes(self, label: str, classes: int) -> None:
+        if (self.hard or self.strange) and classes != NUM_IMAGENET:
+            raise UserError(
+                f"{label} has {classes} classes; ImageNet-A and -O need a model of ImageNet's "
+                "1000. Give another --checkpoint."
+            )
+        if self.corrupted:
+            plain = self.corrupted.plain_classes
+            if plain not in (None, classes):
+                raise UserError(
+                    f"--imagenet-c was made of {plain} class folders, numbered in sorted order, "
+                    f"and {label} has {classes} classes: expected as many, or the numbers are not "
+                    "the model's. Give images in folders of synsets or of class indices to `mjp "
+                    "sample --corrupt`, or another --checkpoint."
+                )
+            check_labels(self.corrupted.images.records, classes, "--imagenet-c", label)
+        if self.ordinary:
+            check_labels(self.ordinary.records, classes, "--data", label)
+
+    def lines(self, models: Sequence[Model]) -> Iterator[tuple[str, str, list[Line]]]:
+        """A model's name, that of a set, and the lines of the two, one after the other."""
+        whole = self.arguments.limit is None
+        for model in models:
+            label, paper = model.label, model.paper
+            if self.corrupted:
+                images = "ImageNet-C" if self.corrupted.official else OURS
+                yield label, images, self._under_corruptions(model, self.corrupted)
+            if self.hard:
+                rows = self._photographs(model, self.hard.images, among=self.hard.classes)
+                published = whole and self.hard.official
+                yield label, "ImageNet-A", hard_lines(rows, paper if published else {})
+            if self.strange and self.ordinary:
+                classes = self.strange.classes
+                of_them = [one for one in self.ordinary.records if one.label in classes]
+                if not of_them:
+                    raise UserError(
+                        "--data holds no image of ImageNet-O's 200 classes: expected photographs "
+                        "of these, as ImageNet's validation set has them. "
+                        f"{self.ordinary.labels_described}"
+                    )
+                rows = self._photographs(model, self.strange.images, among=classes)
+                known = self._photographs(model, self.ordinary, of_them, classes)
+                all_known = len(known) == len(classes) * VALIDATION_OF_CLASS
+                published = whole and self.strange.official and all_known
+                yield label, "ImageNet-O", strange_lines(rows, known, paper if published else {})
+
+    def _under_corruptions(self, model: Model, folders: CorruptionFolders) -> list[Line]:
+        card, columns = model.network.card, {}
+        chosen = {record.image_id for record in self._chosen(folders.images.records)}
+        cut_out_already = Preprocessing(card.img_size, min(height_width(card.img_size)), "bilinear")
+        with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
+            for cell, folder in folders.by_cell.items():
+                source = open_images(folder)
+                records = [record for record in source.records if record.image_id in chosen]
+                rows = self._answers(model, source, records, cut_out_already, bar)
+                columns[cell] = 1 - rows.set_index("image_id")["correct"]
+        mine = pd.DataFrame(columns).sort_index()
+        published = folders.official and len(mine) == OFFICIAL_CELL
+        lines = corruption_lines(mine, model.paper if published else {}, classes=card.num_classes)
+        if self.ordinary:
+            rows = self._photographs(model, self.ordinary)
+            lines.insert(0, line("error without corruption", share(1 - rows["correct"])))
+        for other, others in self.errors.items():
+            lines += difference_lines(mine, other, others, classes=card.num_classes)
+        self.errors[model.label] = mine
+        return lines
+
+    def _photographs(
         self,
         model: Model,
         source: ImageSource,
-        records: Sequence[ImageRecord],
-        classes: Sequence[int] | None = None,
+        records: Sequence[ImageRecord] | None = None,
+        among: Sequence[int] | None = None,
     ) -> pd.DataFrame:
-        """The model's answers to photographs, among these classes; UserError where one restricts
-        them and no image can be read. They are cut out as ImageNet-C's were, not with the
-        checkpoint's own crop."""
+        """The model's answers to photographs, cut out as ImageNet-C's were, not with the
+        checkpoint's own crop; UserError where answers are restricted and no image can be read."""
         prepare = Preprocessing.robustness_sets(model.network.card.img_size)
-        chosen = spread_subset(records, self.arguments.limit, self.arguments.seed)
+        chosen = self._chosen(source.records if records is None else records)
         with Progress(model.label, len(chosen), "images") as bar:
-            rows = answers(model.network, source, chosen, prepare, bar, self.unreadable, classes)
-        if classes is not None and rows["correct"].isna().all():
+            rows = self._answers(model, source, chosen, prepare, bar, among)
+        if among is not None and rows["correct"].isna().all():
             first, reason = next(iter(self.unreadable.items()), ("", ""))
             raise UserError(
                 f"None of the {len(rows)} images of {source.path.name} can be read, such as "
@@ -245,148 +328,40 @@ class Sets:
             )
         return rows
 
+    def _chosen(self, records: Sequence[ImageRecord]) -> list[ImageRecord]:
+        return spread_subset(records, self.arguments.limit, self.arguments.seed)
 
-def write_robustness(arguments: EvaluationArguments) -> Outcome:
-    """The tables of all checkpoints as Markdown; files in --out are updated set by set."""
-    sets = opened(arguments)
-    tables: list[pd.DataFrame] = []
-    errors: dict[str, pd.DataFrame] = {}
-    text, table = "", pd.DataFrame()
-    for model in _models(arguments, sets):
-        for images, lines in _measured(model, sets, errors):
-            found = pd.DataFrame(lines).astype({"severity": "Int64", "paper": float})
-            found.insert(0, "model", model.label)
-            found.insert(1, "images", images)
-            tables.append(found)
-            table = pd.concat(tables, ignore_index=True)
-            text = markdown(table)
-            if arguments.out:
-                reasons = pd.DataFrame(sets.unreadable.items(), columns=["image", "reason"])
-                files = {"unreadable.csv": reasons}
-                if errors:
-                    wrong = {label: wrong_severities(mine) for label, mine in errors.items()}
-                    rows = pd.concat(wrong, names=["model"]).swaplevel().reset_index()
-                    files["per_image.csv"] = rows
-                files["robustness.csv"] = table
-                write_report(arguments.out, files, "robustness.md", text)
-    return Outcome(text, sets.unreadable, table.to_dict("records"))
+    @torch.no_grad()
+    def _answers(
+        self,
+        model: Model,
+        source: ImageSource,
+        records: Sequence[ImageRecord],
+        prepare: Preprocessing,
+        bar: Progress,
+        among: Sequence[int] | None = None,
+    ) -> pd.DataFrame:
+        """A row for each image: image_id, correct and confidence, NaN where it cannot be read.
 
+        among  restrict the answer to these classes: the others' logits are left out before the
+               softmax, and `confidence` is the largest of what remains
 
-def opened(arguments: EvaluationArguments) -> Sets:
-    """The sets, and --out made apart from them."""
-    if arguments.imagenet_o and arguments.data is None:
-        raise UserError(
-            "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "
-            "photographs of its 200 classes, such as ImageNet's validation set; got none."
-        )
-    c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
-    ordinary = open_images(arguments.data, arguments.labels) if arguments.data else None
-    if ordinary and ordinary.records[0].label is None:
-        raise UserError(
-            "--data: expected images with labels beside robustness. "
-            f"{ordinary.labels_described} Give --labels, class folders, or leave --data out."
-        )
-    sets = Sets(
-        arguments,
-        corruption_folders(c) if c else None,
-        two_hundred_classes(a, "A") if a else None,
-        two_hundred_classes(o, "O") if o else None,
-        ordinary,
-    )
-    images = ("imagenet_c", "imagenet_a", "imagenet_o", "data")
-    prepare_folder(arguments, "robustness.csv", *images)
-    return sets
+        Images are fed as they are: nothing is shuffled or masked.
+        """
+        network = model.network
+        classes = list(range(network.card.num_classes) if among is None else among)
+        rows: list[tuple[str, float, float]] = []
 
+        def failed(record: ImageRecord, reason: str) -> None:
+            self.unreadable[str(source.path / record.image_id)] = reason
+            rows.append((record.image_id, np.nan, np.nan))
 
-def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
-    """All checkpoints, loaded before work begins, so that mistakes show at once."""
-    device = pick_device(arguments.device)
-    models = []
-    for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
-        label, network = checkpoint.label, load_checkpoint(checkpoint, arguments).to(device)
-        if (sets.hard or sets.strange) and network.card.num_classes != NUM_IMAGENET:
-            raise UserError(
-                f"{label} has {network.card.num_classes} classes; ImageNet-A and -O need a model "
-                "of ImageNet's 1000. Give another --checkpoint."
-            )
-        if sets.corrupted:
-            plain = sets.corrupted.plain_classes
-            if plain not in (None, network.card.num_classes):
-                raise UserError(
-                    f"--imagenet-c was made of {plain} class folders, numbered in sorted order, "
-                    f"and {label} has {network.card.num_classes} classes: expected as many, or the "
-                    "numbers are not the model's. Give images in folders of synsets or of class "
-                    "indices to `mjp sample --corrupt`, or another --checkpoint."
-                )
-            records = sets.corrupted.images.records
-            check_labels(records, network.card.num_classes, "--imagenet-c", label)
-        if sets.ordinary:
-            check_labels(sets.ordinary.records, network.card.num_classes, "--data", label)
-        paper = counterpart(network, papers_row(checkpoint, arguments))
-        models.append(Model(label, network, paper))
-    return models
-
-
-def _measured(
-    model: Model, sets: Sets, errors: dict[str, pd.DataFrame]
-) -> Iterator[tuple[str, list[Line]]]:
-    """The name and the lines of one set after the other; `errors` gains the model's answers to the
-    corrupted images."""
-    if sets.corrupted:
-        yield _under_corruptions(model, sets, sets.corrupted, errors)
-    if sets.hard:
-        source, official = sets.hard
-        rows = sets.photographs(model, source, source.records, _classes(source))
-        whole = official and sets.arguments.limit is None
-        yield "ImageNet-A", hard_lines(rows, model.paper if whole else {})
-    if sets.strange and sets.ordinary:
-        source, official = sets.strange
-        classes = _classes(source)
-        of_them = [record for record in sets.ordinary.records if record.label in classes]
-        if not of_them:
-            raise UserError(
-                "--data holds no image of ImageNet-O's 200 classes: expected photographs of these, "
-                f"as ImageNet's validation set has them. {sets.ordinary.labels_described}"
-            )
-        strange = sets.photographs(model, source, source.records, classes)
-        known = sets.photographs(model, sets.ordinary, of_them, classes)
-        whole = official and len(known) == len(classes) * VALIDATION_OF_CLASS
-        published = whole and sets.arguments.limit is None
-        yield "ImageNet-O", strange_lines(strange, known, model.paper if published else {})
-
-
-def _under_corruptions(
-    model: Model, sets: Sets, folders: CorruptionFolders, errors: dict[str, pd.DataFrame]
-) -> tuple[str, list[Line]]:
-    columns: dict[tuple[str, int], pd.Series[float]] = {}
-    limit, seed = sets.arguments.limit, sets.arguments.seed
-    subset = spread_subset(folders.images.records, limit, seed)
-    chosen = {record.image_id for record in subset}
-    size = model.network.card.img_size
-    whole = Preprocessing(
-        size, min(height_width(size)), "bilinear"
-    )  # the pictures are cut out already
-    with Progress(model.label, len(folders.by_cell) * len(chosen), "images") as bar:
-        for cell, folder in folders.by_cell.items():
-            source = open_images(folder)
-            records = [record for record in source.records if record.image_id in chosen]
-            rows = answers(model.network, source, records, whole, bar, sets.unreadable)
-            columns[cell] = 1 - rows.set_index("image_id")["correct"]
-    mine = pd.DataFrame(columns).sort_index()
-    classes = model.network.card.num_classes
-    published = folders.official and len(mine) == OFFICIAL_CELL
-    lines = corruption_lines(mine, model.paper if published else {}, classes=classes)
-    if sets.ordinary:
-        rows = sets.photographs(model, sets.ordinary, sets.ordinary.records)
-        lines.insert(0, line("error without corruption", share(1 - rows["correct"])))
-    for other, others in errors.items():
-        lines += difference_lines(mine, other, others, classes=classes)
-    errors[model.label] = mine
-    return "ImageNet-C" if folders.official else OURS, lines
-
-
-def _classes(source: ImageSource) -> list[int]:
-    return sorted({record.label for record in source.records if record.label is not None})
+        for batch, images in opened_batches(network, source, records, prepare, failed, bar.advance):
+            logits = network(network.normalize(images.to(network.like)))[:, classes].cpu()
+            sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
+            for record, confidence, place in zip(batch, sure.tolist(), best.tolist(), strict=True):
+                rows.append((record.image_id, float(classes[place] == record.label), confidence))
+        return pd.DataFrame(rows, columns=["image_id", "correct", "confidence"])
 
 
 # the tables ---------------------------------------------------------------------------------------

@@ -21,21 +21,18 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
 from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED, draws
 from mjp_privacy.models.zoo import named_checkpoints
-from mjp_privacy.paper.segmentation_data import (
+from mjp_privacy.paper.networks import SegmentationNetwork, predicted
+from mjp_privacy.paper.segmentation_training import (
     VALIDATION,
     Pairs,
-    Whole,
-    find_pairs,
-    pair_batches,
-    splits_of,
-)
-from mjp_privacy.paper.segmentation_network import (
     PixelObjective,
-    SegmentationNetwork,
+    Whole,
     build_segmentation,
     check_initial,
+    find_pairs,
     load_segmentation,
-    predicted,
+    pair_batches,
+    splits_of,
 )
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.commands import EvaluationArguments

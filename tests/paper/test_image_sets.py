@@ -31,7 +31,7 @@ from mjp_privacy.paper.image_sets import (
     SKY,
     drawn,
 )
-from mjp_privacy.paper.segmentation_data import splits_of
+from mjp_privacy.paper.segmentation_training import splits_of
 from tests.helpers.image_files import make_images
 from tests.helpers.refusals import refused
 

@@ -24,8 +24,11 @@ from mjp_privacy.data import ImageError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.paper.image_sets import make_shapes
-from mjp_privacy.paper.segmentation_data import find_pairs
-from mjp_privacy.paper.segmentation_network import build_segmentation, load_segmentation
+from mjp_privacy.paper.segmentation_training import (
+    build_segmentation,
+    find_pairs,
+    load_segmentation,
+)
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day

@@ -1,4 +1,6 @@
-"""Pictures with their label maps, in the layout of ADE20K (ADEChallengeData2016).
+"""What a training for segmentation, Table 9, takes: pictures with label maps, weights, the loss.
+
+The layout is that of ADE20K (ADEChallengeData2016):
 
     DIR/images/training/NAME.jpg       DIR/annotations/training/NAME.png
     DIR/images/validation/NAME.jpg     DIR/annotations/validation/NAME.png
@@ -12,24 +14,36 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import json_value
+from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import Header, ImageError, decoded, header
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
+from mjp_privacy.models import load_model
+from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
+from mjp_privacy.models.checkpoints import check_same, resampled
+from mjp_privacy.models.loading import outline_spec
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
+from mjp_privacy.paper.networks import LinearHead, Maps, PyramidHead, SegmentationNetwork
 from mjp_privacy.training.batches import LoadedBatches
-from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config import TrainingConfig, check_config
+from mjp_privacy.training.learner import build_network, initial_arguments
+from mjp_privacy.training.learner import check_initial as check_sizes
 from mjp_privacy.training.processes import World
 
 Read = TypeVar("Read")
@@ -254,3 +268,148 @@ def pair_batches(
     pictures of a size of their own, which only fit into batches of one."""
     pairs.check()
     return LoadedBatches(config, pairs, Augmented(config), Whole(config), world, workers)
+
+
+# weights to start from ----------------------------------------------------------------------------
+
+POSITIONS = "absolute_pos_embed"
+
+
+def fill_swin(model: Any, checkpoint: str) -> None:
+    """Copy every tensor of a `JigsawSwin` but its classifier from a file that `mjp train` wrote.
+
+    The table of absolute positions is resampled for a picture of another size. timm cuts windows to
+    the smallest stage's size: there the tables of relative places have other shapes, and are
+    refused as any tensor is.
+    """
+    loaded: Any = load_model(checkpoint=checkpoint)
+    check_unknown(
+        checkpoint, getattr(loaded, "unk_embed", None) is not None, model.unk_embed is not None
+    )
+    wanted, stored = (
+        {n: p for n, p in one.named_parameters() if not n.startswith(("head.", "dal_regressor"))}
+        for one in (model, loaded)
+    )
+    if POSITIONS in wanted and POSITIONS in stored:
+        below_a_class = F.pad(stored[POSITIONS].detach(), (0, 0, 1, 0))  # as a ViT's table stands
+        rows = resampled(below_a_class, model.grid, POSITIONS, [], shown(checkpoint))
+        stored[POSITIONS] = rows[:, 1:]
+    check_same(model, stored, wanted, shown(checkpoint))
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(stored[name])
+
+
+def check_initial(config: TrainingConfig) -> None:
+    """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
+    check_sizes(config)
+    if config.initial is not None and config.family == "vit":
+        arguments = initial_arguments(config.initial, config)
+        stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
+        spec, source = outline_spec(config.initial.model, **stated)
+        check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
+
+
+def check_unknown(source: str, stored: bool, wanted: bool) -> None:
+    """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
+    segmentation's row says by its name what its weights were trained with."""
+    if stored == wanted:
+        return
+    kinds = {True: "MJP's unk_embed", False: "no unk_embed"}
+    raise UserError(
+        f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights to "
+        f"start from with {kinds[wanted]}, got {kinds[stored]}. Give weights trained "
+        f"{'with' if wanted else 'without'} MJP, or the row for these."
+    )
+
+
+# network and loss ---------------------------------------------------------------------------------
+
+UNLABELLED = -1
+"""What 0 of a label map becomes: such a pixel has no part in loss and scores."""
+
+
+def maps_of(config: TrainingConfig) -> Maps:
+    """The maps of the config's network: `features` gives as many tensors. A ViT's all have one
+    size, so a pyramid makes them 4, 2, 1 and ½ times as large; a Swin's stages are one already."""
+    width = config.model.embed_dim
+    if config.family == "vit":
+        return [(width, factor) for factor in (4.0, 2.0, 1.0, 0.5)]
+    return [(width << stage, 1.0) for stage in range(len(config.stages or ()))]
+
+
+def build_segmentation(config: TrainingConfig) -> SegmentationNetwork:
+    """The network with its initial weights: the backbone's from the config's `initial`, if there is
+    one, and the head's from its seed."""
+    backbone, maps = build_network(config), maps_of(config)
+    if config.initial is not None and config.family == "swin":
+        fill_swin(backbone, config.initial.checkpoint)
+    classes, settings = config.model.num_classes, config.segmentation
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("initial head", config.seed))
+        head: nn.Module = (
+            LinearHead(maps, classes)
+            if settings.head == "linear"
+            else PyramidHead(maps, classes, settings.channels)
+        )
+    return SegmentationNetwork(backbone, head)
+
+
+class PixelObjective(nn.Module):
+    """Network and loss in one forward pass, with what `training.learner.Objective` takes and gives.
+
+    There is no L_DAL; its weight has no part. Of several processes each one's mean counts alike.
+    """
+
+    def __init__(self, model: SegmentationNetwork, config: TrainingConfig) -> None:
+        super().__init__()
+        self.model, self.smoothing = model, config.recipe.label_smoothing
+
+    def forward(
+        self, images: Tensor, labels: Tensor, mask: Tensor, dal_weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss of the labelled pixels, and (loss, cross-entropy, 0, share of labelled
+        pixels that are right) detached, as one tensor (4,).
+
+        labels: (B, S, S), 0 where a pixel has no label, else 1 + its class
+        """
+        logits = self.model(images, mask).movedim(1, -1).flatten(0, 2)
+        classes = labels.flatten().long() - 1
+        number = (classes != UNLABELLED).sum().clamp(min=1)
+        how: dict[str, Any] = {"label_smoothing": self.smoothing, "ignore_index": UNLABELLED}
+        loss = F.cross_entropy(logits, classes, reduction="sum", **how) / number
+        right = (logits.argmax(-1) == classes).sum() / number
+        return loss, torch.stack((loss, loss, torch.zeros_like(loss), right)).detach()
+
+
+# read back from its file --------------------------------------------------------------------------
+
+KIND = replace(
+    CHECKPOINT,
+    expected="a model.safetensors that `mjp train` wrote with task segmentation",
+    do="Give such a file, or measure a classifier with --data.",
+)
+
+
+def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]:
+    """The network in eval mode on the CPU, in float32, and the config that it was trained with."""
+    check_is_there(source, "--checkpoint")
+    path = located(source)
+    if path.suffix.lower() != ".safetensors":
+        raise KIND.refusal(path, f"a file that ends with {shown(path.suffix) or 'nothing'}")
+    file = TensorFile(path, KIND)
+    recipe: Any = json_value(file.metadata.get("recipe", "null"), path, KIND)
+    if not isinstance(recipe, dict) or recipe.get("task") != "segmentation":
+        raise KIND.refusal(path, "a file that states no such training", "recipe")
+    check_digest(path, KIND)
+    config = parse(TrainingConfig, recipe, shown(path))
+    check_config(config, shown(path))
+    from_random = replace(config, initial=None)
+    with torch.device("meta"):  # before memory is taken for either
+        outline = build_segmentation(from_random)
+        came = {name: torch.empty(shape) for name, shape in file.shapes.items()}
+    check_same(outline, came, outline.state_dict(), shown(path))
+    network, stored = build_segmentation(from_random), file.tensors()
+    check_finite(stored, path, KIND)
+    network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
+    return network.eval(), config
