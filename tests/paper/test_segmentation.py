@@ -252,14 +252,6 @@ def test_a_file_that_is_no_such_network_is_refused_before_memory_is_taken(
 # mistakes
 
 
-def turn(path: Path, orientation: int) -> None:
-    """Write a picture again with an EXIF orientation."""
-    with Image.open(path) as picture:
-        exif = picture.getexif()
-        exif[0x0112] = orientation
-        picture.copy().save(path, exif=exif)
-
-
 def labelled(value: int, side: int = 20) -> Any:
     """What makes a pair of a square whose map has this label."""
     labels = np.full((side, 20), value, np.uint8)
@@ -277,10 +269,6 @@ MISTAKES: dict[str, tuple[str, Callable[[Path, str], object]]] = {
         "images/validation/001.jpg",
         lambda ade, name: (ade / "images" / f"{name}.jpg").write_bytes(b"no image"),
     ),
-    "turned": (
-        "images/training/001.jpg",
-        lambda ade, name: turn(ade / "images" / f"{name}.jpg", 3),
-    ),
 }
 
 
@@ -293,6 +281,14 @@ def test_two_mistakes_are_counted_before_a_step_is_trained(
     with pytest.raises(UserError, match=f", 2 .*{named}"):
         trained(small(), ade, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def turn(path: Path, orientation: int) -> None:
+    """Write a picture again with an EXIF orientation."""
+    with Image.open(path) as picture:
+        exif = picture.getexif()
+        exif[0x0112] = orientation
+        picture.copy().save(path, exif=exif)
 
 
 def test_a_picture_and_its_map_are_turned_together_or_not_at_all(ade: Path) -> None:
