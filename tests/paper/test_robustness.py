@@ -340,7 +340,8 @@ def test_what_is_printed_stands_beside() -> None:
 
 
 def test_the_published_means_follow_from_the_counts() -> None:
-    table = pd.read_csv(PUBLISHED / "robustness.csv").set_index(["model", "corruption", "measure"])
+    table = pd.read_csv(PUBLISHED / "robustness.csv")
+    table = table.set_index(["model", "corruption", "measure"]).sort_index()
     counts = pd.read_csv(PUBLISHED / "per_image.csv").sort_values("image_id")
     first: list[np.ndarray] = []
     for model, group in counts.groupby("model", sort=False):
