@@ -328,7 +328,7 @@ class Robustness:
             )
         return rows
 
-    def _chosen(self, records: Sequence[ImageRecord]) -> list[ImageRecord]:
+    def _chosen(self, records: Sequence[ImageRecord]) -> tuple[ImageRecord, ...]:
         return spread_subset(records, self.arguments.limit, self.arguments.seed)
 
     @torch.no_grad()
