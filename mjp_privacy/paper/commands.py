@@ -143,6 +143,7 @@ def evaluate(argv: list[str], usage: Usage) -> int:
 def analyse(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(AnalysisArguments, argv)
     use_threads(arguments.threads)
+    # by its name, for it takes the options above
     write = Entry("mjp_privacy.paper.positions_report:write_analysis").load()
     outcome = write(arguments)
     print(outcome.text)
