@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 import tyro
 
-from benchmarks.page import Row, machine, write_result
+from benchmarks.page import Row, machine, spread, write_result
 from mjp_privacy.cli import COMMANDS
 
 ONE_IMAGE = {  # one model of the package, one cell
@@ -73,16 +73,15 @@ def measured(repeats: int, folder: Path) -> pd.DataFrame:
 
 def lines(starts: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """The commands' own helps together in the last line."""
-    helped = [starts[f"mjp {name} --help"] for name in COMMANDS]
     table = [("", "seconds", "modules")]
     for name in ("mjp --help", "mjp attack, one image"):
         one = starts[name]
-        table.append((f"`{name}`", f"{one['wall_median']:.2f}", f"{one['modules']:,.0f}"))
-    ends = []
-    for key, form in (("wall_median", ".2f"), ("modules", ",.0f")):
-        values = [one[key] for one in helped]
-        ends.append(f"{min(values):{form}}–{max(values):{form}}")
-    return [*table, (f"`mjp COMMAND --help`, {len(helped)} commands", *ends)]
+        table.append((f"`{name}`", f"{one['wall']['median']:.2f}", f"{one['modules']:,}"))
+    helped = [starts[f"mjp {name} --help"] for name in COMMANDS]
+    walls = sorted(one["wall"]["median"] for one in helped)
+    modules = sorted(one["modules"] for one in helped)
+    spans = f"{walls[0]:.2f}–{walls[-1]:.2f}", f"{modules[0]:,}–{modules[-1]:,}"
+    return [*table, (f"`mjp COMMAND --help`, {len(helped)} commands", *spans)]
 
 
 def main(repeats: int = 5) -> None:
@@ -90,14 +89,8 @@ def main(repeats: int = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(repeats, Path(folder))
     for name, starts in rows.groupby("name", sort=False):
-        figures[str(name)] = {
-            "modules": int(starts["modules"].iloc[-1]),
-            **{
-                f"{clock}_{which}": round(float(starts[clock].agg(which)), 3)
-                for clock in ("wall", "cpu")
-                for which in ("median", "min", "max")
-            },
-        }
+        seconds = {clock: spread(starts[clock].tolist()) for clock in ("wall", "cpu")}
+        figures[str(name)] = {"modules": int(starts["modules"].iloc[-1]), **seconds}
     write_result("start", {"repeats": repeats, "starts": figures}, facts, lines(figures))
 
 
