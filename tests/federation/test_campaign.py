@@ -111,10 +111,7 @@ def test_an_engine_without_its_package_is_refused_and_the_app_says_so(
 
 
 def test_other_attacks_go_on_with_the_trained_federation(
-    tmp_path: Path,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     assert command(tmp_path, data, GOOD[:1]) == 0

@@ -224,11 +224,7 @@ def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "why"), [(MemoryError, "no memory"), (TimeoutError, "time")])
 def test_a_client_that_fails_is_left_out_of_its_round(
-    error: type[Exception],
-    why: str,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    error: type[Exception], why: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_federation(rounds=2)
     out = serve(Grid(data, answer=failing(1, {2}, error)), data, tmp_path / "run", config)

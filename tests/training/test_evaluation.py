@@ -248,7 +248,6 @@ def test_a_swin_and_a_resnet_have_a_line_each(
     ("changes", "named"),
     [
         ({"--gamma": "1.2"}, "1.2"),
-        ({"--seed": "-1"}, "seed"),
         ({"--checkpoint": "nowhere.pth"}, "nowhere.pth"),
         ({"--checkpoint": "packaged:nothing"}, "nothing"),
         ({"--data": "part"}, "--data"),  # it would be numbered anew, as other classes

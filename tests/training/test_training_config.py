@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
-from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training, merged
+from mjp_privacy.training.config import TrainingConfig, load_training, merged
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart
 from tests.helpers.families import family_content
@@ -101,12 +98,6 @@ def test_the_recipe_is_table_7() -> None:
     assert taking == ["vit_mjp", "vit_paper_positions"]
 
 
-def test_tables_1_3_and_4_print_the_same_of_the_same_models() -> None:
-    for place, row in ((2, TABLE4["A"]), (3, TABLE4["J"])):
-        assert (row.top1, row.consistency) == (TABLE1[place].top1, TABLE1[place].consistency)
-    assert TABLE3[0.03].diff_norm == TABLE1[3].diff_norm
-
-
 # presets ------------------------------------------------------------------------------------------
 
 
@@ -151,16 +142,6 @@ def test_the_weight_of_dal_rises_over_the_warm_up_and_falls_to_half() -> None:
     assert {dal_weight(small(), step, 10) for step in range(50)} == {0.01}
 
 
-def test_the_docs_have_what_each_preset_sets() -> None:
-    text = (CONFIGS.parents[1] / "docs" / "paper.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+)\.(\w+) \| (.+?) \| (.+?) \| (.+?) \|", text, re.MULTILINE)
-    assert len(rows) == 5
-    for part, name, ours, *others in rows:
-        for preset, said in zip(PUBLISHED["presets"], (ours, *others), strict=True):
-            found = getattr(getattr(stock("imagenet", "J", preset=preset), part), name)
-            assert str(found) == (ours if said == "not printed" else said)
-
-
 # mistakes -----------------------------------------------------------------------------------------
 
 BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
@@ -170,7 +151,6 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
     ("family", "changes", "named"),
     [
         ("vit", {"recipe": {"epoch": 3}}, r"recipe.epoch.* epochs\?"),
-        ("vit", {"recipe": {"epochs": 10**9}}, "recipe.epochs"),
         ("vit", {"recipe": {"warmup_epochs": 9}}, "warmup_epochs"),
         ("vit", {"jigsaw": {"first_epoch": 9}}, "first_epoch"),
         ("vit", {"model": {"position_embedding": "none"}}, "unknown_embedding: false"),
@@ -178,10 +158,6 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
         ("vit", {"model": {"embed_dim": 16384, "depth": 512, "num_heads": 2}}, "parameters"),
         ("vit", {"augmentation": {"rand_augment": "rand-m9"}}, "rand_augment: null"),
         ("vit", {"preset": "authors"}, "authors_code"),
-        ("vit", {"preset": 3}, "preset"),
-        ("vit", {"jigsaw": 5, "preset": "paper"}, "jigsaw"),
-        ("vit", {"name": "a\x1b[2J"}, "name"),
-        ("vit", {"family": "mixer"}, "family"),
         ("vit", {"stages": [1, 1]}, "stages"),
         ("swin", {"stages": None}, "stages"),
         ("swin", {"family": "resnet", "model": BARE | {"dal": "linear"}}, "position"),
@@ -209,19 +185,3 @@ def test_rows_are_asked_for_by_name_and_the_command_line_goes_before_the_file() 
     assert (config.recipe.epochs, config.seed, config.recipe.lr) == (7, 3, 0.003)
     assert config.initial is not None
     assert config.initial.checkpoint == "x.pth"
-
-
-def test_options_are_as_bounded(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, out = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(yaml.safe_dump(content()))
-    words = [*map(str, ("train", config, "--data", data, "--out", out, "--device", "cpu"))]
-    for option, value in (
-        *(("--epochs", "0"), ("--lr", "nan"), ("--workers", "1000000"), ("--threads", "0")),
-        *(("--row", "A"), ("--initial", "nowhere.pth"), ("--val", "nowhere")),
-    ):
-        assert main([*words, option, value]) == 2
-        said = capsys.readouterr().err
-        assert option.strip("-") in said or value in said
-        assert not (out / "checkpoint.pt").exists()

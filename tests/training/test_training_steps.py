@@ -318,12 +318,9 @@ def convolution_gradients() -> Tensor:
 
 OPERATIONS: dict[str, Callable[[], Tensor]] = {
     "linear": lambda: F.linear(numbers(5, 7, 24), numbers(11, 24), numbers(11)),
-    "matmul": lambda: numbers(9, 24) @ numbers(24, 5),
-    "attention": lambda: numbers(2, 3, 9, 24) @ numbers(2, 3, 24, 9),
     "baddbmm": lambda: torch.baddbmm(
         numbers(3, 4, 6), numbers(3, 4, 24), numbers(3, 24, 6), beta=0.5, alpha=2
     ),
-    "patches": lambda: F.conv2d(numbers(2, 3, 8, 8), numbers(6, 3, 4, 4), None, 4),
     "convolution": lambda: F.conv2d(
         numbers(2, 3, 8, 8), numbers(6, 3, 3, 3), numbers(6), padding=1
     ),
