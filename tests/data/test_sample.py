@@ -137,12 +137,10 @@ def test_errors_of_the_user(
     before = sorted(tmp_path.rglob("*"))
     for source, out, options, expected in [
         (flat, "out", [], "--labels"),
-        (Path("embedded"), "out", [], "embedded"),
         (folder, "out", ["--per-class", "0"], "got 0"),
         (bad, "out", [], "x/a.png"),
         (folder, "flat/a.png", [], "flat/a.png"),
         (folder, "in/out", [], "--from"),
-        (tmp_path / "inn", "out", [], f"{folder}?"),
         (folder, "s3://bucket/sample", ["--corrupt"], "s3:/bucket/sample"),
     ]:
         assert run(source, Path(out), *options) == 2

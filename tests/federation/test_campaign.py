@@ -66,10 +66,8 @@ def command(
     ("attack", "words", "named"),
     [
         ({"name": "patch_gradeint"}, [], "patch_gradient"),
-        ({"name": "multi_round", "options": {"upload": 6}}, [], "uploads"),
         ({"name": "masked_span", "options": {"prior": "nowhere"}}, [], "'nowhere'"),
         (GOOD[0], ["--attack.engine", "local", "--attack.partition", "gpu"], "partition"),
-        (GOOD[0], ["--rounds", "0"], "--rounds"),
         (GOOD[0], ["--out", "data/out"], "--data"),
         (GOOD[0], ["--out", "file"], "--out"),
         (GOOD[0], ["--out", "other"], "attack"),
@@ -176,10 +174,9 @@ def test_a_probe_with_fresh_partners_cuts_its_batches_anew_and_is_attacked_whole
 
 
 CLIENT = {"batch": 3, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
-MATCHING = [{"name": "patch_gradient"}, {"name": "inverting_gradients", "options": {"steps": 2}}]
 
 
-def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
+def test_a_client_of_low_rank_adapters_is_trained_recorded_and_named(
     tmp_path: Path,
 ) -> None:
     """Only adapters and head move and are sent; tables and charts call them a defence."""
@@ -193,18 +190,12 @@ def test_a_client_of_low_rank_adapters_is_trained_recorded_attacked_and_named(
         assert set(upload.tensor_file().names) == moved
         assert not upload.header.partial
         assert upload.header.recipe["lora"] == "{rank: 2, targets: [qkv, fc1]}"
-    attacks = [*MATCHING, {"name": "mean_image"}]
-    experiment = load_experiment({"name": "recorded", "attacks": attacks})
+    experiment = load_experiment({"name": "recorded", "attacks": [{"name": "mean_image"}]})
     attack_uploads(experiment, out / "uploads", tmp_path / "attacked", device="cpu")
-    found = rows(tmp_path / "attacked").groupby("attack")
-    assert set(found.get_group("patch_gradient")["status"]) == {"unsupported"}
-    assert set(found.get_group("inverting_gradients")["status"]) == {"ok"}
-    text = defence_text(config(client=CLIENT))
-    assert text == "lora {rank: 2, targets: [qkv, fc1]}"
-    assert family_and_strength(text)[0] == "withheld"
     (client, *_) = clients_of(load_runs([tmp_path / "attacked"]).lines)
     assert client.defended
     assert client.name == "plain, lora {rank: 2, targets: [qkv, fc1]}"
+    assert family_and_strength(defence_text(config(client=CLIENT)))[0] == "withheld"
 
 
 def test_a_shorter_federation_records_in_proportion_and_says_what_is_not_there(
@@ -229,7 +220,6 @@ ATTACKS = [
     {"name": "multi_round", "options": {"uploads": 2, **STATIONARY}},
 ]
 FLOOR = "grey_psnr.diagnostic"
-MINUTE = "configs/federated/minute.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -329,18 +319,3 @@ def test_what_is_unfinished_or_no_federation_is_refused(
     for left in ("attack", "metrics.jsonl"):
         shutil.rmtree(run / left) if left == "attack" else (run / left).unlink()
         refused(capsys, f"{run} holds no {left}", "compare", run, "--out", tmp_path / "out")
-
-
-@pytest.mark.nightly
-def test_the_one_minute_config_needs_nothing_from_outside(tmp_path: Path) -> None:
-    """Its shortest form: one recorded round."""
-    argv = [MINUTE, "--data", "embedded", "--out", str(tmp_path / "out"), "--device", "cpu"]
-    assert main(["federate", *argv, "--rounds", "6"]) == 0
-    leakage = pd.read_csv(tmp_path / "out" / "rounds.csv").set_index("scope")
-    assert set(leakage["n"]) == {6}
-    one, several = leakage.loc["1 upload"], leakage.loc["any number of uploads"]
-    assert 0 < one["unshuffled"] < several["unshuffled"] == 6
-    assert one["psnr"] < several["psnr"]
-    assert (tmp_path / "out" / "rounds.png").stat().st_size > 0
-    assert main(["compare", str(tmp_path / "out"), "--out", str(tmp_path / "compared")]) == 0
-    assert "| 0 | – | 0 |" in (tmp_path / "compared" / "table.md").read_text()  # no test images

@@ -270,33 +270,20 @@ def test_nodes_that_go_that_never_came_and_that_name_no_partition(
         flower_app.train(Message(order, 10, "train"), own)
 
 
-def _set(record: str, field: str, value: Any) -> Callable[[RecordDict], None]:
-    return lambda content: content[record].__setitem__(field, value)
-
-
-def _reply(**changes: Any) -> Callable[[RecordDict], None]:
-    """An upload with tensors of its own."""
-
-    def change(content: RecordDict) -> None:
-        for name, record in reply_of(ClientUpdate(**changes)).items():
-            content[name] = record
-
-    return change
+OTHER = {name: reply_of(ClientUpdate({name: torch.zeros(1, 5)})) for name in ("norm.weight", "no")}
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (_reply(grads={"norm.weight": torch.zeros(1, 5)}), "norm.weight"),
-        (_reply(grads={"nothing": torch.zeros(1, 5)}), "nothing"),
-        (_set("upload", "round", 9), "9"),
-        (_set("upload", "batch", 5), "5"),
-        (_set("upload", "colour", "red"), "colour"),
-        (lambda content: content.__delitem__("upload"), "upload"),
+        *((lambda sent, of=other: sent.update(of), name) for name, other in OTHER.items()),
+        (lambda sent: sent["upload"].update(round=9), "9"),
+        (lambda sent: sent["upload"].update(colour="red"), "colour"),
+        (lambda sent: sent.pop("upload"), "upload"),
     ],
 )
 def test_an_upload_that_does_not_fit_is_no_upload(
-    change: Callable[[RecordDict], None], named: str, data: Path, tmp_path: Path
+    change: Callable[[RecordDict], object], named: str, data: Path, tmp_path: Path
 ) -> None:
     def train(message: Message, own: Context) -> Message:
         reply = flower_app.train(message, own)
