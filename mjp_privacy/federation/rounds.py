@@ -48,7 +48,6 @@ from mjp_privacy.training.run_files import (
     Percent,
     check_config,
     check_weights,
-    export_fault,
     identity_of,
     load_checkpoint,
     save_checkpoint,
@@ -298,16 +297,10 @@ class Federation:
             self.journal.say(f"record.images: {recorded} are recorded; the data have no {wanted}")
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
-        mended = self._mend_uploads()
-        path = self.out / MODEL
-        if self.round == self.config.rounds and is_there(path):
-            expected = {name: weight.cpu() for name, weight in self.weights.items()}
-            if fault := export_fault(path, expected):
-                self.journal.say(f"{shown(path)}: {fault}; it is written again")
-                self._write_model()
-            elif not mended:
-                self.journal.say("finished already; nothing to do")
-            return path
+        self._mend_uploads()
+        if self.round == self.config.rounds:
+            self.journal.say("finished already; its model is written again")
+            return self._write_model()
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
@@ -418,9 +411,9 @@ class Federation:
             check_config(*(json.loads(json.dumps(training_part(one))) for one in configs))
         self.journal.keep_until(self.round)
 
-    def _mend_uploads(self) -> bool:
-        """Make uploads of earlier rounds again whose files are damaged or missing, and say so;
-        whether there were any. They follow from the seed and the weights of their round."""
+    def _mend_uploads(self) -> None:
+        """Make uploads of earlier rounds again whose files are damaged or missing, and say so. They
+        follow from the seed and the weights of their round."""
         damaged = self.recorder.damaged(self.round)
         weights = {round: self.recorder.weights(round) for round in damaged}
         weights |= self._replayed({round for round in weights if weights[round] is None})
@@ -436,7 +429,6 @@ class Federation:
             if names:
                 where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
                 self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
-        return bool(damaged)
 
     def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:
         """The weights before these rounds, computed again from round 0 on; none where that takes

@@ -6,34 +6,27 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from mjp_privacy.core.drawing import colour, drawn, picture
-from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import append_json_line, json_line, write_atomically
 from mjp_privacy.core.read import FileKind, is_there, json_lines, json_value, typed
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
 from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.models.families import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.models.tensor_files import (
-    TensorFile,
-    check_digest,
-    check_finite,
-    read_torch_file,
-    save_tensors,
-)
+from mjp_privacy.models.tensor_files import check_finite, read_torch_file, save_tensors
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, plain
 
 # the journal --------------------------------------------------------------------------------------
@@ -124,9 +117,6 @@ class Point:
     val_miou: Percent | None = None
 
 
-_POINT = TypeAdapter(Point)
-
-
 def points_of(run: Path) -> tuple[list[Point], int]:
     """The points of a training run, without lines that are damaged, and how many of those there
     are; no point of a run that only just began.
@@ -139,8 +129,8 @@ def points_of(run: Path) -> tuple[list[Point], int]:
     lines, damaged = whole_lines(path)
     points = []
     for line in lines:
-        with suppress(ValidationError):
-            points.append(_POINT.validate_python(line))
+        with suppress(UserError):
+            points.append(typed(line, path, LINES, Point))
     if not points and (lines or damaged):
         raise LINES.refusal(path, f"{len(lines) + damaged} lines of something else")
     return points, damaged
@@ -357,27 +347,8 @@ def export_model(
         **facts,
     }
     metadata = {name: json.dumps(fact) for name, fact in stated.items()}
-    for name, tensors in exported(model):
-        save_tensors(folder / name, tensors, metadata, digest=True)
-    return folder / MODEL
-
-
-def exported(model: MJPVisionTransformer) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The names of the files, each with the weights as it has them."""
     for name, kind in ((MODEL, torch.float32), (HALF, torch.float16)):
         kept = weights_of(model).items()
-        yield name, {key: value.detach().to("cpu", kind).contiguous() for key, value in kept}
-
-
-def export_fault(path: Path, expected: Mapping[str, Tensor]) -> str:
-    """Why a file is not the one of these weights any more; empty if it is."""
-    try:
-        check_digest(path, WEIGHTS, needed=True)
-        stored = TensorFile(path, WEIGHTS).tensors()
-    except BadFile as error:
-        return error.got
-    same = stored.keys() == expected.keys() and all(
-        tensor.dtype == stored[name].dtype and torch.equal(tensor, stored[name])
-        for name, tensor in expected.items()
-    )
-    return "" if same else "other weights than those that were trained"
+        tensors = {key: value.detach().to("cpu", kind).contiguous() for key, value in kept}
+        save_tensors(folder / name, tensors, metadata, digest=True)
+    return folder / MODEL

@@ -35,9 +35,7 @@ from mjp_privacy.training.run_files import (
     Journal,
     TrainingCheckpoint,
     draw_curves,
-    export_fault,
     export_model,
-    exported,
     identity_of,
     load_checkpoint,
     save_checkpoint,
@@ -120,10 +118,9 @@ class Trainer:
     def fit(self) -> Path:
         """Train to the end and export; the path of the model."""
         self._resume()
-        if self.step == self.steps and self.world.agreed(self._is_exported()):
-            self.journal.say("finished already; nothing to do")
-            return self.folder / MODEL
-        if self.learner.rounded:
+        if self.step == self.steps:
+            self.journal.say("finished already; its model is written again")
+        elif self.learner.rounded:
             self.journal.say(REMARK)
         drawn_at = -math.inf
         while self.step < self.steps:
@@ -243,16 +240,6 @@ class Trainer:
         self.journal.keep_until(self.step - (line is not None))
         if line is not None:
             self._end_epoch(dataclasses.asdict(line), saved=True)
-
-    def _is_exported(self) -> bool:
-        """Whether the files of the finished weights are there as they were written; says which is
-        not. Only the first process looks."""
-        whole = True
-        for name, weights in exported(self.learner.trained) if self.world.first else ():
-            if fault := export_fault(self.folder / name, weights):
-                whole = False
-                self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
-        return whole
 
 
 # a run --------------------------------------------------------------------------------------------

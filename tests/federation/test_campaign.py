@@ -116,7 +116,7 @@ def test_other_attacks_go_on_with_the_trained_federation(
     trained = (out / "model.safetensors").read_bytes()
     monkeypatch.setattr(tasks.Task, "server_step", lambda *_: pytest.fail("it trained again"))
     assert command(tmp_path, data, GOOD) == 0
-    assert "nothing to do" in capsys.readouterr().err
+    assert "finished already" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == trained
     stored = json.loads((out / "federation.json").read_text())
     assert [attack["name"] for attack in stored["attacks"]] == ["grey", "patch_gradient"]

@@ -350,17 +350,12 @@ def content(folder: Path) -> Mapping[Path, bytes]:
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_damaged_final_weights_are_written_again(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A bit of what the file says of its model: the ratio that it was trained with."""
+def test_damaged_final_weights_are_written_again(out: Path) -> None:
     path = out / "model.safetensors"
     before = path.read_bytes()
-    path.write_bytes(before.replace(b'"trained_gamma":"0', b'"trained_gamma":"8', 1))
-    for nothing_to_do in (False, True):
-        run(out.parent)
-        assert path.read_bytes() == before
-        assert ("nothing to do" in capsys.readouterr().err) == nothing_to_do
+    path.write_bytes(before[:-100])
+    run(out.parent)
+    assert path.read_bytes() == before
 
 
 def test_a_damaged_config_is_named_and_written_again(out: Path) -> None:
