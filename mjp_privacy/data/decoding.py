@@ -68,10 +68,7 @@ SIDEWAYS = (5, 6, 7, 8)
 
 
 class ImageError(UserError):
-    """One image cannot be used. `reason` says why; `image_id` is set where it is known.
-
-    Callers that process many images record it in a row and continue with the next image.
-    """
+    """One image cannot be used. `reason` says why; `image_id` is set where it is known."""
 
     def __init__(self, reason: str, image_id: str = "") -> None:
         super().__init__(reason, image_id)
@@ -135,8 +132,7 @@ def decoded(content: bytes, *, min_side: int = 1, labels: bool = False) -> Decod
     """An upright picture, and how the file differs from it. Raises ImageError with the reason.
 
     min_side  the smallest allowed short side in pixels, one patch of the model that will see it
-    labels    the pixels are no colours but 8-bit grey levels or places in a palette, such as a map
-              of labels, and stay so
+    labels    the pixels are a map of labels, 8-bit grey levels or places in a palette, and stay so
     """
     with _opened(content) as image:
         _check_sides(image.size, min_side)

@@ -130,9 +130,8 @@ class ZipFiles:
             absolute = name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name)
             if absolute or ".." in name.split("/"):
                 raise UserError(
-                    f"{shown(path)} holds the entry {shown(repr(name))}: expected plain relative "
-                    "names, without '..' and backslashes. Make the zip again from the folder of "
-                    "images."
+                    f"{shown(path)} holds the entry {shown(repr(name))}: expected relative names "
+                    "without '..' and backslashes. Make it again from the folder of images."
                 )
         if entries and all(info.flag_bits & ENCRYPTED for info in entries):
             raise ZIP.refusal(path, "one with encrypted content, and no password can be given")
@@ -182,10 +181,7 @@ def is_hidden(name: str) -> bool:
 
 
 class FolderFiles:
-    """All files under a folder, also behind links; hidden files and folders are left out.
-
-    Pipes, devices and links that lead nowhere are among them: reading one is that image's error.
-    """
+    """All files under a folder, also behind links and pipes; what is hidden is left out."""
 
     def __init__(self, path: Path) -> None:
         from mjp_privacy.core.progress import Progress  # rich: only where files are listed

@@ -49,10 +49,7 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Records sorted by their ids; either all of them have labels or none.
-
-    It can be pickled, and used after a fork.
-    """
+    """Records sorted by their ids; either all of them have labels or none. It can be pickled."""
 
     path: Path
     records: tuple[ImageRecord, ...]
@@ -67,10 +64,7 @@ class ImageSource:
             return self.files.read(record.image_id)
 
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
-        """The upright 8-bit RGB picture. Raises ImageError with the reason.
-
-        `min_side`: the smallest allowed short side in pixels, one patch of the model.
-        """
+        """The upright 8-bit RGB picture; ImageError where it is unreadable or too small."""
         with _named(record):
             found = decoded(self.files.read(record.image_id), min_side=min_side)
         self.altered.note(record.image_id, found.turn, found.animated)
@@ -95,9 +89,8 @@ def spread_subset(
 ) -> tuple[ImageRecord, ...]:
     """The first `limit` records (None: all) of an order in which the classes take turns.
 
-    First comes one image of every class, in a seeded order of the classes, then a second of every
-    class, and so on. The order depends on (seed, image_id, label) alone, so it is the same on every
-    machine, and limit 10 is a prefix of limit 20. Of unlabelled images the groups take turns.
+    The order depends on (seed, image_id, label) alone: it is the same on every machine, and limit
+    10 is a prefix of limit 20. Of unlabelled images the groups take turns.
     """
     _check_limit(limit)
     turns: Counter[str] = Counter()
@@ -123,8 +116,6 @@ def readable_subset(
     """`spread_subset` filled from files that are images, and why the others were passed over.
 
     Headers are read of as many files as it takes; without a limit none is, and all are taken.
-
-    min_side  the smallest allowed short side in pixels
     """
     _check_limit(limit)
     order = spread_subset(records, None, seed)
@@ -167,8 +158,7 @@ class Preprocessing:
     """Short side to `resize` pixels, then the central square of side `size`; or, with `squash`, the
     whole picture to size × size, whatever its shape.
 
-    The same as torchvision's Resize and CenterCrop on a PIL image. A picture that already is
-    size × size is not changed, so that images made for the model reach it bit for bit.
+    The same as torchvision's Resize and CenterCrop; a picture that has this size is not changed.
 
         Preprocessing(224)(picture)  # (3, 224, 224) float32 in [0, 1]
         Preprocessing((96, 64))(picture)  # (3, 96, 64): of the picture's central part of that shape
@@ -246,9 +236,8 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
     """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
 
     `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
-    The word "embedded" opens the photographs that come with scikit-image, and "flat" pictures with
-    flat regions made from these; a folder of that name is opened by its absolute path. Nothing is
-    decoded here. Raises UserError if there are no images, or labels for only some of them.
+    The words "embedded" and "flat" open what `data.made` makes. Nothing is decoded here. Raises
+    UserError if there are no images, or labels for only some of them.
     """
     if made := MADE.get(str(path)):
         if labels is not None:
@@ -280,8 +269,7 @@ def load_images(
     """Images of a folder or zip as (image (3, size, size) float32 in [0, 1], label, image_id).
 
     `limit` and `seed` choose as `spread_subset` does. An image that cannot be read raises
-    ImageError, unless `on_error` is given: then it is called with the error and the image is left
-    out.
+    ImageError, or is left out and `on_error` called with it.
     """
     preprocessing = Preprocessing(size)
     source = open_images(path, labels)
@@ -318,8 +306,7 @@ def keep_apart(
     """Raise where the output is an input, or one of the two lies inside the other: the next run
     would read its own output. keep_apart("photos/run", {"--images": "photos"}) is refused.
 
-    inputs  what is read, by the option that names it; None, or a word such as `embedded` in place
-            of a path, is no place
+    inputs  what is read, by the option that names it; None and words such as `embedded` pass
     around  inputs may lie inside `out`: what is written there has names that are nobody else's
     """
     where = Path(os.path.realpath(out))

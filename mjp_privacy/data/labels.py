@@ -84,10 +84,7 @@ def is_synset(text: str) -> bool:
 
 
 def parse_label_file(origin: str, content: bytes) -> LabelTable:
-    """The labels in the bytes of a label file; UserError if its format is none of the above.
-
-    `origin` names the file in messages.
-    """
+    """The labels in the bytes of a label file; UserError if its format is none of the above."""
     if len(content) > LABEL_FILE.max_bytes:
         size = f"{len(content) >> 20} MiB, more than {LABEL_FILE.max_bytes >> 20} MiB"
         raise LABEL_FILE.refusal(Path(origin), size)
@@ -110,9 +107,8 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
     elif _INDEX.fullmatch(first):
         raise UserError(
             f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of "
-            "the devkit, whose ids are in another order than the sorted synsets that models are "
-            "trained on: the labels would be wrong. Give val.txt, LOC_val_solution.csv, a list of "
-            "synsets or a CSV with `file,label`. To run without labels, move the file away."
+            "the devkit, which numbers classes in another order than models do. Give val.txt, "
+            "LOC_val_solution.csv, a list of synsets or a CSV `file,label`, or move it away."
         )
     elif _INDEX.fullmatch("".join(first.split(None)[1:][-1:])):
         lines, most = [], NUM_IMAGENET
@@ -124,9 +120,8 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
     else:
         raise UserError(
             f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the "
-            "columns `file` and `label`, lines of `name index`, Kaggle's "
-            "`ImageId,PredictionString`, or one synset per line. A CSV with the header "
-            "`file,label` always works."
+            "header `file,label`, which always works, lines of `name index`, Kaggle's "
+            "`ImageId,PredictionString`, or one synset per line."
         )
     return _checked(origin, source, lines, most)  # type: ignore[arg-type]
 
@@ -224,8 +219,7 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
         raise UserError(
             f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a "
             f"label: {some(missing)}; its {len(table.named)} names are {some([*table.named])}. "
-            "Expected a line for each image, with its path relative to the folder or zip: add "
-            "lines, or take images out."
+            "Expected a line for each, with its path in the folder or zip: add lines."
         )
     return found
 
@@ -250,8 +244,7 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
     if len(table.ordered) != len(image_ids):
         raise UserError(
             f"{shown(table.origin)} holds {len(table.ordered)} labels without names for "
-            f"{len(image_ids)} images; expected one for each, in the order of the file names. "
-            "Give a CSV with the header `file,label` instead."
+            f"{len(image_ids)} images; expected one for each. Give a CSV `file,label` instead."
         )
     by_name = sorted(image_ids, key=lambda image_id: (PurePosixPath(image_id).name, image_id))
     return dict(zip(by_name, table.ordered, strict=True))
@@ -345,10 +338,7 @@ def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) 
 
 def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
     """ImageNet class indices of synset folders, or of synsets with which all flat files' names
-    start, as ImageNet's training images do; None without any.
-
-    `inner` is each image's path inside the wrapper.
-    """
+    start, as ImageNet's training images do; None without any. `inner`: paths in the wrapper."""
     synsets: dict[str, str | None] = {}
     for image_id, path in inner.items():  # the innermost folder named like a synset
         folders = PurePosixPath(path).parts[-2::-1]

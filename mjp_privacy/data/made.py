@@ -1,15 +1,12 @@
 """Pictures made from the photographs in every scikit-image wheel: to try things on, no download.
 
-They belong to scikit-image's minimal data set, which is part of its wheel. Newer pictures of
-scikit-image are fetched on demand and are not used here.
-
-    embedded   crops of six photographs
-    flat       24 pictures with flat regions. Equal, black and white patches are where X-rays,
-               drawings and product photographs differ from ordinary photographs:
-      letterboxed   a wide or a tall part of a photograph between black or white bars
-      drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
-      half_blurred  a photograph with one half out of focus
-      saturated     an overexposed photograph, or one with its shadows cut off at black
+embedded   crops of six photographs
+flat       24 pictures with flat regions. Equal, black and white patches are where X-rays,
+           drawings and product photographs differ from ordinary photographs:
+  letterboxed   a wide or a tall part of a photograph between black or white bars
+  drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
+  half_blurred  a photograph with one half out of focus
+  saturated     an overexposed photograph, or one with its shadows cut off at black
 """
 
 from __future__ import annotations
@@ -68,11 +65,8 @@ class MadeFiles:
 
 
 def embedded_images() -> ImageSource:
-    """20 crops of six photographs, without labels; "astronaut/0_1" is the crop in row 0, column 1.
-
-    The crops are the squares of side 224 that fit into each photograph without overlap, as a grid
-    in its middle.
-    """
+    """20 crops of six photographs, without labels, as grids of squares in their middle;
+    "astronaut/0_1" is the crop in row 0, column 1."""
     makers: dict[str, Maker] = {}
     for name in PHOTOGRAPHS:
         width, height = photograph(name).size

@@ -88,8 +88,8 @@ def choose(source: ImageSource, *, per_class: int, limit: int | None, seed: int)
     """The first `per_class` readable images of every class, in the order of a hash; of these the
     first `limit`, the classes taking turns.
 
-    The hash is over the seed, the class and the file's name without its folder, so that the same
-    images are chosen from ImageNet val whether it is flat, in synset folders or zipped.
+    The hash is over the seed, the class and the file's name without its folder: the same images are
+    chosen however ImageNet is laid out.
     """
     if per_class < 1:
         raise UserError(f"Expected --per-class of at least 1, got {per_class}.")
@@ -125,9 +125,8 @@ def choose(source: ImageSource, *, per_class: int, limit: int | None, seed: int)
             bar.advance()
     if not chosen:
         raise UserError(
-            f"None of the {len(skipped)} images of {shown(source.path)} can be read; the first is "
-            f"{shown(skipped[0][0].image_id)}: {skipped[0][1]}. Expected at least one readable "
-            "image."
+            f"Expected images, got {len(skipped)} in {shown(source.path)} of which none can be "
+            f"read; the first is {shown(skipped[0][0].image_id)}: {skipped[0][1]}."
         )
     kept = set(spread_subset([record for record, _ in chosen], limit, seed))
     chosen = [entry for entry in chosen if entry[0] in kept]
@@ -173,9 +172,8 @@ def _write(source: ImageSource, sample: Sample, out: Path) -> None:
                     if COPY.sha256(temporary / record.image_id) != sha256:
                         raise UserError(
                             f"The copy of {shown(record.image_id)} is not the image that was "
-                            "chosen: it changed meanwhile, or the disk of the sample changed it or "
-                            "takes two of the names for one. Start again, with --out on another "
-                            "disk, or rename the image."
+                            "chosen: it changed, or this disk takes two names for one. Start "
+                            "again, with --out on another disk, or rename the image."
                         )
             if out.is_dir():
                 out.rmdir()

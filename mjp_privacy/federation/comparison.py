@@ -30,10 +30,7 @@ from mjp_privacy.training.run_files import METRICS
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
-    """Write the table and the pictures of finished federations; the table's path.
-
-    runs: the --out folders of `mjp federate`.
-    """
+    """Write the table and the pictures of these --out folders; the table's path."""
     if not runs:
         raise UserError("Expected the --out folders of one or more `mjp federate` runs, got none.")
     for run in runs:
@@ -180,35 +177,28 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
 
 
 def _floors(lines: Sequence[Line]) -> pd.Series[float]:
-    """The PSNR of a uniform grey, by image.
-
-    An unfinished run is an error, because a missing image would look like a protected one.
-    """
+    """The PSNR of a uniform grey, by image; UserError where the run is unfinished: a missing image
+    would look like a protected one."""
     for line in lines:
         if line.not_run:
             raise UserError(
-                f"{line.store.root}: {line.label} holds {len(set(line.images))} of "
-                f"{line.planned} images; expected a finished attack. Run the "
-                "federation's command again; it goes on where it stopped."
+                f"{line.store.root}: expected a finished attack; {line.label} holds "
+                f"{len(set(line.images))} of {line.planned} images. Run the same command again."
             )
     known = [line.scored("grey_psnr", "diagnostic") for line in lines]
     floor = pd.concat(known).groupby(level=0, sort=False).last()
     images = {image for line in lines for image in line.images}
     if unknown := sorted(images - set(floor.index)):
         raise UserError(
-            f"{lines[0].store.root}: the score of a uniform grey on {unknown[0]} is not known. "
-            "Expected private images and the control `grey` among the attacks; add `grey` to the "
-            "config's attacks."
+            f"{lines[0].store.root}: expected the score of a uniform grey on {unknown[0]}; it is "
+            "not known. Add the control `grey` to the config's attacks."
         )
     return floor
 
 
 def draw_rounds(runs: Sequence[Path], table: pd.DataFrame, out: Path) -> Path:
-    """Write the `leakage_table` of these runs as rounds.csv, and rounds.png; the picture's path.
-
-    The panels show top-1 (where test images were given), the worst-case PSNR and the share of
-    recovered images, over the rounds.
-    """
+    """Write the `leakage_table` of these runs as rounds.csv, and rounds.png: top-1, worst-case PSNR
+    and recovered images over the rounds; the picture's path."""
     write_atomically(out / "rounds.csv", partial(table.to_csv, index=False))
     accuracies = {
         run: [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]

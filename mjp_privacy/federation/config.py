@@ -136,10 +136,8 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
 def load_federation(
     path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
 ) -> FederationConfig:
-    """A checked config: a file or mapping, with one of its `rows` laid over its base.
-
-    changes: new values of single fields; None changes nothing
-    """
+    """A checked config: a file or mapping, with one of its `rows` laid over its base, then the
+    changes that are not None."""
     content, where = opened(path)
     content = row_of(content, row, where)
     content |= {key: value for key, value in changes.items() if value is not None}
@@ -189,9 +187,8 @@ def _check(config: FederationConfig, where: str) -> None:
 def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
     """The federation with this many rounds.
 
-    Recorded rounds, warm-up and the rounds between two evaluations keep their share of the whole.
-    The latest round that a probe can begin in stays the latest; rounds that become equal are
-    recorded once. A cosine schedule spans the new number of rounds by itself.
+    Recorded rounds, warm-up and the rounds between two evaluations keep their share of the whole;
+    rounds that become equal are recorded once.
     """
     if rounds == config.rounds:
         return config

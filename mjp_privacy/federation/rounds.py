@@ -127,12 +127,8 @@ CLOSED_FORM = (
 
 
 class Recorder:
-    """Writes into a folder the uploads that certain private images would cause.
-
-    Beginning at each of `record.rounds`, a probe feeds its images to the federation's own client,
-    in as many successive rounds as the probe has uploads, each time with that round's weights. The
-    server never averages these uploads, so training is the same with and without recording.
-    """
+    """Writes into a folder the uploads that certain private images would cause, as `Recording`
+    says: training is the same with and without it."""
 
     def __init__(self, task: Task, folder: Path) -> None:
         self.task, self.folder = task, folder
@@ -259,10 +255,8 @@ SAY_SECONDS = 15.0  # at least this long between two lines of progress
 
 
 class Federation:
-    """All rounds of one config: `Federation(task, out).run()`.
-
-    A run that was killed goes on where it stopped, and ends with the same weights.
-    """
+    """All rounds of one config: `Federation(task, out).run()`; one that was killed goes on where it
+    stopped, and ends with the same weights."""
 
     def __init__(self, task: Task, out: Path) -> None:
         self.task, self.config, self.out = task, task.config, out
@@ -286,10 +280,8 @@ class Federation:
         return self.end()
 
     def begin(self) -> Path | None:
-        """Start at round 0, or where a killed run stopped.
-
-        The final model's path if the run is finished already, otherwise None.
-        """
+        """Start at round 0, or where a killed run stopped; the final model's path if it is finished
+        already."""
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
         recorded, wanted = len(self.recorder.places), self.config.record.images
@@ -307,11 +299,8 @@ class Federation:
         return None
 
     def record(self) -> None:
-        """Write the uploads of the round's probes.
-
-        This comes before the round's step, so that a round that is repeated after a kill writes
-        the same files again.
-        """
+        """Write the uploads of the round's probes; a round that is repeated after a kill writes the
+        same files again."""
         self._started = time.monotonic()
         self.recorder.record(self.weights, self.round)
 
@@ -324,9 +313,8 @@ class Federation:
         moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
         if not bool(moved.isfinite()):
             raise UserError(
-                f"In round {self.round} the weights are no longer finite numbers. "
-                f"{CHECKPOINT} in --out, where there is one, is from an earlier round. Start again "
-                "in another --out with a smaller server.lr or client.lr, or less noise."
+                f"In round {self.round} the weights are no longer finite numbers. Start again in "
+                "another --out with a smaller server.lr or client.lr, or less noise."
             )
         took = time.monotonic() - self._started
         self.seconds += took

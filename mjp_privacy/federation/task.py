@@ -102,10 +102,8 @@ class Task:
         uploads: Iterable[ClientUpdate],
         round: int,
     ) -> tuple[Weights, ServerState]:
-        """The weights and the optimiser's state after the server's step on a round's uploads.
-
-        Nothing is changed in place; weights that no client uploaded are passed on as they are.
-        """
+        """The weights and the optimiser's state after the server's step on a round's uploads;
+        weights that no client uploaded are passed on as they are."""
         server, step = self.config.server, state.step + 1
         rate, adam = learning_rate(server, round, self.config.rounds), server.optimizer == "adam"
         moved, first, second = dict(weights), dict(state.first), dict(state.second)
@@ -175,9 +173,8 @@ class Task:
     def drawn(self, client: int, round: int) -> list[int]:
         """A client's images of a round; none occurs twice where the client has enough.
 
-        With fresh partners a client goes through its images in epochs, batch by batch of an order
-        that is shuffled anew for each, and what does not fill a batch is left out of an epoch, as a
-        data loader drops it. Otherwise every round draws a batch by itself.
+        With fresh partners a client goes through its images in epochs, as a data loader does that
+        shuffles and drops what does not fill a batch; else every round draws a batch by itself.
         """
         part, batch = self.parts[client], self.config.client.batch
         what, number, place = "client images", round, 0
@@ -286,10 +283,7 @@ MOST_DRAWS = 100  # attempts at a Dirichlet split in which every client has enou
 
 
 def iid(labels: Sequence[int], clients: int, *, seed: int) -> list[list[int]]:
-    """Each client's images, as places in `labels`: shuffled and dealt out in turn.
-
-    Clients differ by at most one image; labels play no part.
-    """
+    """Each client's images, as places in `labels`: shuffled and dealt out in turn."""
     order = np.random.default_rng(derive_seed("partition", "iid", seed)).permutation(len(labels))
     return [sorted(order[client::clients].tolist()) for client in range(clients)]
 
@@ -315,9 +309,8 @@ def dirichlet(
         if min(map(len, parts)) >= least:
             return [sorted(part) for part in parts]
     raise UserError(
-        f"No Dirichlet split of {len(labels)} images with alpha {alpha} gave each of {clients} "
-        f"clients at least {least} in {MOST_DRAWS} attempts. Give fewer clients, a smaller "
-        "client.batch or a larger alpha."
+        f"None of {MOST_DRAWS} Dirichlet splits of {len(labels)} images gave each of {clients} "
+        f"clients {least}. Give fewer clients, a smaller client.batch or a larger alpha."
     )
 
 

@@ -1,8 +1,4 @@
-"""`mjp score`: compares a folder of reconstructions with a folder of references.
-
-Images are paired by their path inside the folders, extension included. The CSV holds one row per
-image, metric and variant, at full precision; the printed table shows means over the images.
-"""
+"""`mjp score`: compares a folder of reconstructions with a folder of references."""
 
 from __future__ import annotations
 

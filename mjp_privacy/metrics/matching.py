@@ -112,10 +112,8 @@ def neighbour_accuracy(placed: Tensor, mask: Tensor, grid: Grid) -> Tensor:
 
 
 def rearranged(images: Tensor, placed: Tensor, patch_size: int) -> Tensor:
-    """The image with each patch moved to the place of the plain patch it was matched to.
-
-    This is an oracle's order, the upper bound for any jigsaw solver on these patches. (m, C, H, W).
-    """
+    """The images (m, C, H, W) with each patch moved to the place of the plain patch it was matched
+    to: an oracle's order, the upper bound for any jigsaw solver on these patches."""
     patches = to_patches(images, patch_size)
     index = placed.argsort(-1).unsqueeze(-1).expand_as(patches)
     return to_images(patches.gather(-2, index), Grid.in_pictures(images, patch_size), patch_size)

@@ -243,9 +243,8 @@ class StructuralSimilarity:
         m, channels, height, width = images.shape
         if min(height, width) < 2 * RADIUS + 1:
             raise UserError(
-                f"SSIM expected images of at least {2 * RADIUS + 1}×{2 * RADIUS + 1} pixels, the "
-                f"size of its window; these are {height}×{width}. Leave ssim out of the metrics "
-                "or score larger images."
+                f"SSIM expected images of at least {2 * RADIUS + 1}×{2 * RADIUS + 1} pixels; these "
+                f"are {height}×{width}. Leave ssim out of the metrics or score larger images."
             )
         margin = RADIUS if self.zero_padded else 0
         shape = (m, channels, height, width)
@@ -444,9 +443,8 @@ class Lpips:
         channels, height, width = references.shape[1:]
         if min(height, width) < SMALLEST:
             raise UserError(
-                f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the smallest "
-                f"that AlexNet can take; these are {height}×{width}. Leave lpips out of the "
-                "metrics or score larger images."
+                f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels; these are "
+                f"{height}×{width}. Leave lpips out of the metrics or score larger images."
             )
         if channels not in (1, 3):
             raise UserError(

@@ -273,9 +273,8 @@ def _images(role: str, images: Images) -> Tensor:
     low, high = (float(bound) for bound in images.detach().aminmax())
     if not (low >= -SLACK and high <= 1 + SLACK):  # `not` so that NaN is refused too
         raise UserError(
-            f"Expected {role} with values in [0, 1], got values from {low:.6g} to {high:.6g}"
-            f"{' (NaN: not a number)' if low != low else ''}. Undo any normalisation, then clip "
-            "with images.clip(0, 1); leave out images that are not finite."
+            f"Expected {role} with values in [0, 1], got values from {low:.6g} to {high:.6g}. Undo "
+            "any normalisation, then clip with images.clip(0, 1); leave out what is not finite."
         )
     return images.detach()
 
@@ -307,16 +306,13 @@ class Pair:
     """Files that were turned, or are animations, of all pairs that were read so far."""
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1].
-
-        UserError where one cannot be read, or where they differ in size.
-        """
+        """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1]; UserError where one cannot
+        be read, or they differ in size."""
         pictures = self._decoded(self.reconstructions), self._decoded(self.references)
         got, wanted = (f"{picture.height}×{picture.width}" for picture in pictures)
         if got != wanted:
             raise ImageError(
-                f"expected {wanted} pixels as in {shown(self.references.path / self.name)}, got "
-                f"{got}",
+                f"expected {wanted} pixels as in {shown(self.references.path)}, got {got}",
                 shown(self.reconstructions.path / self.name),
             )
         left, right = (
@@ -338,19 +334,16 @@ class Pair:
 def pair_folders(
     reconstruction: Path, reference: Path, *, allow_missing: bool
 ) -> tuple[list[Pair], int]:
-    """The pairs in the order of their names, and how many images have no partner.
-
-    A missing partner is an error unless `allow_missing` is set. Nothing is decoded here.
-    """
+    """The pairs in the order of their names, and how many images have no partner, which is an error
+    unless `allow_missing` is set."""
     folders = open_files(reconstruction), open_files(reference)
     left, right = (set(image_names(folder)) for folder in folders)
     missing = [str(reference / name) for name in sorted(left - right)]
     missing += [str(reconstruction / name) for name in sorted(right - left)]
     if missing and not allow_missing:
         raise UserError(
-            "Expected every image in both folders under the same name, extension included. "
-            f"Missing: {first_of([*map(shown, missing)], SHOWN)}. Supply or rename them, or add "
-            "--allow-missing to score the rest."
+            "Expected every image in both folders under the same name, extension included. Missing:"
+            f" {first_of([*map(shown, missing)], SHOWN)}. Supply them, or add --allow-missing."
         )
     altered = Altered()
     pairs = [Pair(name, *folders, altered) for name in sorted(left & right)]
@@ -370,10 +363,8 @@ Row = tuple[str, str, str, float, str, str]
 def score_pairs(
     pairs: Sequence[Pair], metrics: Sequence[str], device: torch.device
 ) -> pd.DataFrame:
-    """A row for every pair and metric, also for those that cannot be scored, with the reason.
-
-    UserError if none can be.
-    """
+    """A row for every pair and metric, with the reason where it cannot be scored; UserError if none
+    can be."""
     keys = list(chosen_metrics(metrics))
     console = Console(stderr=True)
     followed = track(pairs, "Scoring", console=console, disable=not console.is_terminal)
@@ -381,9 +372,8 @@ def score_pairs(
     rows = pd.DataFrame(found, columns=list(COLUMNS))
     if (rows["status"] == FAILED).all():
         raise UserError(
-            f"None of the {len(pairs)} pairs can be scored; the first is "
-            f"{shown(rows['image'][0])}: {rows['reason'][0]}. Expected pairs of readable images of "
-            "the same size."
+            f"Expected readable images of the same size; none of the {len(pairs)} pairs can be "
+            f"scored; the first is {shown(rows['image'][0])}: {rows['reason'][0]}."
         )
     return rows
 

@@ -37,10 +37,7 @@ from mjp_privacy.training.processes import World
 
 
 class Batches(Protocol):
-    """Normalised images (b, C, H, W) and labels (b,), or label maps (b, H, W), on the device.
-
-    Only this process's part of each global batch.
-    """
+    """This process's normalised images (b, C, H, W) and labels (b,), or label maps (b, H, W)."""
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
@@ -88,10 +85,8 @@ class Examples:
 def find_examples(
     config: TrainingConfig, data: Path, val: Path | None
 ) -> tuple[Examples, Examples | None]:
-    """Training images, and validation images if there are any.
-
-    Without `val` they are looked for in `data`, which holds both in ImageNet's layout.
-    """
+    """Training images, and validation images if there are any: in `val`, or beside the others in
+    ImageNet's layout."""
     if val is None:
         parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
         if parts[0] and parts[1]:
@@ -111,8 +106,6 @@ def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tenso
     """(number,) indices of images in the random order of an epoch.
 
     With repeats, each index stands `repeats` times in a row, and the list is cut to `number`.
-    Processes take every n-th entry, so that the copies of an image go to different processes, as
-    with DeiT's sampler.
     """
     order = torch.randperm(number, generator=torch_generator("epoch order", seed, epoch))
     return order.repeat_interleave(repeats)[:number]
@@ -135,9 +128,8 @@ def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples |
     if config.data.all_classes and missing:
         raise UserError(
             f"--data: expected images of {expected} classes; no image has the label "
-            f"{first_of(missing, 8)} (folders that hold images are numbered in sorted order). Fill "
-            "or add the missing class folders, set model.num_classes, or, to train on some of the "
-            "classes only, data.all_classes: false."
+            f"{first_of(missing, 8)} (folders that hold images are numbered in sorted order). Add "
+            "the class folders, or set model.num_classes or data.all_classes: false."
         )
     check_labels(train.records, expected, "--data", "the model")
     if held_out is None:
@@ -147,10 +139,9 @@ def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples |
         by_folder = {record.label_source, train.records[0].label_source} == {"folder"}
         if by_folder and (name := _class_name(record)) != known.get(record.label):
             raise UserError(
-                f"--val and --data number their class folders differently: class {record.label} is "
-                f"the folder {name!r} there and {known.get(record.label)!r} in the training data. "
-                "Expected the same class folders in both; one that holds no image is not numbered, "
-                "which shifts all later ones."
+                f"Expected the same class folders in --val and --data; class {record.label} is "
+                f"{name!r} there and {known.get(record.label)!r} in the training data. A folder "
+                "without images is not numbered."
             )
     check_labels(held_out.records, expected, "--val", "the model", partial=True)
 
@@ -170,10 +161,9 @@ def check_labels(
     numbered = all(is_class_index(_class_name(record)) for record in records)
     if by_name and not numbered and len(labels) != classes and not partial:
         raise UserError(
-            f"{option} has {len(labels)} class folders, but {owner} has {classes} classes: plain "
-            "folders are numbered in sorted order, so if some are missing the others get wrong "
-            "numbers. Expected all class folders, synset folders, folders named by the class index "
-            "(7, not 007), or a labels.csv with the header file,label."
+            f"{option} has {len(labels)} class folders, but {owner} has {classes} classes, and "
+            "folders are numbered in sorted order. Expected all of them, synset folders, folders "
+            "named by the class index (7, not 007), or a labels.csv with the header file,label."
         )
 
 
@@ -187,8 +177,7 @@ def _class_name(record: ImageRecord) -> str:
 def unreadable(error: ImageError, used_for: str) -> UserError:
     return UserError(
         f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
-        "command goes on; or take it out, and where steps were trained already start in another "
-        "--out, for a run belongs to its list of images."
+        "command goes on; or take it out and, where steps were trained, give another --out."
     )
 
 
@@ -331,11 +320,8 @@ class MemoryBatches:
         return (pixels - self.mean) / self.std
 
     def _augmented(self, images: Tensor, step: int, part: slice) -> Tensor:
-        """Random crops after zero padding, and flips.
-
-        They are drawn for the whole global batch on the host, so that they do not depend on the
-        number of processes or the device.
-        """
+        """Random crops after zero padding, and flips, drawn on the host for the whole global batch:
+        the number of processes and the device change none."""
         augmentation, number = self.config.augmentation, self.config.recipe.batch
         generator = torch_generator("augmentation", self.config.seed, step)
         padding, side = augmentation.crop_padding, images.shape[-1]

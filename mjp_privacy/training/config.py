@@ -307,8 +307,7 @@ def opened(path: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str, Any]:
     """The config of one row: the base, with the row's fields in place of the base's.
 
-    The row's name is added to the config's: row J of `cifar10` is named `cifar10-J`. `where` names
-    the file in error messages.
+    The row's name is added to the config's: row J of `cifar10` is named `cifar10-J`.
     """
     base = dict(content)
     rows = base.pop("rows", None) or {}

@@ -238,7 +238,6 @@ def summary_lines(
 
     measured: a row for each image and γ, or two where accuracy and consistency are measured on
               different pictures of it
-    preset: whose way of measuring it was; any but ours has a column
     """
     lines: list[Line] = []
     condition = math.nan  # of the patch embedding: how much inverting it amplifies errors

@@ -1,7 +1,6 @@
 """What learns in a run: the network with its optimiser, one step of training, and its accuracy.
 
-`trainer` repeats the steps; everything that the next step depends on is in `Learner.state`, the
-number of the step and the config.
+Everything that the next step depends on is in `Learner.state`, the step's number and the config.
 """
 
 from __future__ import annotations
@@ -256,11 +255,7 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
-    """Copy every tensor that the checkpoint has.
-
-    A new E_unk starts at the mean position embedding; a new DAL regressor or index table stays
-    random.
-    """
+    """Copy every tensor that the checkpoint has; what it lacks of DAL or indices stays random."""
     loaded = load_model(initial.model, **initial_arguments(initial, config))
     pretrained = dict(loaded.named_parameters())
     new = [name for name, _ in model.named_parameters() if name not in pretrained]

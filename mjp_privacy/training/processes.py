@@ -91,9 +91,8 @@ def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
             leaving.join(LEAVE)  # what is still under way has nobody to answer it
         if is_lost(error, world):
             raise UserError(
-                f"Process {world.rank} of {world.size} waited for another one, which has ended or "
-                f"cannot be reached ({one_line(error)}); that one's line says why. What was "
-                "saved is kept."
+                f"Process {world.rank} of {world.size} waited for another one, which has ended "
+                f"({one_line(error)}); that one's line says why. What was saved is kept."
             ) from error
         raise
     _leave(world)
@@ -149,9 +148,8 @@ def _join(device: str, batch: int, *, pairs: bool) -> World:
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:  # ValueError: the environment lacks a part
         raise UserError(
-            f"Expected to meet the other processes of the {size} that WORLD_SIZE names, at "
-            f"MASTER_ADDR and MASTER_PORT; got: {one_line(error)}. Start them with torchrun, or "
-            "unset WORLD_SIZE to train with one process."
+            f"Expected {size} processes, as WORLD_SIZE says, at MASTER_ADDR and MASTER_PORT; got: "
+            f"{one_line(error)}. Start them with torchrun, or unset WORLD_SIZE."
         ) from error
     return World(place, dist.get_rank(), size)
 
@@ -180,9 +178,7 @@ class RoundedProducts(TorchDispatchMode):
     rounded to bfloat16, forwards and backwards: with RoundedProducts(): ...
 
     On CPUs where torch has no fast ones it multiplies the numbers one by one, and a step of a small
-    ViT takes twelve times as long as in float32. What it computes is a float32 product of rounded
-    numbers, rounded once more (but for the weights of a convolution, whose gradient it rounds image
-    by image), and float32 products are fast on every CPU.
+    ViT takes twelve times as long.
     """
 
     def __torch_dispatch__(

@@ -53,8 +53,8 @@ MAIN_GAMMA = 0.03
 def counterpart(config: TrainingConfig | None) -> PublishedModel | None:
     """The printed row of the model that was trained with the same switches.
 
-    The model of Table 4's row J has a row for each shuffle ratio in Table 3. None means that the
-    paper printed no such model, for example one that was fine-tuned.
+    Table 4's row J has a row for each shuffle ratio in Table 3. None: the paper printed no such
+    model.
     """
     if config is None or config.initial is not None:
         return None

@@ -43,10 +43,8 @@ PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
 
 class Journal:
-    """Writes metrics.jsonl and shows progress; a quiet one does neither.
-
-    What depends on the clock stands under `timing` in each line; all else is reproducible.
-    """
+    """Writes metrics.jsonl and shows progress; a quiet one does neither. What depends on the clock
+    stands under `timing` in each line."""
 
     mark = ""
     """What messages begin with."""
@@ -118,11 +116,8 @@ class Point:
 
 
 def points_of(run: Path) -> tuple[list[Point], int]:
-    """The points of a training run, without lines that are damaged, and how many of those there
-    are; no point of a run that only just began.
-
-    UserError where the folder has no journal, or one with lines of which none is a training's.
-    """
+    """The points of a training run, none where it only just began, and how many lines are damaged;
+    UserError where none of the lines is a training's."""
     path = run / METRICS
     if not is_there(path):
         raise UserError(f"No {METRICS} in {shown(run)}: expected the folder of a training run.")
@@ -308,11 +303,8 @@ def check_weights(stored: Any, like: Mapping[str, Tensor], path: Path, field: st
 def export_model(
     folder: Path, model: MJPVisionTransformer, config: TrainingConfig, facts: dict[str, Any]
 ) -> Path:
-    """Write the weights as safetensors, once in float32 and once in float16; the first one's path.
-
-    The metadata holds all that `load_model` needs as JSON, and each file its own digest.
-    facts: further metadata.
-    """
+    """Write the weights as safetensors with their digest, in float32 and in float16, and as JSON in
+    the metadata these facts and all that `load_model` needs; the first file's path."""
     shape, jigsaw = config.model, config.jigsaw
     gamma: float | None = jigsaw.gamma
     if jigsaw.shuffle != "patches":  # SPP shuffles all, and a checkpoint had its own ratio

@@ -1,9 +1,8 @@
 """The training loop: epochs, metrics, checkpoints and the export at the end.
 
-`train` is the way in: it finds the images and joins the processes. A run is a function of its
-config and its images. Every random choice of a step comes from (seed, step), so a run that was
-killed continues from its checkpoint as if it had not stopped: on the same kind of CPU with the same
-number of threads its curve is the very same.
+A run is a function of its config and its images. Every random choice of a step comes from (seed,
+step), so a run that was killed continues from its checkpoint as if it had not stopped: on the same
+kind of CPU with the same number of threads its curve is the very same.
 """
 
 from __future__ import annotations
@@ -192,10 +191,9 @@ class Trainer:
 
     def _diverged(self, what: str) -> UserError:
         return UserError(
-            f"At step {self.step} {what}: expected finite numbers. {self.folder.name}/{CHECKPOINT},"
-            " where there is one, was saved before that, with finite weights: give it as --initial "
-            "to start from them. Start again in another --out, with a smaller --lr or --precision "
-            "float32."
+            f"At step {self.step} {what}: expected finite numbers. Start again in another --out, "
+            "with a smaller --lr or --precision float32, and from the weights before that, where "
+            f"there are any: --initial {self.folder.name}/{CHECKPOINT}."
         )
 
     # files -----------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ REFUSED = {
     "8 bits": ((OK.astype(np.uint8), OK), {}, "reconstructions.*uint8"),
     "list": ((OK.tolist(), OK), {}, "list"),
     "below": ((OK, OK - 0.50001), {}, "references.*-1e-05 to -1e-05"),
-    "nan": ((np.where(np.arange(32) == 3, np.nan, OK), OK), {}, "NaN"),
+    "nan": ((np.where(np.arange(32) == 3, np.nan, OK), OK), {}, "nan"),
     "name": ((OK, OK), {"metrics": ["psn"]}, "'psn'.*psnr"),
     "variant": ((OK, OK), {"metrics": [("ssim", "papr")]}, "'ssim/papr'.*ssim/paper"),
     "no metric": ((OK, OK), {"metrics": []}, "none"),

@@ -105,9 +105,8 @@ def _partition(context: Context) -> tuple[int, int]:
             raise ValueError
     except (KeyError, ValueError) as error:
         raise UserError(
-            "A SuperNode's clients: expected a partition-id below num-partitions in its node "
-            f"config, got {dict(context.node_config)}. Start it with "
-            "flower-supernode --node-config 'partition-id=0 num-partitions=2' ..."
+            "A SuperNode: expected --node-config 'partition-id=0 num-partitions=2', the first "
+            f"number below the second; got {dict(context.node_config)}."
         ) from error
     return partition, partitions
 
@@ -153,12 +152,9 @@ WAIT = 1.0  # seconds between two searches for SuperNodes
 
 
 class RecordingStrategy(Strategy):
-    """Sends one message to each participant of a round; all else is left to the federation.
+    """Sends one message to each participant of a round; all else is left to the federation."""
 
-    record, patience: as in RunOptions
-    """
-
-    def __init__(self, federation: Federation, record: str = "attacked", patience: float = 60.0):
+    def __init__(self, federation: Federation, record: str, patience: float):
         self.federation, self.keeps, self.patience = federation, record, patience
         self.received = federation.out / RECEIVED
         # By SuperNode: its partition-id and num-partitions, or None where it named none.
@@ -240,9 +236,8 @@ class RecordingStrategy(Strategy):
             federation.save()
             why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
             raise UserError(
-                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). "
-                f"What was received before is in {self.received}. Mend the clients and run "
-                "the same command again; it goes on from this round."
+                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). Mend the "
+                "clients and run the same command again; it goes on from this round."
             )
         federation.advance(list(uploads.values()))
         arrived = MetricRecord({"uploads": len(uploads), "missing": len(self._missing)})

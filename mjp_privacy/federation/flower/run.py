@@ -1,7 +1,6 @@
 """A federation under Flower: as a simulation, or as a SuperLink with SuperNodes on loopback.
 
-Both start a `flower-superlink` and submit the app to it with `flwr run`, as a user would. In a
-simulation, clients are Flower's virtual nodes; a deployment has a process for each SuperNode.
+Both start a `flower-superlink` and submit the app to it with `flwr run`, as a user would.
 
 OUT/flower/   Flower's home: the app, its run config, and the programs' logs
 """
