@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
@@ -270,18 +270,11 @@ class Federation:
         self.seconds = 0.0
         self._started = self._saved = self._said = 0.0
 
-    def run(self) -> Path:
-        """Run all rounds that are left; the path of the final model."""
-        if finished := self.begin():
-            return finished
-        while self.round < self.config.rounds:
-            self.record()
-            self.advance(self.task.round_uploads(self.weights, self.round))
-        return self.end()
+    def run(self, uploads: Callable[[], Iterable[ClientUpdate]] | None = None) -> Path:
+        """Run all rounds that are left; the path of the final model.
 
-    def begin(self) -> Path | None:
-        """Start at round 0, or where a killed run stopped; the final model's path if it is finished
-        already."""
+        uploads  of the clients of this round, where others than this process compute them
+        """
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
         recorded, wanted = len(self.recorder.places), self.config.record.images
@@ -296,15 +289,17 @@ class Federation:
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
-        return None
+        while self.round < self.config.rounds:
+            self._started = time.monotonic()
+            self.recorder.record(self.weights, self.round)
+            self._advance(
+                uploads() if uploads else self.task.round_uploads(self.weights, self.round)
+            )
+        self.save()
+        self._say("")
+        return self._write_model()
 
-    def record(self) -> None:
-        """Write the uploads of the round's probes; a round that is repeated after a kill writes the
-        same files again."""
-        self._started = time.monotonic()
-        self.recorder.record(self.weights, self.round)
-
-    def advance(self, uploads: Iterable[ClientUpdate]) -> None:
+    def _advance(self, uploads: Iterable[ClientUpdate]) -> None:
         """The server's step on a round's uploads; then evaluate, save and report where it is time
         to."""
         before = self.weights
@@ -329,11 +324,6 @@ class Federation:
             minutes, rest = divmod(round((self.config.rounds - self.round) * took), 60)
             self._say(f" · {images:.0f} images/s · {minutes} min {rest:02d} s left")
             self._said = time.monotonic()
-
-    def end(self) -> Path:
-        self.save()
-        self._say("")
-        return self._write_model()
 
     def _write_model(self) -> Path:
         path, facts = self.out / MODEL, {"trained_gamma": self.config.gamma}

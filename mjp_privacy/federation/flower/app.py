@@ -48,12 +48,10 @@ try:
         Context,
         Message,
         MessageType,
-        MetricRecord,
         RecordDict,
     )
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
-    from flwr.serverapp.strategy import Strategy
 except ImportError as error:
     raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
 
@@ -130,13 +128,7 @@ def serve(grid: Grid, context: Context) -> None:
         task = Task(config, Path(run.data), val, pick_device(run.device or "cpu"))
         federation = Federation(task, folder)
         federation.journal.mark = MARK
-        if federation.begin():
-            return
-        strategy = RecordingStrategy(federation, run.record, run.patience)
-        strategy.meet(grid)
-        left, timeout = config.rounds - federation.round, run.round_timeout
-        strategy.start(grid, arrays(federation.weights), num_rounds=left, timeout=timeout)
-        federation.end()
+        federation.run(FlowerClients(federation, grid, run).uploads)
 
 
 # the rounds ---------------------------------------------------------------------------------------
@@ -151,46 +143,77 @@ SHOWN, MOST = 8, 1000  # clients that a message names, and characters of what it
 WAIT = 1.0  # seconds between two searches for SuperNodes
 
 
-class RecordingStrategy(Strategy):
+class FlowerClients:
     """Sends one message to each participant of a round; all else is left to the federation."""
 
-    def __init__(self, federation: Federation, record: str, patience: float):
-        self.federation, self.keeps, self.patience = federation, record, patience
-        self.received = federation.out / RECEIVED
+    def __init__(self, federation: Federation, grid: Grid, run: RunOptions) -> None:
+        self.federation, self.grid, self.run = federation, grid, run
         # By SuperNode: its partition-id and num-partitions, or None where it named none.
         self.nodes: dict[int, tuple[int, int] | None] = {}
-        self._sent: list[tuple[int, Message]] = []
+        self._met = False
         self._missing: dict[int, str] = {}
+
+    def uploads(self) -> list[ClientUpdate]:
+        """What the participants of the federation's round send, written before it is used."""
+        if self._met:
+            self._introduce()
+        else:
+            self._meet()
+        federation = self.federation
+        weights, sent = arrays(federation.weights), list[tuple[int, Message]]()
+        self._missing = {}
+        for client in federation.task.participants(federation.round):
+            if (node := self._host(client)) is None:
+                self._missing[client] = "no SuperNode plays it"
+                continue
+            order = order_of(federation.config, weights, client, federation.round)
+            sent.append((client, Message(order, node, MessageType.TRAIN)))
+        messages = [message for _, message in sent]
+        replies = self.grid.send_and_receive(messages, timeout=self.run.round_timeout)
+        client_of = {message.metadata.message_id: client for client, message in sent}
+        uploads = self._read(replies, client_of)
+        for client, update in uploads.items():
+            self._keep(client, update)
+        self._note(sorted(uploads))
+        if not uploads:
+            federation.save()
+            why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
+            raise UserError(
+                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). Mend the "
+                "clients and run the same command again; it goes on from this round."
+            )
+        return list(uploads.values())
 
     # who is there -----------------------------------------------------------------------------
 
-    def meet(self, grid: Grid) -> None:
+    def _meet(self) -> None:
         """Wait until every client has a node, but no longer than `patience`."""
         clients = range(self.federation.config.clients.number)
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + self.run.patience
         while True:
-            self._introduce(grid)
+            self._introduce()
             absent = [client for client in clients if self._host(client) is None]
             if not absent or time.monotonic() > until:
                 break
             time.sleep(WAIT)
         if len(absent) == len(clients):
             raise UserError(
-                f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
-                "num-partitions in their node config. Start them, or give a longer `patience`."
+                f"No client in {self.run.patience:.0f} s: expected SuperNodes with partition-id in "
+                "their node config. Start them, or give a longer `patience`."
             )
         if absent:
             self._say(
                 f"going on without clients {first_of(absent, SHOWN)}: no SuperNode plays them"
             )
+        self._met = True
 
-    def _introduce(self, grid: Grid) -> None:
+    def _introduce(self) -> None:
         """Ask new nodes which clients they play; forget the nodes that are gone."""
-        present = set(grid.get_node_ids())
+        present = set(self.grid.get_node_ids())
         self.nodes = {node: part for node, part in self.nodes.items() if node in present}
         new = sorted(present - set(self.nodes))
         asked = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
-        for reply in grid.send_and_receive(asked, timeout=self.patience) if asked else ():
+        for reply in self.grid.send_and_receive(asked, timeout=self.run.patience) if asked else ():
             node = reply.metadata.src_node_id
             if reply.has_error():
                 self.nodes[node] = None
@@ -205,47 +228,12 @@ class RecordingStrategy(Strategy):
                 return node
         return None
 
-    # a round ----------------------------------------------------------------------------------
+    # what they send --------------------------------------------------------------------------
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The orders of a round, one for each participant that has a node."""
-        federation = self.federation
-        federation.record()
-        self._introduce(grid)
-        self._sent, self._missing = [], {}
-        for client in federation.task.participants(federation.round):
-            if (node := self._host(client)) is None:
-                self._missing[client] = "no SuperNode plays it"
-                continue
-            order = order_of(federation.config, arrays, client, federation.round)
-            self._sent.append((client, Message(order, node, MessageType.TRAIN)))
-        return [message for _, message in self._sent]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Write the uploads that came and make the server's step; the new weights."""
-        federation = self.federation
-        uploads = self._read(replies)
-        for client, update in uploads.items():
-            self._keep(client, update)
-        self._note(sorted(uploads))
-        if not uploads:
-            federation.save()
-            why = "; ".join(f"{client}: {why}" for client, why in self._missing.items())
-            raise UserError(
-                f"Round {federation.round}: no client sent an upload ({why[:MOST]}). Mend the "
-                "clients and run the same command again; it goes on from this round."
-            )
-        federation.advance(list(uploads.values()))
-        arrived = MetricRecord({"uploads": len(uploads), "missing": len(self._missing)})
-        return arrays(federation.weights), arrived
-
-    def _read(self, replies: Iterable[Message]) -> dict[int, ClientUpdate]:
+    def _read(
+        self, replies: Iterable[Message], client_of: dict[str, int]
+    ) -> dict[int, ClientUpdate]:
         """Uploads by client; who sent none is noted as missing."""
-        client_of = {message.metadata.message_id: client for client, message in self._sent}
         uploads: dict[int, ClientUpdate] = {}
         for reply in replies:
             client = client_of.pop(reply.metadata.reply_to_message_id)
@@ -275,11 +263,11 @@ class RecordingStrategy(Strategy):
 
     def _keep(self, client: int, update: ClientUpdate) -> None:
         """Write an upload's files, before the server uses it."""
-        if self.keeps == "none":
+        if self.run.record == "none":
             return
-        config, root = self.federation.config, self.received
+        config, root = self.federation.config, self.federation.out / RECEIVED
         model = self.federation.task.with_weights(self.federation.weights)
-        kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
+        kept = set(update.grads) if self.run.record == "all" else set(kept_names(config, model))
         header = header_of(config, config.client, model, root, not kept >= set(update.grads))
         grads, noise, rounding = (
             {name: tensor for name, tensor in of.items() if name in kept}
@@ -308,25 +296,6 @@ class RecordingStrategy(Strategy):
 
     def _say(self, message: str) -> None:
         self.federation.journal.say(message)
-
-    # the rest of Flower's interface: no client evaluates, the server does, on test images -------
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return None
-
-    def summary(self) -> None:
-        config = self.federation.config
-        self._say(
-            f"{config.name}: {config.clients.per_round} of {config.clients.number} clients a "
-            f"round, on {sum(part is not None for part in self.nodes.values())} SuperNodes"
-        )
 
 
 # what is sent -----------------------------------------------------------------------------------
