@@ -14,6 +14,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from mjp_privacy.data import ImageError, decoding
 from mjp_privacy.data.decoding import decode_image, decoded, header
+from tests.helpers.image_files import noise
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -22,11 +23,6 @@ def encode(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     stream = io.BytesIO()
     picture.save(stream, kind, **options)
     return stream.getvalue()
-
-
-def noise(width: int = 12, height: int = 8) -> Image.Image:
-    generator = np.random.default_rng(0)
-    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def pixels(content: bytes) -> np.ndarray:

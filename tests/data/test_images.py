@@ -30,7 +30,7 @@ from mjp_privacy.data import (
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.models.jigsaw import to_patches
-from tests.helpers.image_files import make_images
+from tests.helpers.image_files import make_images, noise
 from tests.helpers.runs import one_cell
 
 RECORDS = [ImageRecord(f"{label}/{at}.png", label) for label in range(4) for at in range(label + 2)]
@@ -75,11 +75,6 @@ def test_a_limit_is_filled_from_files_that_are_images(tmp_path: Path) -> None:
     source = open_images(folder)
     with pytest.raises(UserError, match=r"[bc]\.png"):
         readable_subset(source, source.records, 2, 0)
-
-
-def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    generator = np.random.default_rng(width * 1000 + height + seed)
-    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])

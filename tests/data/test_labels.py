@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import open_images
 from mjp_privacy.data.labels import synset_indices
-from tests.helpers.image_files import FLAT_VAL, make_images, zipped
+from tests.helpers.image_files import FLAT_VAL, error_of, make_images, zipped
 
 SYNSETS = ["n01440764", "n03445777", "n15075141"]  # tench, golf ball, toilet tissue
 INDICES = [0, 574, 999]
@@ -25,15 +24,6 @@ def labels_of(path: Path, labels: Path | None = None) -> dict[str, int | None]:
 def source_of(path: Path, labels: Path | None = None) -> str:
     (source,) = {record.label_source for record in open_images(path, labels).records}
     return source
-
-
-def error_of(path: Path, labels: Path | None = None) -> str:
-    with pytest.raises(UserError) as caught:
-        open_images(path, labels)
-    message = str(caught.value)
-    assert message.isprintable()
-    assert len(message) < 1000
-    return message
 
 
 def write(path: Path, text: str) -> Path:

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageError, files, load_images, open_images
 from mjp_privacy.data.files import LONGEST, named_by_id
-from tests.helpers.image_files import make_images, zipped
+from tests.helpers.image_files import error_of, make_images, zipped
 
 
 def read_all(path: Path) -> dict[str, str]:
@@ -28,13 +27,6 @@ def read_all(path: Path) -> dict[str, str]:
         except ImageError as error:
             outcome[error.image_id] = error.reason
     return outcome
-
-
-def error_of(path: str | Path) -> str:
-    with pytest.raises(UserError) as caught:
-        open_images(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("as_zip", [False, True])

@@ -4,7 +4,12 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+import pytest
 from PIL import Image
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import open_images
 
 FLAT_VAL = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 5)]
 
@@ -25,3 +30,18 @@ def zipped(folder: Path, prefix: str = "") -> Path:
         for file in sorted(folder.rglob("*")):
             archive.write(file, prefix + file.relative_to(folder).as_posix())
     return path
+
+
+def noise(width: int = 12, height: int = 8, seed: int = 0) -> Image.Image:
+    generator = np.random.default_rng(width * 1000 + height + seed)
+    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def error_of(path: str | Path, labels: Path | None = None) -> str:
+    """Why images are not opened, in one line."""
+    with pytest.raises(UserError) as caught:
+        open_images(path, labels)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 1000
+    return message
