@@ -53,7 +53,7 @@ def comparison_table(runs: Sequence[Path], leakage: pd.DataFrame) -> pd.DataFram
     last = leakage[leakage["round"] == leakage.groupby("run")["round"].transform("max")]
     facts = []
     for run in runs:
-        of_run: dict[str, Any] = {"run": str(run)}
+        of_run: dict[str, Any] = {"run": str(run), "test_images": 0}
         of_run |= dict.fromkeys(("top1", "top1_low", "top1_high"), math.nan)
         tested = [line for line in evaluations(run) if line.val_top1 is not None]
         if tested:
@@ -90,7 +90,7 @@ def markdown(table: pd.DataFrame) -> str:
         first, both = scopes.iloc[0], [scopes.loc[scope] for scope in SCOPES]
         cells = [first["label"], first["defence"], first["batch"], first["steps"], first["round"]]
         cells.append(with_interval(first["top1"], first["top1_low"], first["top1_high"]))
-        cells.append(f"{first.get('test_images', 0):.0f}")
+        cells.append(first["test_images"])
         for row in both:
             n, share = int(row["n"]), float(row["success"])
             cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")

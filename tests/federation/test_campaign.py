@@ -66,8 +66,10 @@ def command(
     ("attack", "words", "named"),
     [
         ({"name": "patch_gradeint"}, [], "patch_gradient"),
+        ({"name": "multi_round", "options": {"upload": 6}}, [], "uploads"),
         ({"name": "masked_span", "options": {"prior": "nowhere"}}, [], "'nowhere'"),
         (GOOD[0], ["--attack.engine", "local", "--attack.partition", "gpu"], "partition"),
+        (GOOD[0], ["--rounds", "0"], "--rounds"),
         (GOOD[0], ["--out", "data/out"], "--data"),
         (GOOD[0], ["--out", "file"], "--out"),
         (GOOD[0], ["--out", "other"], "attack"),
@@ -97,9 +99,10 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
 def test_an_engine_without_its_package_is_refused_and_the_app_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_run, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"flower-deployment.*package flwr"):
-        run_flower(small_federation(), tmp_path / "data", tmp_path / "out", "flower-deployment")
+    for absent, engine in (("ray", "flower"), ("flwr", "flower-deployment")):
+        monkeypatch.setattr(flower_run, "find_spec", lambda name, gone=absent: name != gone or None)
+        with pytest.raises(UserError, match=f"{engine}.*package {absent}"):
+            run_flower(small_federation(), tmp_path / "data", tmp_path / "out", engine)
     flower = ("flwr", "mjp_privacy.federation.flower.")
     for name in [name for name in sys.modules if name.startswith(flower)]:
         monkeypatch.delitem(sys.modules, name)
@@ -224,12 +227,13 @@ FLOOR = "grey_psnr.diagnostic"
 
 @pytest.fixture(scope="module")
 def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A plain one and MJP, trained and attacked from the command line."""
+    """A plain one and MJP, which has no test images, trained and attacked from the command line."""
     root = tmp_path_factory.mktemp("federations")
     data = str(images(root / "data"))
     for name, changes in (("plain", {}), ("mjp", {"model": MJP, "gamma": 0.5})):
         write_json(root / f"{name}.yaml", content(name=name, attacks=ATTACKS, **changes))
-        argv = [str(root / f"{name}.yaml"), "--data", data, "--val", data]  # JSON is YAML
+        argv = [str(root / f"{name}.yaml"), "--data", data]  # JSON is YAML
+        argv += ["--val", data] if name == "plain" else []
         assert main(["federate", *argv, "--out", str(root / name), "--device", "cpu"]) == 0
     return [root / "plain", root / "mjp"]
 
@@ -265,13 +269,12 @@ def test_compare_writes_table_and_pictures(
     assert capsys.readouterr().out.strip() == str(tmp_path / "table.md")
     text = (tmp_path / "table.md").read_text()
     table = pd.read_csv(tmp_path / "comparison.csv")
-    for out, label in zip(federations, ("plain", "mjp"), strict=True):
-        measured = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        own = table[table.label == label]
-        assert set(own.top1) == {measured[-1]["val_top1"]}
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
-        assert f" | {measured[-1]['val_top1']:.1f} [" in line
-    assert "MJP γ=0.5" in text
+    last = json.loads((federations[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(table[table.label == "plain"].top1) == {last["val_top1"]}
+    plain, mjp = (line for line in text.splitlines() if line.startswith(("| plain |", "| mjp |")))
+    assert f" | {last['val_top1']:.1f} [" in plain
+    assert "MJP γ=0.5" in mjp
+    assert "| – | 0 |" in mjp
     assert (tmp_path / "tradeoff.png").stat().st_size > 0
     assert (tmp_path / "rounds.png").stat().st_size > 0
 

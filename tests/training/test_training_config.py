@@ -151,6 +151,7 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
     ("family", "changes", "named"),
     [
         ("vit", {"recipe": {"epoch": 3}}, r"recipe.epoch.* epochs\?"),
+        ("vit", {"recipe": {"epochs": 10**9}}, "recipe.epochs"),
         ("vit", {"recipe": {"warmup_epochs": 9}}, "warmup_epochs"),
         ("vit", {"jigsaw": {"first_epoch": 9}}, "first_epoch"),
         ("vit", {"model": {"position_embedding": "none"}}, "unknown_embedding: false"),

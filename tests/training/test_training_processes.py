@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.training.processes import World, is_lost
 from mjp_privacy.training.trainer import train
 from tests.helpers.segmentation import content as segmentation
 from tests.helpers.segmentation import save_pair
@@ -99,6 +100,14 @@ def test_two_processes_segment_as_one_does(tmp_path: Path) -> None:
         done = trained(fields, out, "--data", ade, "--workers", 0, launcher=launcher)
         assert done.returncode == 0
     assert_alike(one, two, {"loss": 1e-4, "accuracy": 5e-3, "val_miou": 0.5})
+
+
+def test_only_what_a_lost_process_leaves_is_taken_for_one() -> None:
+    world, lost = World(torch.device("cpu"), 0, 2), "tcp/pair.cc:547] Connection closed by peer"
+    assert is_lost(RuntimeError(lost), world)
+    assert not is_lost(UserError(lost), world)
+    assert not is_lost(RuntimeError(lost), World(world.device))
+    assert not is_lost(RuntimeError("Duplicate GPU detected"), world)
 
 
 MIXED = {"recipe": {"batch": 9}, "augmentation": {"mixup": 0.8}}
