@@ -202,7 +202,7 @@ def traits_of(name: str) -> frozenset[str]:
 
 
 def lacks_parts(name: str, family: str) -> str | None:
-    """Why an attack has nothing to read in networks of this family (`models.families`), or None.
+    """Why an attack has nothing to read in networks of this family (`models.loading`), or None.
 
     lacks_parts("april", "timm") says that it is written for the plain ViT's blocks
     """

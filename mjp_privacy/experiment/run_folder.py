@@ -56,9 +56,8 @@ def run_folder(
         return folder
     stem, content = name.rpartition(":")[2], name
     if name != "random" and not name.startswith(SHIPPED):
-        from mjp_privacy.models.checkpoint_files import check_is_there, file_sha256, located
+        from mjp_privacy.models.checkpoint_files import file_sha256, located
 
-        check_is_there(name, "--weights")
         path = Path(name).resolve()
         stem = path.parent.name if path.stem in GENERIC_STEMS else path.stem
         content = file_sha256(located(name))

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mjp_privacy.core.errors import NoFile, UserError
-from mjp_privacy.core.read import FileKind, is_there, reason
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, recognised
@@ -49,7 +49,7 @@ IN_FOLDERS = (
 )
 """The weights in a folder as timm, transformers and open_clip save one; the first that is there."""
 BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
-"""What these libraries save beside them (`models.beside`)."""
+"""What these libraries save beside them (`models.checkpoints`)."""
 HUB_PREFIX = "hf-hub:"
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
@@ -95,7 +95,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
                  is no sha256: quick, for values are not read. Else NaN and infinity are refused.
     """
     path = located(source)
-    check_is_there(source)
+    CHECKPOINT.check(path)
     suffix = path.suffix.lower()
     content: Mapping[Any, Any]
     metadata: dict[str, str] = {}
@@ -106,9 +106,9 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
             check_digest(path, CHECKPOINT)
         if metadata.get("task") == SEGMENTS:  # others' files name tasks too, in words of theirs
             raise UserError(
-                f"{shown(path.name)} holds a network for {SEGMENTS}: expected a "
-                "classifier. Measure it with `mjp evaluate --ade20k DIR`, or give the weights that "
-                "its training started from."
+                f"{shown(path.name)} holds a network for {SEGMENTS}: expected a classifier. "
+                "Measure it with `mjp evaluate --ade20k DIR`, or give the weights that its "
+                "training started from."
             )
     elif suffix in PYTORCH_SUFFIXES:
         # The trainers of MJP and DeiT save their settings beside the weights. These two classes are
@@ -116,48 +116,19 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
         allowed = [(_Settings, "yacs.config.CfgNode"), argparse.Namespace]
         content = read_torch_file(path, CHECKPOINT, allowed)
         if not isinstance(content, Mapping):
-            raise UserError(
-                f"{shown(path.name)}: expected a dictionary of tensors, got "
-                f"{shown(type(content).__name__, 60)}. Save model.state_dict(), not the model."
-            )
+            raise CHECKPOINT.refusal(path, f"a {shown(type(content).__name__, 60)}")
     else:
-        raise UserError(
-            f"Cannot read {shown(path.name)}: expected .safetensors, .pth or .pt, got "
-            f"{shown(path.suffix) or 'no suffix'!r}. Rename it if it is one of these, or convert "
-            "it."
-        )
-    tensors, beside = unwrapped(content, path, CHECKPOINT)
+        raise CHECKPOINT.refusal(path, f"a name that ends with {shown(path.suffix) or 'nothing'}")
+    tensors, beside = unwrapped(content, path)
     if suffix in PYTORCH_SUFFIXES:
         check_stored(tensors, path, CHECKPOINT)
     if not tensors:
-        names = shown(", ".join(beside[:6])) or "an empty file"
-        raise UserError(
-            f"{shown(path.name)} holds no weights: expected tensors by name, got {names}. Save "
-            "model.state_dict() and give that."
-        )
+        raise CHECKPOINT.refusal(path, shown(", ".join(beside[:6])) or "an empty file")
     if shapes_only:
         tensors = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return WeightFile(path, "", tensors, metadata, beside)
     check_finite(tensors, path, CHECKPOINT)
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
-
-
-def check_is_there(source: str | Path, option: str | None = None) -> None:
-    """Raise a UserError unless there is a file of weights; option: where the path was given."""
-    path = located(source)
-    try:
-        if not path.is_dir():
-            CHECKPOINT.check(path)
-            return
-    except NoFile:
-        pass
-    except OSError as error:  # a name that is too long
-        raise CHECKPOINT.refusal(path, reason(error)) from error
-    where = f" given to {option}" if option else ""
-    raise UserError(
-        f"No checkpoint at {shown(path)}: expected a .safetensors, .pth or .pt file. "
-        f"Check the path{where}."
-    )
 
 
 def read_metadata(source: str | Path) -> dict[str, str]:
@@ -249,13 +220,8 @@ MOST_TENSORS = 10_000  # the largest Vision Transformers have one or two thousan
 MOST_NUMBER = 10**9  # of an entry that has a number for its name
 
 
-def unwrapped(
-    content: Mapping[Any, Any], path: Path, kind: FileKind
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights of a file by their bare names, and the names of all else that it holds.
-
-    path, kind: the file that the content was read from, for messages
-    """
+def unwrapped(content: Mapping[Any, Any], path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights of a file by their bare names, and the names of all else that it holds."""
     beside: list[str] = []
     for _ in NESTED_KEYS:
         key = next((k for k in NESTED_KEYS if isinstance(content.get(k), Mapping)), None)
@@ -263,10 +229,10 @@ def unwrapped(
             beside += [_name_of(name) for name in content if name != key]
             content = content[key]
     if len(content) > MOST_TENSORS:
-        raise kind.refusal(path, f"{len(content)} entries, more than {MOST_TENSORS}")
+        raise CHECKPOINT.refusal(path, f"{len(content)} entries, more than {MOST_TENSORS}")
     entries = {_name_of(name): value for name, value in content.items()}
     if len(entries) < len(content):
-        raise kind.refusal(path, "several entries of one name")
+        raise CHECKPOINT.refusal(path, "several entries of one name")
     prefix = next((prefix for prefix in map(_prefix, entries) if prefix is not None), "")
     beside += [name for name in entries if not name.startswith(prefix)]
     entries = {n.removeprefix(prefix): v for n, v in entries.items() if n.startswith(prefix)}
@@ -274,7 +240,7 @@ def unwrapped(
     beside += [name for name in entries if name not in tensors]
     for name, tensor in tensors.items():
         if tensor.ndim > MOST_AXES:
-            raise kind.refusal(path, f"a tensor of {tensor.ndim} axes", name)
+            raise CHECKPOINT.refusal(path, f"a tensor of {tensor.ndim} axes", name)
     return tensors, tuple(sorted(beside))
 
 

@@ -1,51 +1,74 @@
-"""Copies a file's tensors into a model: renames them, and reports or refuses what does not fit."""
+"""A file's tensors and what it says of its model: read, renamed, and copied into a network, or
+refused where they do not fit.
+
+What no tensor shows stands in the metadata of this package's own files, or in JSON files that
+libraries save beside the weights:
+
+    timm           config.json: mean, std, size, crop; the architecture's name states the heads
+    transformers   config.json: heads, eps, activation; preprocessor_config.json: mean, std, sizes
+    open_clip      open_clip_config.json: heads, activation, mean, std
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AliasChoices, AliasPath, BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.read import FileKind, is_there, json_value, read_json, read_json_value, typed
+from mjp_privacy.core.schema import Positive, Side, Switch, Width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.jigsaw import Grid
-from mjp_privacy.models.layouts import LAYOUTS, TIMM
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout
+from mjp_privacy.models.mjp_vit import CheckpointReport, MJPVisionTransformer
+from mjp_privacy.models.sizes import Activation
+from mjp_privacy.models.zoo import (
+    Epsilon,
+    Interpolation,
+    Mean,
+    ModelSpec,
+    Std,
+    architecture,
+    filled,
+    is_timm_network,
+)
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
+LAYERS = (
+    *("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head."),
+    "head_dist.",  # of a distilled network
+)
 TABLES = ("pos_embed", "index_embed")
 HEAD, PATCHES, FC1 = "head.weight", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight"
 AXES = {PATCHES: 4, FC1: 2, HEAD: 2, "cls_token": 3}
 SHAPED = {**AXES, **dict.fromkeys(TABLES, 3)}
 OTHERS = ("reg_token", "blocks.0.ls1.gamma")  # of other networks
 SHOWN = 6  # names in a message
-COLOURS = 3
+CLIP_EPS = 1e-5
 BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.")
-SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_classifier)\.weight")
 
 # names and types ----------------------------------------------------------------------------------
 
 
 def to_own_names(file: WeightFile) -> dict[str, Tensor]:
-    """A file's tensors under this model's names: timm's and some additions; in the file's types.
-
-    Tensors of which a model is built are floating-point numbers.
-    """
+    """A file's tensors under this model's names: timm's and some additions; in the file's types."""
     own = file.layout.to_own(file.tensors)
     for name, tensor in of_a_model(own).items():
         if tensor.dtype not in FLOATS:
-            kinds = ", ".join(map(_word, FLOATS))
-            got = f"entries of type {_word(tensor.dtype)} where {kinds} are read"
+            got = f"entries of type {tensor.dtype} where {', '.join(map(str, FLOATS))} are read"
             raise CHECKPOINT.refusal(file.path, got, name)
     return own
 
@@ -53,10 +76,6 @@ def to_own_names(file: WeightFile) -> dict[str, Tensor]:
 def of_a_model(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names a model of this package can have."""
     return {name: tensor for name, tensor in state.items() if TIMM.own_names(name)}
-
-
-def _word(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 # what the tensors show ----------------------------------------------------------------------------
@@ -71,12 +90,7 @@ def shape_of(
     classifies  whether a network without a head is refused: a file must hold a classifier
     """
     _check_plain(state, source, classifies=classifies)
-    blocks = sorted({int(match[1]) for name in state if (match := BLOCK.match(name))})
-    if blocks != list(range(len(blocks))):
-        raise UserError(
-            f"{source} holds blocks of the numbers {shown(', '.join(map(str, blocks)), 60)}: "
-            "expected 0, 1, … without a gap. Give a whole checkpoint."
-        )
+    blocks = {match[1] for name in state if (match := BLOCK.match(name))}
     width, table = state[PATCHES].shape[0], state.get("pos_embed")
     linear = "linear" if "dal_regressor.layers.weight" in state else "none"
     return {
@@ -99,35 +113,23 @@ def shape_of(
 
 
 def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
-    """Raise unless the tensors are those of a plain ViT in one of the known layouts."""
-    needed = [name for name in AXES if classifies or name != HEAD]
-    if second := [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]:
-        heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
-        fault = f"has two heads, {heads}, with which it was distilled"
-    elif missing := [name for name in needed if name not in state]:
+    """Raise unless the tensors from which sizes are read are there; all others are compared where
+    they are copied."""
+    shapes = {name: tuple(state[name].shape) for name in SHAPED if name in state}
+    if missing := [name for name in AXES if name not in state and (classifies or name != HEAD)]:
         fault = f"lacks a tensor {missing[0]!r}, it has {first_of(sorted(state), SHOWN)}"
     elif strange := [name for name in OTHERS if name in state]:
         fault = f"holds {strange[0]!r}"
-    elif "dist_token" in state and "dist_pos_embed" not in state:
-        fault = "holds 'dist_token' without a position of its own"  # as timm's, with two heads
+    elif odd := [n for n, shape in shapes.items() if len(shape) != SHAPED[n] or 0 in shape]:
+        axes = SHAPED[odd[0]]
+        fault = f"has {odd[0]!r} of shape {shapes[odd[0]]} in place of {axes} axes with numbers"
     else:
-        fault = ""
-        for name, shape in ((n, tuple(state[n].shape)) for n in SHAPED if n in state):
-            if len(shape) != SHAPED[name] or not state[name].numel():
-                fault = (
-                    f"has {name!r} of shape {shape} in place of {SHAPED[name]} axes with numbers"
-                )
-            elif name == PATCHES and (shape[1] != COLOURS or shape[2] != shape[3]):
-                fault = f"embeds patches of {shape[2]}×{shape[3]} pixels in {shape[1]} colours"
-            if fault:
-                break
-    if fault:
-        raise UserError(
-            f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
-            "class token, one head and no layer scale, of RGB pictures (ViT, DeiT without "
-            "distillation, MJP), in the layout of "
-            f"{'; '.join(layout.title for layout in LAYOUTS)}."
-        )
+        return
+    raise UserError(
+        f"{source} {shown(fault)}: expected a plain ViT{' classifier' * classifies} with one "
+        "class token, one head and no layer scale, of RGB pictures, in the layout of "
+        f"{'; '.join(layout.title for layout in LAYOUTS)}."
+    )
 
 
 # tables that a model reads otherwise --------------------------------------------------------------
@@ -147,10 +149,8 @@ def resampled(table: Tensor, grid: Grid, name: str, notes: list[str], source: st
     """The table (1, N+1, D) for another grid, with a note; as it is for its own. A table of as many
     patches is the grid's own, one of others is of a square."""
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    old, shown = (
-        math.isqrt(count := rows_of_patches(table, name, source)),
-        f"{grid.rows}×{grid.columns}",
-    )
+    count = rows_of_patches(table, name, source)
+    old, shown = math.isqrt(count), f"{grid.rows}×{grid.columns}"
     if count == grid.patches:
         if grid.rows != grid.columns and old**2 == count:
             notes.append(f"{name} of {count} positions taken as one of {shown}, not resampled")
@@ -198,21 +198,196 @@ def filled_unknown(
     return mean
 
 
+# what files say -----------------------------------------------------------------------------------
+
+STATES = replace(CHECKPOINT, expected="metadata of weights that state their model")
+METADATA = (
+    *("mean", "std", "num_heads", "img_size", "resize", "interpolation", "position_embedding"),
+    *("first_block", "dal", "norm_eps", "activation", "trained_gamma", "adapters"),
+)
+"""Keys of a file's metadata that describe its model; their values are JSON."""
+
+
+def stated(file: WeightFile) -> dict[str, Any]:
+    """The facts that a file's metadata states, by field of `ModelSpec`: what our own exports carry
+    (mean, num_heads, gamma, …). None: it states that there is none.
+
+    Of anybody else's metadata only these entries are read, each of them JSON.
+    """
+    content = {}
+    for key in METADATA:
+        text = file.metadata.get(key)
+        if text is None:
+            continue
+        try:
+            content[key] = json_value(text, file.path, STATES)
+        except UserError as error:
+            got = f"metadata {key!r} is not JSON: {shown(repr(text), 100)}"
+            raise STATES.refusal(file.path, got) from error
+    if content.get("position_embedding", "") is None:  # every model has one or the other
+        del content["position_embedding"]
+    facts = typed({"name": file.path.name, **content}, file.path, STATES, ModelSpec)
+    return {key: getattr(facts, key) for key in content}
+
+
+def completed(spec: ModelSpec, shape: Mapping[str, Any], layout: Layout, source: str) -> ModelSpec:
+    """The spec with its open fields (None) read off the checkpoint's tensors and their names.
+
+    Networks with a norm before block 0 are CLIP's, whatever the names: their activation is open.
+    """
+    facts = dict(shape)
+    grid, patch = facts.pop("grid"), spec.patch_size or shape["patch_size"]
+    if grid and spec.img_size is None:
+        if (side := math.isqrt(grid)) ** 2 != grid:
+            raise UserError(
+                f"{source}: its table has {grid} positions of patches, of no square picture: "
+                "expected height and width in pixels. Give img_size: [height, width]."
+            )
+        facts["img_size"] = side * patch
+    if spec.position_embedding != "learned":
+        facts |= {"unknown_embedding": False, "dal": "none"}
+    clip = shape["pre_norm"]
+    facts["norm_eps"] = CLIP_EPS if clip else layout.norm_eps
+    facts["activation"] = None if clip else layout.activation
+    return filled(spec, facts)
+
+
+BESIDE = FileKind(
+    "the JSON file that a library saves beside weights",
+    "Copy or download it again, or remove it and give the facts yourself.",
+    4 << 20,
+)
+CONFIG = "config.json"
+FILES: Mapping[str, tuple[str, ...]] = {
+    "timm": (CONFIG,),
+    "open_clip": ("open_clip_config.json",),
+    **dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), (CONFIG, "preprocessor_config.json")),
+}
+"""The files of each layout's library."""
+RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(TANH, "gelu_tanh")}
+"""transformers' names of activations that have others here."""
+HEAD_WIDTH = 64  # open_clip's, where its config states none
+PICTURES = ("mean", "std", "img_size", "resize", "interpolation")
+Word = Annotated[str, Field(strict=True, max_length=200)]
+
+
+def _at(*places: str) -> Any:
+    """A field that stands at the first of these places that the file has: `vision_config.x`."""
+    paths: Any = ([int(x) if x.isdigit() else x for x in place.split(".")] for place in places)
+    aliases = AliasChoices(*(AliasPath(*path) for path in paths))
+    return Field(default=None, validation_alias=aliases)
+
+
+def _side(size: Any) -> Any:
+    """The short side of {"shortest_edge": 224}, {"height": 224, "width": 224} or 224."""
+    if not isinstance(size, Mapping):
+        return size
+    sides = [size[name] for name in ("height", "width") if isinstance(size.get(name), int)]
+    return size.get("shortest_edge", min(sides, default=None))
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class Stated:
+    """What one of these files may state, in the words of the three libraries."""
+
+    architecture: Word | None = None
+    pool: Word | None = _at("model_args.global_pool")
+    heads: Width | None = _at("vision_config.num_attention_heads", "num_attention_heads")
+    width: Width | None = _at(
+        "vision_config.hidden_size", "hidden_size", "model_cfg.vision_cfg.width"
+    )
+    head_width: Width | None = _at("model_cfg.vision_cfg.head_width")
+    eps: Epsilon | None = _at("vision_config.layer_norm_eps", "layer_norm_eps")
+    activation: Annotated[
+        Activation | None, BeforeValidator(lambda name: ACTIVATIONS.get(str(name), name))
+    ] = _at("vision_config.hidden_act", "hidden_act")
+    quick_gelu: Switch | None = _at("model_cfg.quick_gelu")
+    mean: Mean = _at("pretrained_cfg.mean", "preprocess_cfg.mean", "image_mean", "mean")
+    std: Std = _at("pretrained_cfg.std", "preprocess_cfg.std", "image_std", "std")
+    tall: Side | None = _at("pretrained_cfg.input_size.1", "input_size.1")
+    side: Side | None = _at("pretrained_cfg.input_size.2", "input_size.2")
+    crop: Positive | None = _at("pretrained_cfg.crop_pct", "crop_pct")
+    size: Annotated[Side | None, BeforeValidator(_side)] = None
+    interpolation: Interpolation | None = _at(
+        "pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation"
+    )
+    resample: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
+
+
+def with_facts_beside(
+    spec: ModelSpec, file: Path, layout: Layout, shape: Mapping[str, Any]
+) -> ModelSpec:
+    """The spec with the facts in the JSON files beside a file of weights, where there are any.
+
+    They win over the defaults that come with a model's name.
+    """
+    facts = _facts(file, layout.name)
+    width = facts.pop("width", shape["embed_dim"])
+    if width != shape["embed_dim"]:
+        raise UserError(
+            f"{shown(file.name)} is of width {shape['embed_dim']}, the JSON file beside it of "
+            f"width {width}: expected both of one model. Give a folder that holds one model alone."
+        )
+    return replace(spec, **facts)
+
+
+def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
+    """The architecture in timm's config.json beside a file of weights, and what else it states of
+    the model; None without one, and for a plain ViT."""
+    path = file.parent / CONFIG
+    name = _architecture(path) if is_there(file) else None
+    if name is None or not is_timm_network(name):
+        return None
+    import timm
+
+    if (pool := read_json(path, BESIDE, Stated).pool) is not None:
+        with torch.device("meta"):
+            own = getattr(timm.create_model(name), "global_pool", "")
+        if pool != own:
+            got = f"global_pool {shown(pool)}, and this timm's {name} has {own}"
+            raise BESIDE.refusal(path, got, "global_pool")
+    facts = _facts(file, "timm")
+    return name, {field: facts[field] for field in PICTURES if field in facts}
+
+
+def _architecture(path: Path) -> str | None:
+    """The architecture that a config.json of timm's states; None in any other program's."""
+    content = read_json_value(path, BESIDE) if is_there(path) else {}
+    named = isinstance(content, Mapping) and content.get("architecture") is not None
+    return str(content["architecture"]) if named else None
+
+
+def _facts(file: Path, layout: str) -> dict[str, Any]:
+    """What is stated beside a file, by field of `ModelSpec`, and the `width`."""
+    paths = [path for name in FILES.get(layout, ()) if is_there(path := file.parent / name)]
+    if not is_there(file) or (layout == "timm" and _architecture(file.parent / CONFIG) is None):
+        return {}
+    facts: dict[str, Any] = {}
+    for path in paths:
+        said = read_json(path, BESIDE, Stated)
+        named = architecture(said.architecture or "")
+        sides = [side for side in (said.tall, said.side) if side]
+        heads = said.width // (said.head_width or HEAD_WIDTH) if said.width else None
+        own = {
+            "num_heads": heads if layout == "open_clip" else said.heads or named.num_heads,
+            "width": said.width or named.embed_dim,
+            "norm_eps": said.eps,
+            "activation": said.activation,
+            "mean": said.mean,
+            "std": said.std,
+            "img_size": (said.tall, said.side) if said.tall and said.side else said.side,
+            "resize": int(min(sides) / said.crop) if sides and said.crop else said.size,
+            "interpolation": said.interpolation or RESAMPLING.get(said.resample or 0),
+        }
+        if layout == "open_clip":
+            own["activation"] = "quick_gelu" if said.quick_gelu else "gelu"
+        facts |= {name: value for name, value in own.items() if value is not None}
+    return facts
+
+
 # into the model -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CheckpointReport:
-    """How a checkpoint was loaded: printed by a run, and stored with its rows."""
-
-    source: str
-    sha256: str
-    layout: str  # the name of the file's `layouts.Layout`, or `random`
-    missing: tuple[str, ...] = ()  # in the model, not in the file; `notes` say how they are filled
-    unexpected: tuple[str, ...] = ()  # in the file, not used by the model
-    beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
-    notes: tuple[str, ...] = ()  # part of a run_id: rewording one gives its cells new rows
-    stored_as: str = ""  # the type of the file's numbers where it is not float32
 
 
 def load_into(
@@ -227,7 +402,8 @@ def load_into(
     A tensor that is missing, misshapen or of a layer that the model lacks is an error; but E_unk is
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
     source, layout = file.shown, file.layout
-    kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
+    of_model = of_a_model(state).values()
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in of_model}
     state, notes, missing = dict(state), list[str](), list[str]()
     table = state.get("pos_embed")
     known = table is not None and not table.is_meta  # of an outline no value is known
@@ -250,7 +426,10 @@ def load_into(
         state["unk_embed"] = filled_unknown(state["pos_embed"][:, 1:], unknown_init, source, notes)
         missing.append("unk_embed")
     expected = dict(model.named_parameters())
-    _check_complete(expected, state, source, layout.unknown(file.tensors))
+    unknown = layout.unknown(file.tensors)
+    of_layers = (name for name in state if name.startswith(LAYERS) or name in unknown)
+    used = {name: state[name] for name in (*of_layers, *expected) if name in state}
+    check_same(model, used, expected, source)
     with torch.no_grad():
         for name, parameter in expected.items():
             parameter.copy_(state[name])
@@ -266,54 +445,34 @@ def load_into(
     )
 
 
-def _check_complete(
-    expected: dict[str, torch.nn.Parameter],
-    state: dict[str, Tensor],
-    source: str,
-    unknown: Sequence[str],
+def check_same(
+    network: nn.Module, came: Mapping[str, Tensor], needed: Collection[str], source: str
 ) -> None:
-    """Raise unless the tensors are the model's; the layout does not know the names `unknown`."""
-    missing = sorted(set(expected) - set(state))
-    unused = set(state) - set(expected)
-    surplus = sorted(name for name in unused if name.startswith(LAYERS) or name in unknown)
+    """Raise unless the tensors of a file are those of a network.
+
+    needed  the names that the file must hold; others of the network may be left out
+    """
+    own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    missing, surplus = sorted(set(needed) - set(came)), sorted(set(came) - set(own))
     if missing or surplus:
         what = "lacks" if missing else "has beyond them"
         names = missing or surplus
         raise UserError(
-            f"{source}: of the model's {len(expected)} tensors it {what} {len(names)}: "
+            f"{source}: of the network's {len(needed)} tensors it {what} {len(names)}: "
             f"{shown(first_of(names, SHOWN))}. Expected a complete checkpoint of this network, for "
             "without a tensor it would be another; check that depth, dal and index_embedding are "
             "the file's."
         )
-    for name, parameter in expected.items():
-        came, wanted = tuple(state[name].shape), tuple(parameter.shape)
-        if came == wanted:
+    for name, wanted in own.items():
+        got = tuple(came[name].shape) if name in came else wanted
+        if got == wanted:
             continue
-        advice = "Give the dimensions of the checkpoint's own model."
-        if len(came) == len(wanted) and state[name].numel():
+        advice = "Give this network's weights, and its img_size where its table is for others."
+        if len(got) == len(wanted) and came[name].numel():
             if name in ("cls_token", *TABLES):
-                advice = f"Set embed_dim: {came[-1]}, or give a checkpoint of this model."
+                advice = f"Set embed_dim: {got[-1]}, or give a checkpoint of this model."
             elif name.startswith("head."):
-                advice = f"Set num_classes: {came[0]}, or give a checkpoint with {wanted[0]}."
+                advice = f"Set num_classes: {got[0]}, or give a checkpoint with {wanted[0]}."
             elif name == PATCHES:
-                advice = f"Set patch_size: {came[-1]} and embed_dim: {came[0]}."
-        raise UserError(f"{source}: tensor {name!r} has shape {came}, expected {wanted}. {advice}")
-
-
-def check_same(
-    network: nn.Module, came: Mapping[str, Tensor], needed: Iterable[str], source: str
-) -> None:
-    """Raise unless the tensors of a file are those of a network that is no plain ViT.
-
-    needed  the names that the file must hold; others of the network may be left out
-    """
-    own = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-    for key in [*needed, *came]:
-        wanted = own.get(key, "no such tensor")
-        got = tuple(came[key].shape) if key in came else "no such tensor"
-        if wanted != got:
-            raise UserError(
-                f"{source} does not hold the tensors of the network that it is said to hold: "
-                f"{shown(key, 60)}: expected {wanted}, got {got}. Give that network's weights, and "
-                "its img_size where its table is for other pictures."
-            )
+                advice = f"Set patch_size: {got[-1]} and embed_dim: {got[0]}."
+        raise UserError(f"{source}: tensor {name!r} has shape {got}, expected {wanted}. {advice}")

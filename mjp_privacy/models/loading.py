@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, free_bytes
-from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.read import json_value, typed
+from mjp_privacy.core.registry import Entry, unknown_name
 from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.beside import timm_beside, with_facts_beside
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
     TIMM_PREFIX,
@@ -30,36 +30,44 @@ from mjp_privacy.models.checkpoint_files import (
     read_weight_file,
 )
 from mjp_privacy.models.checkpoints import (
-    CheckpointReport,
+    STATES,
     UnknownInit,
+    check_same,
+    completed,
     load_into,
     shape_of,
-    to_own_names,
-)
-from mjp_privacy.models.families import SIZES, WithCard, card_of, load_other
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer, with_adapters
-from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
-from mjp_privacy.models.spec import (
-    ModelSpec,
-    at_size,
-    completed,
-    filled,
-    overridden,
     stated,
+    timm_beside,
+    to_own_names,
+    with_facts_beside,
 )
-from mjp_privacy.models.timm_networks import STATED, load_timm, random_timm
+from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.models.mjp_vit import (
+    CheckpointReport,
+    FirstBlock,
+    MJPVisionTransformer,
+    Network,
+    PositionEmbedding,
+    check_mask,
+    with_adapters,
+)
+from mjp_privacy.models.sizes import Sizes, Variant, check_parameters, low_rank
+from mjp_privacy.models.timm_networks import STATED, load_timm
 from mjp_privacy.models.zoo import (
     NEEDED,
+    PIXELS,
+    ModelSpec,
+    at_size,
     check_complete,
     check_timm_name,
+    filled,
     is_timm_network,
+    overridden,
     spec_by_name,
     timm_spec,
 )
 
 RANDOM = "random"
-COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
-"""What a model's name states and a file's tensors show, with the word for it."""
 MADE_UP: Mapping[str, Any] = {
     "mean": (0.0,) * 3,
     "std": (1.0,) * 3,
@@ -70,7 +78,7 @@ MADE_UP: Mapping[str, Any] = {
 """What no attack's applicability depends on, for outlines of models that do not state it."""
 
 
-class LoadedModel(WithCard, MJPVisionTransformer):
+class LoadedModel(MJPVisionTransformer):
     """A plain ViT with its card."""
 
 
@@ -93,7 +101,7 @@ def load_model(
                  ViT is a `TimmNetwork`, which keeps timm's own forward.
                  Without a name the architecture is read off the checkpoint. `num_heads`, `mean`
                  and `std` do not show in tensors: they are taken from the file's metadata or the
-                 JSON files beside it (`models.beside`), or must be given.
+                 JSON files beside it (`models.checkpoints`), or must be given.
     checkpoint   a file (.safetensors, .pth, .pt, .bin) in one of the layouts of models/README.md,
                  a folder as timm, transformers and open_clip save one, `timm:NAME` for a download,
                  or `random` for seeded untrained weights.
@@ -126,28 +134,22 @@ def outline_model(
 def outline_spec(
     name: str | None = None, *, checkpoint: str | Path | None = None, **overrides: Any
 ) -> tuple[ModelSpec, str]:
-    """All that is known of a plain ViT before its weights are read, and the source of the weights.
-
-    What cannot be known stays None: the number of heads does not show in a file's tensors.
-    """
+    """All that is known of a plain ViT before its weights are read, and where these come from."""
     spec, source = _asked_for(name, checkpoint, overrides)
     if source == RANDOM or source.startswith(TIMM_PREFIX):
         return spec, source
     file = read_weight_file(source, shapes_only=True)
     if SIZES in file.metadata:
         raise UserError(
-            f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
-            "it, and inverting_gradients does. Expected a plain ViT; give this file to "
-            "`mjp evaluate`, or as a model of a config to `mjp attack`."
+            f"{file.shown} holds another network than a plain ViT, to which closed forms do not "
+            "apply. Expected a plain ViT; give this file to `mjp evaluate`, or as a model of a "
+            "config to `mjp attack`."
         )
     return _read_off(spec, file, overrides)[0], file.shown
 
 
 def check_names(name: str | None, checkpoint: str | None) -> None:
-    """Raise a UserError, with the nearest name, if a model or a shipped checkpoint is not known.
-
-    check_names("deit_smal", None)  # Unknown model 'deit_smal'. Did you mean deit_small? ...
-    """
+    """Raise a UserError, with the nearest name, if a model or a shipped checkpoint is not known."""
     if name is not None:
         spec_by_name(name)
     if checkpoint is not None and checkpoint.startswith(TIMM_PREFIX):
@@ -191,7 +193,7 @@ def _model(
     if source == RANDOM or (outline and downloaded):
         if network is None:
             return _plain(spec, source, None, seed=seed, made_up=made_up)
-        return cast(LoadedModel, random_timm(network, overrides, seed=seed, made_up=made_up))
+        return cast(LoadedModel, load_timm(None, network, overrides, seed=seed, made_up=made_up))
 
     def load(file: WeightFile, made_up: Mapping[str, Any] | None) -> LoadedModel:
         of_timm = network is not None or STATED in file.metadata
@@ -279,23 +281,10 @@ def _source(spec: ModelSpec, checkpoint: str | Path | None) -> str:
 def _read_off(
     named: ModelSpec, file: WeightFile, overrides: Mapping[str, Any]
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec with what a file says, and the file's tensors by this model's names.
-
-    What the user gave wins over the file's metadata, and these over the JSON files beside it. The
-    tensors' values are not read.
-    """
+    """The spec with what a file says, and the file's tensors by this model's names. What the user
+    gave wins over the file's metadata, and these over the JSON files beside it."""
     state, layout = to_own_names(file), file.layout
     shape = shape_of(state, file.shown)
-    said = {key: getattr(named, key) for key in COMPARED}
-    differs = [key for key, value in said.items() if value is not None and value != shape[key]]
-    if differs and named.name != "custom":  # without a name the architecture is the file's
-        of_file = ", ".join(f"{COMPARED[key]} {shape[key]}" for key in differs)
-        of_name = ", ".join(f"{COMPARED[key]} {said[key]}" for key in differs)
-        raise UserError(
-            f"{file.shown}: {of_file}; {named.name}: {of_name}. Expected weights of the model that "
-            "is named. Give those, or leave the name and its sizes out, so that they are read off "
-            "the file: mjp attack own --weights FILE --images DIR."
-        )
     spec = with_facts_beside(named, file.path, layout, shape)
     spec = overridden(replace(spec, **stated(file)), overrides)
     return completed(spec, shape, layout, file.shown), state
@@ -317,9 +306,8 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
     if any(side % patch for side in height_width(size)) or width % heads:
         raise UserError(
             f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}: width {width}, patch "
-            f"{patch}; config: img_size {size_text(size)}, num_heads {heads}). Give sizes that fit "
-            "the file, or leave them out."
+            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}). Give sizes that "
+            "fit, or leave them out."
         )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory
@@ -346,8 +334,111 @@ def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> 
         + (" closed-form block 0" if model.first_block == "closed_form" else "")
         + str(model.variant)
     )
-    model.card = card_of(spec, architecture, report)
+    model.card = spec.card(architecture, report)
     if model.variant != Variant():
         own = model.variant
         model.card = replace(model.card, norm_eps=own.norm_eps, activation=own.activation)
     return model.eval()
+
+
+# Swins and ResNets, which this package trains -----------------------------------------------------
+
+
+class OtherNetwork(Network):
+    """What training, evaluation and clients use of a network that is no plain ViT; its features are
+    what its classifier reads, (B, 1, D), in the place of a ViT's tokens."""
+
+    before = 0
+    position_embedding: PositionEmbedding
+    first_block: FirstBlock = "intact"
+    pos_embed = index_embed = adapters = None
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, self.family = sizes, sizes.family
+        self.patch_size, self.grid = sizes.patch_size, Grid.of(sizes.img_size, sizes.patch_size)
+        self.tokens = self.grid.patches
+        self.position_embedding = "learned" if sizes.positions else "strict"
+        self.dal_kind = sizes.dal
+        self.unk_embed = self.dal_regressor = None
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimiser should not decay."""
+        return set()
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the classifier reads (B, 1, D), of normalised images (B, C, H, W)."""
+        raise NotImplementedError
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Logits (B, classes) from these features."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
+        side = self.sizes.img_size
+        if x.ndim != 4 or x.shape[-2:] != (side, side):
+            raise UserError(f"Expected images (B, 3, {side}, {side}), got {tuple(x.shape)}.")
+        if mask is not None:
+            check_mask(mask, self.tokens, len(x))
+        return self.forward_head(self.forward_features(x, mask))
+
+
+NETWORKS: Mapping[str, Entry] = {
+    "swin": Entry("mjp_privacy.paper.networks:JigsawSwin"),
+    "resnet": Entry("mjp_privacy.paper.networks:JigsawResNet"),
+}
+
+
+def build_other(sizes: Sizes, drop_path: float = 0.0) -> OtherNetwork:
+    """The network of these sizes, with weights as torch draws them.
+
+    build_other(Sizes("resnet", 224, 16, 64, (3, 4, 6, 3), 1000)) is ResNet-50
+    """
+    network: OtherNetwork = NETWORKS[sizes.family].load()(sizes, drop_path)
+    return network
+
+
+SIZES = "network"
+"""The entry of a file's metadata that states the sizes of a network that `mjp train` made and that
+is no ViT."""
+PICTURES = ("mean", "std", "resize", "interpolation", "trained_gamma")
+"""What a user may say of such a file; its sizes are its own."""
+
+
+def load_other(
+    name: str | None, file: WeightFile, overrides: Mapping[str, Any], *, outline: bool = False
+) -> OtherNetwork:
+    """The network of such a file in eval mode, with its card.
+
+    outline  without weights, on torch's meta device: the file's shapes are enough
+    """
+    content = json_value(file.metadata[SIZES], file.path, STATES)
+    sizes = typed(content, file.path, STATES, Sizes)
+    sizes.check(file.shown)
+    given = {key: value for key, value in overrides.items() if value is not None}
+    named = [f"model {name}"] if name else []
+    if refused := [*named, *(f"{key}={given[key]}" for key in given if key not in PICTURES)]:
+        raise UserError(
+            f"{file.shown} states its own sizes: expected no more than {', '.join(PICTURES)}, got "
+            f"{shown(', '.join(refused), 100)}. Leave that out."
+        )
+    facts = {key: value for key, value in stated(file).items() if key in PICTURES}
+    spec = overridden(replace(ModelSpec(f"custom {sizes.family}"), **facts), given)
+    check_complete(spec, file.shown, PIXELS)
+    spec = replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
+    with torch.device("meta" if outline else "cpu"):
+        network = build_other(sizes)
+    check_same(network, file.tensors, weights_of(network), file.shown)
+    if not outline:
+        stored = {key: tensor.float() for key, tensor in file.tensors.items()}
+        network.load_state_dict(stored, strict=False)
+    report = CheckpointReport(file.path.name, file.sha256, sizes.family)
+    network.card = spec.card(str(sizes), report)
+    return network.eval()
+
+
+def weights_of(network: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a network: parameters, and statistics such as batch norm's."""
+    kept = network.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in kept.items() if tensor.is_floating_point()}

@@ -1,14 +1,13 @@
-"""One Vision Transformer for every row of the paper's tables: a plain one, plus what MJP adds."""
+"""One Vision Transformer for every row of the paper's tables: a plain one, plus what MJP adds; and
+what every other network offers as well."""
 
 from __future__ import annotations
 
-import math
-import random
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
@@ -16,87 +15,148 @@ from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.sizes import LowRank, Variant
 from mjp_privacy.models.vit import (
+    CHANNELS,
+    AdaptedLinear,
     Block,
     ClosedFormBlock,
-    Common,
+    LocalizationRegressor,
     PatchEmbedding,
     copied,
     start_,
     start_linear_layers,
+    token_norm,
 )
 
 DalKind = Literal["none", "pca", "linear", "nonlinear"]
-PCA_ITERATIONS = 5
 CLASS_START_STD = 1e-6  # of the class token, which timm starts near zero
-
-
-class LocalizationRegressor(nn.Module):
-    """g of the paper: position embedding (..., N, D) -> position (..., N, 2).
-
-    linear     one layer
-    nonlinear  D -> D -> 2 with a ReLU, the authors' MLP
-    pca        no parameters: projection onto the two leading principal directions of the visible
-               embeddings, found by five steps of subspace iteration from a fixed start (the
-               authors' start is random, so theirs is not reproducible)
-    """
-
-    def __init__(self, dim: int, kind: DalKind) -> None:
-        super().__init__()
-        self.kind = kind
-        self.layers: nn.Module
-        if kind == "nonlinear":
-            self.layers = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 2))
-        elif kind == "linear":
-            self.layers = nn.Linear(dim, 2)
-        else:
-            self.layers = nn.Identity()
-
-    def forward(self, embeddings: Tensor, visible: Tensor) -> Tensor:
-        """Positions of all rows; `visible` (..., N) says which rows the PCA is computed from.
-
-        The other kinds treat each row by itself and do not read `visible`.
-        """
-        if self.kind == "pca":
-            return embeddings @ principal_directions(embeddings, visible)
-        return self.layers(embeddings)
-
-
-def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
-    """(..., D, 2) leading principal directions of the visible rows; differentiable.
-
-    Their signs are fixed: the entry of largest magnitude is positive. With fewer than three visible
-    rows the directions are zero: such rows span no plane, and the decompositions would have an
-    infinite derivative.
-    """
-    weights = visible.to(embeddings.dtype).unsqueeze(-1)
-    number = weights.sum(-2, keepdim=True)
-    mean = (embeddings * weights).sum(-2, keepdim=True) / number.clamp(min=1)
-    centred = torch.where(number > 2, (embeddings - mean) * weights, 0.0)
-    rng = random.Random(0)  # Python's, because under vmap torch draws anew for every sample
-    start = [[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(embeddings.shape[-1])]
-    basis = torch.linalg.qr(centred.mT @ (centred @ torch.tensor(start).to(embeddings))).Q
-    for _ in range(PCA_ITERATIONS):
-        basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
-    projected = centred @ basis
-    rotation = torch.linalg.eigh(projected.mT @ projected).eigenvectors.flip(-1)
-    directions = basis @ rotation
-    largest = directions.gather(-2, directions.abs().argmax(-2, keepdim=True))
-    return torch.where(number > 2, directions * largest.sign(), 0.0)
-
-
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
 
 
-class Positioned(Common):
-    """A network with a table of positions: what MJP does with the rows of its patches."""
+@dataclass(frozen=True)
+class CheckpointReport:
+    """How a checkpoint was loaded: printed by a run, and stored with its rows."""
 
+    source: str
+    sha256: str
+    layout: str  # the name of the file's `layouts.Layout`, or `random`
+    missing: tuple[str, ...] = ()  # in the model, not in the file; `notes` say how they are filled
+    unexpected: tuple[str, ...] = ()  # in the file, not used by the model
+    beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
+    notes: tuple[str, ...] = ()  # part of a run_id: rewording one gives its cells new rows
+    stored_as: str = ""  # the type of the file's numbers where it is not float32
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The facts about a loaded model that table rows state."""
+
+    name: str
+    architecture: str
+    img_size: Size
+    resize: int | None
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    trained_gamma: float | None
+    checkpoint: CheckpointReport
+    norm_eps: float | None = None  # stated, with the activation, of a network other than timm's
+    activation: str | None = None
+
+
+class Network(nn.Module):
+    """What every network offers to those who train, simulate, attack and measure.
+
+    family                       vit, timm, or one of `loading.NETWORKS`
+    patch_size, grid, tokens     pixels along a patch, patches down and across, tokens of block 0
+    table, before                positions (1, rows, D): the patches' rows stand behind `before`
+    unk_embed, dal_regressor     what MJP adds, or None
+    forward_features, forward_head, forward(x, mask)
+
+    What reads more of a plain ViT asks for `family == "vit"` first.
+    """
+
+    card: ModelCard
+    patch_embed: Any
+    patch_size: int
+    embed_dim: int
+    grid: Grid
+    before: int
+    other_size: tuple[int, int] | None = None
+    """Height and width of pictures of as many patches that a live network takes, too, where nothing
+    shows those of its pictures."""
     unk_embed: nn.Parameter | None
     dal_regressor: LocalizationRegressor | None
 
+    def normalize(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] -> the normalised input of the network."""
+        mean, std = self._pixels(images)
+        return (images - mean) / std
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """The inverse of `normalize`; values outside [0, 1] are not clipped."""
+        mean, std = self._pixels(x)
+        return x * std + mean
+
+    def _pixels(self, like: Tensor) -> Tensor:
+        """Mean and std (2, C, 1, 1), made in the precision of `like`: float64 numbers must not
+        pass through float32."""
+        numbers = (self.card.mean, self.card.std)
+        return torch.tensor(numbers, dtype=like.dtype, device=like.device)[..., None, None]
+
+    @property
+    def rows_of_patches(self) -> slice:
+        """The rows of the table of positions that belong to the patches."""
+        return slice(self.before, self.before + self.grid.patches)
+
+    @property
+    def token_width(self) -> int:
+        """Of the tokens that block 0 is given."""
+        return self.embed_dim
+
+    @property
+    def other_tokens(self) -> str:
+        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
+        return ""
+
+    @property
+    def whole_size(self) -> tuple[int, int] | None:
+        """Height and width of its pictures, where they are no whole patches and the convolution
+        never sees what is beyond."""
+        size: tuple[int, int] | None = getattr(self.patch_embed, "whole_size", None)
+        return size
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, which tells the network's device and precision."""
+        return next(self.parameters())
+
+    @property
+    def channels(self) -> int:
+        """Of the pictures whose patches are embedded: 3, or 1 for grey ones."""
+        projection = getattr(getattr(self, "patch_embed", None), "proj", None)
+        return int(getattr(projection, "in_channels", CHANNELS))
+
+    @property
+    def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.Module | None]:
+        """The norms of each patch before it is embedded, and of its embedding."""
+        embed = getattr(self, "patch_embed", None)
+        before, after = getattr(getattr(embed, "proj", None), "norms", (None, None))
+        behind = getattr(embed, "norm", None)
+        if after is None and behind is not None and token_norm(behind):
+            after = behind
+        return before, after
+
+    @property
+    def patch_bias(self) -> Tensor:
+        """The patch embedding's bias (D,): zeros where it has none."""
+        bias: Tensor | None = self.patch_embed.proj.bias
+        return self.like.new_zeros(self.embed_dim) if bias is None else bias
+
     @property
     def table(self) -> Tensor:
-        """The table (1, rows, D): the patches' rows stand behind `before` others."""
+        """The table of positions (1, rows, D)."""
         raise NotImplementedError
 
     def positions(self, mask: Tensor | None = None) -> Tensor:
@@ -110,17 +170,14 @@ class Positioned(Common):
         return torch.cat((others[:, : own.start], patches, others[:, own.stop :]), dim=1)
 
     def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
-        """Target and prediction of the unmasked positions.
-
-        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
-        same n in each row.
-        """
+        """Target and prediction (n, 2) of the n unmasked positions; of a mask (B, N), which must
+        have the same n in each row, (B, n, 2)."""
         target, prediction, visible = self._localize(mask, normalize)
         counts = visible.sum(-1)
         if bool((counts != counts.max()).any()):
             raise UserError(
-                "dal() returns one tensor, so every row of the mask must leave the same number of "
-                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
+                "Expected a mask whose rows leave the same number of patches, got "
+                f"{counts.tolist()}. Call dal() row by row, or use dal_loss()."
             )
         shape = (*counts.shape, int(counts.max()), 2)
         target = target.expand_as(prediction)
@@ -155,7 +212,7 @@ class Positioned(Common):
         return target.to(prediction.dtype), prediction, visible
 
 
-class MJPVisionTransformer(Positioned):
+class MJPVisionTransformer(Network):
     """Patches, a class token, one table of positions, blocks, and a head on the class token.
 
     MJPVisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
@@ -318,41 +375,6 @@ def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
 # low-rank adapters (LoRA) -------------------------------------------------------------------------
 
 Model = TypeVar("Model", bound=MJPVisionTransformer)
-
-
-class AdaptedLinear(nn.Linear):
-    r"""A linear layer with an adapter beside it; its own weight and bias keep their names.
-
-        y = W x + b + (alpha / rank) B A x,      A: LAYER.lora_A.weight (rank, in)
-                                                 B: LAYER.lora_B.weight (out, rank)
-
-    The names are PEFT's. A client with adapters trains A and B, often the classifier as well; W, b
-    and all other parameters stay as they are and are never sent. As in PEFT A starts uniform within
-    1 / sqrt(in) and B at zero, so that the network computes at first what it did without them.
-    While B is zero, so is the gradient of every A.
-    """
-
-    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
-        with torch.device("meta"):  # nothing is drawn; the layer's own weight and bias stay
-            super().__init__(layer.in_features, layer.out_features, layer.bias is not None)
-        self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
-        like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        self.lora_A = skip_init(nn.Linear, layer.in_features, rank, bias=False, **like)
-        self.lora_B = skip_init(nn.Linear, rank, layer.out_features, bias=False, **like)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., in) -> (..., out)."""
-        adapted: Tensor = super().forward(x) + self.scale * self.lora_B(self.lora_A(x))
-        return adapted
-
-    def start(self, generator: torch.Generator, spread: float) -> None:
-        """Draw the adapter: numbers that are equal for all precisions, and for other targets."""
-        first, second = self.lora_A.weight, self.lora_B.weight
-        drawn = torch.rand(first.shape, generator=generator, dtype=torch.float64)
-        moved = torch.randn(second.shape, generator=generator, dtype=torch.float64)
-        with torch.no_grad():
-            first.copy_(1 / math.sqrt(self.in_features) * (2 * drawn - 1))
-            second.copy_(spread * moved)
 
 
 def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:

@@ -4,11 +4,14 @@
 
 W (D, p) the patch embedding's weight, x_i (p,) the flattened patches of a picture, g_i (D,) the
 rows of a table's gradient that belong to the patches. It holds where the table is added to the
-embedded patches, and nowhere else.
+embedded patches, and nowhere else. A live network's table of positions is known by its name, as
+every library looked at has it, or by this equation.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
@@ -19,8 +22,8 @@ from torch.func import functional_call
 
 from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.schema import size_text
-from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.core.schema import Size
+from mjp_privacy.models.jigsaw import Grid, to_patches
 from mjp_privacy.models.vit import START_STD, token_norm
 
 CHANNELS = (3, 1)  # of colour and of grey pictures, which metrics and attacks take
@@ -46,6 +49,32 @@ def code_of(net: nn.Module, expected: str, advice: str) -> Iterator[None]:
         ) from error
 
 
+OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+
+
+def answers_in(returned: Any) -> Iterator[Tensor]:
+    """The tensors (B, outputs) among what a network returned; of tokens the first."""
+    if isinstance(returned, Tensor):
+        returned = (returned,)
+    named = [getattr(returned, name, None) for name in OUTPUTS]
+    others = returned if isinstance(returned, tuple | list) else ()
+    if isinstance(returned, Mapping):
+        named, others = [returned.get(name) for name in OUTPUTS], tuple(returned.values())
+    for entry in [*named, *others]:
+        if isinstance(entry, Tensor):
+            yield entry[:, 0] if entry.ndim == 3 else entry
+
+
+def answer_of(returned: Any) -> Tensor:
+    """The first of the tensors that a network may mean."""
+    for answer in answers_in(returned):
+        return answer
+    raise UserError(
+        "expected a network that returns a tensor (B, outputs), or one among others, got "
+        f"{type(returned).__name__}. Give one that does."
+    )
+
+
 # what runs, in which order, and on what -----------------------------------------------------------
 
 
@@ -64,9 +93,8 @@ class Ran(NamedTuple):
 def run_of(
     module: nn.Module, x: Tensor, *also: nn.Module, options: dict[str, bool] | None = None
 ) -> list[Ran]:
-    """The parts of a network, in eval mode, in the order in which they end for a picture, itself
-    last; with tensors only of itself, of layers of tokens, of norms and of those named `also`.
-    Where it does not take the picture, which the caller will meet, those that had ended.
+    """The parts of a network in the order in which they end for a picture, itself last if it takes
+    the picture; with tensors only of itself, of layers of tokens, of norms and of `also`.
 
     A network that draws random numbers is asked again and again, and refused where its parts
     compute something else.
@@ -125,16 +153,26 @@ def _run(
 
 def takes(module: nn.Module, projection: nn.Conv2d, grid: Grid) -> bool:
     """Whether a network computes something of pictures of so many patches."""
-    pixels = grid.pixels(int(projection.kernel_size[0]))
-    x = picture_like(projection.weight.new_empty(1, projection.in_channels, *pixels))
-    run = run_of(module, x)
+    run = run_of(module, picture_of(projection, grid))
     return bool(run) and run[-1].part is module
 
 
-def picture_like(x: Tensor) -> Tensor:
-    """A random picture of this shape."""
+def picture_of(projection: nn.Conv2d, grid: Grid) -> Tensor:
+    """A random picture of so many patches."""
+    size = grid.pixels(int(projection.kernel_size[0]))
     generator = torch_generator("a picture by which parts of a network are told")
-    return torch.randn(x.shape, generator=generator).to(x)
+    x = torch.randn(1, projection.in_channels, *size, generator=generator)
+    return x.to(projection.weight)
+
+
+def other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
+    """Height and width of pictures of as many patches that the network takes, too; of several the
+    nearest to a square."""
+    for rows in range(grid.rows - 1, 0, -1):
+        other = Grid(rows, grid.patches // rows)
+        if other.patches == grid.patches and takes(module, projection, other):
+            return other.pixels(int(projection.kernel_size[0]))
+    return None
 
 
 def embeds(part: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
@@ -157,14 +195,10 @@ def convolution_of(module: nn.Module) -> nn.Conv2d | None:
 
 
 def picture_layer(module: nn.Module) -> str:
-    """How the first convolution of pictures meets them, where it embeds no patches; or ""."""
+    """The first convolution of pictures, where it embeds no patches; or ""."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d) and part.in_channels in CHANNELS and not embeds(part):
-            pairs = (part.kernel_size, part.stride, part.dilation)
-            size, stride, apart = (size_text((down, across)) for down, across in pairs)
-            text = f"{name}, a convolution of {size} px every {stride} px"
-            text += f", {apart} px apart" if part.dilation != (1, 1) else ""
-            return f"{text}, in {part.groups} groups" if part.groups > 1 else text
+            return f"{name}: {part}"
     return ""
 
 
@@ -209,3 +243,159 @@ def gradients_of(
 def misfit(rows: Tensor, patches: Tensor, total: Tensor) -> float:
     """The relative error of the equation for rows g (N, D), patches x (N, p) and dL/dW (D, p)."""
     return float((rows.mT @ patches - total).norm() / total.norm())
+
+
+# tables of positions of a live network ------------------------------------------------------------
+
+POSITIONS = re.compile(r"pos(?!t)")
+"""What a table of positions has in its name in every library looked at."""
+MOST_OTHERS = 5
+"""Rows of a table of positions that are not of patches: a class token's and four registers'."""
+MOST_ROWS = 128
+"""Rows of patches that a table of rows has at most: of 2,048 px in patches of 16."""
+
+
+class Positions(NamedTuple):
+    """What a live network adds to its patches."""
+
+    grid: Grid
+    table: nn.Parameter | None
+    before: int
+    """Rows of the table before the patches'."""
+    is_shown: bool
+    """Whether the network or the user says how many patches stand beside and below each other; else
+    they are taken for a square's."""
+
+
+def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None) -> Positions:
+    """The table of positions of a network, where it has one, and its pictures' patches."""
+    patch = int(projection.kernel_size[0])
+
+    def tried(table: nn.Parameter) -> Positions | None:
+        """The table with the rows for which the equation holds; None where it holds for none."""
+        grid, is_shown = grid_of(module, table, patch, img_size)
+        if not 0 <= _rows(table) - grid.patches <= MOST_OTHERS:
+            return None
+        x = picture_of(projection, grid)
+        try:
+            sent, total = gradients_of(module.eval(), x, [table, projection.weight], answer_of)
+        except Exception:  # of a size that it does not take, which the caller will meet
+            return None
+        if sent is None or total is None:
+            return None
+        rows, patches = sent.reshape(-1, sent.shape[-1]), to_patches(x[0], patch)
+        for before in range(len(rows) - len(patches) + 1):
+            of_patches = rows[before : before + len(patches)]
+            if misfit(of_patches, patches, total.flatten(1)) <= HOLDS:
+                return Positions(grid, table, before, is_shown)
+        return None
+
+    named = named_tables(module, projection.out_channels)
+    if shown := _rows_by_columns(module, named, projection):
+        return Positions(shown, None, 0, True)
+    if len(named) > 1:
+        raise UserError(
+            f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
+            f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
+        )
+    for table in named.values():
+        if (found := tried(table)) is not None:
+            return found
+        grid, is_shown = grid_of(module, table, patch, img_size)
+        given, is_given = grid_of(module, None, patch, img_size)
+        others = is_given and given != grid and not takes(module, projection, grid)
+        if others and takes(module, projection, given):
+            return Positions(given, None, 0, True)  # it is of something else, as of rows alone
+        return Positions(grid, table, _rows(table) - grid.patches, is_shown)
+    for table in other_tables(module, projection.out_channels):
+        if (found := tried(table)) is not None:
+            return found
+    given, is_given = grid_of(module, None, patch, img_size)
+    if not is_given:
+        raise UserError(
+            f"{kind_of(module)}: expected the size of the client's pictures, since no parameter is "
+            f"added to them as a table of positions is; got {img_size}. Give img_size=…; or, if "
+            "the network flips, normalises or scales pictures itself, the network behind that."
+        )
+    return Positions(given, None, 0, True)
+
+
+def likely_grids(
+    module: nn.Module, width: int, patch: int, img_size: Size | None
+) -> tuple[list[Grid], bool]:
+    """How many patches of this side a network's pictures may have, the likeliest first, and whether
+    more than a guess says so."""
+    named = [*named_tables(module, width).values()]
+    likely: list[nn.Parameter | None] = [None, *other_tables(module, width)]
+    if named:
+        likely = [named[0] if len(named) == 1 else None]
+    grids = [grid_of(module, table, patch, img_size)[0] for table in likely]
+    is_shown = len(named) == 1 or grid_of(module, None, patch, img_size)[1]
+    return [*dict.fromkeys(grid for grid in grids if grid.patches)], is_shown
+
+
+def named_tables(module: nn.Module, width: int) -> dict[str, nn.Parameter]:
+    """What is named as a table of positions; nothing where positions are told otherwise, as by
+    rotation."""
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if POSITIONS.search(name) and parameter.shape[-1] == width
+        if parameter.numel() > width  # else of a class token
+    }
+
+
+def other_tables(module: nn.Module, width: int) -> list[nn.Parameter]:
+    """What may be a table of positions under another name: parameters of so many columns that are
+    no layer's weights."""
+    layers = (nn.Linear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
+    return [
+        parameter
+        for part in module.modules()
+        if not isinstance(part, layers)
+        for parameter in part._parameters.values()
+        if parameter is not None and parameter.ndim > 1
+        if parameter.shape[-1] == width and parameter.numel() > width
+    ]
+
+
+def _rows(table: nn.Parameter) -> int:
+    return table[..., 0].numel()
+
+
+def _rows_by_columns(
+    module: nn.Module, tables: dict[str, nn.Parameter], projection: nn.Conv2d
+) -> Grid | None:
+    """The patches of a network that adds a table of rows and one of columns, whose gradients are
+    sums over patches; None of another network, as of one that stretches its tables."""
+    counts = [_rows(table) for table in tables.values()]
+    if len(counts) != 2 or max(counts) > MOST_ROWS:
+        return None
+    for rows, columns in (counts, counts[::-1]):
+        grid, larger = Grid(rows, columns), Grid(rows + 1, columns + 1)
+        if takes(module, projection, grid) and not takes(module, projection, larger):
+            return grid
+    return None
+
+
+def grid_of(
+    module: nn.Module, table: nn.Parameter | None, patch: int, img_size: Size | None
+) -> tuple[Grid, bool]:
+    """The patches of the pictures that a network is made for, and whether its table's shape, its
+    config or the size that is given shows them; else the largest square for which the table has
+    rows, of no patches without one."""
+    if table is not None and table.ndim == 4 and min(table.shape[1:3]) > 1:
+        return Grid(*table.shape[1:3]), True
+    rows = None if table is None else _rows(table)
+    configs = (getattr(part, "config", None) for part in module.modules())
+    sizes: list[Any] = [getattr(config, "image_size", None) for config in configs]  # transformers'
+    # Without a table pictures may be of any size.
+    for size in [img_size, *sizes] if rows is None else [*sizes, img_size]:
+        is_pair = isinstance(size, list | tuple) and len(size) == 2
+        if not is_pair and not isinstance(size, int):
+            continue
+        grid = Grid.of(size, patch)
+        if grid.patches and (rows is None or 0 <= rows - grid.patches <= MOST_OTHERS):
+            return grid, True
+    side = math.isqrt(rows or 0)
+    return Grid(side, side), False

@@ -1,12 +1,8 @@
 """timm's Vision Transformers other than the plain one, through timm's own class and forward.
 
-An attack on patches needs three places of such a network and nothing of what comes after them: the
-convolution that embeds the patches, the table of positions that is added to them, if there is one,
-and how many of the table's rows belong to other tokens. They are found by shapes, and what they are
-taken for is one equation (`network_parts`), which `check_equation` measures on the network itself:
-
-    patch_embed.proj.weight.grad = sum_i g_i x_i^T,    g_i = row i of pos_embed.grad
-
+An attack on patches needs of such a network the convolution that embeds the patches, the table of
+positions, if there is one, and how many of its rows belong to other tokens. They are found by
+shapes, and `check_equation` measures the patch equation (`network_parts`) on the network itself.
 MJP's E_unk takes the place of the table's rows at masked patches.
 """
 
@@ -28,15 +24,9 @@ from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import size_text
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
-from mjp_privacy.models.checkpoints import (
-    CheckpointReport,
-    UnknownInit,
-    check_same,
-    filled_unknown,
-)
-from mjp_privacy.models.families import WithCard, card_of
+from mjp_privacy.models.checkpoints import STATES, UnknownInit, check_same, filled_unknown
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.mjp_vit import Positioned, check_mask
+from mjp_privacy.models.mjp_vit import CheckpointReport, Network, check_mask
 from mjp_privacy.models.network_parts import (
     CHANNELS,
     HOLDS,
@@ -46,9 +36,15 @@ from mjp_privacy.models.network_parts import (
     kind_of,
     misfit,
 )
-from mjp_privacy.models.spec import STATES, ModelSpec, filled, overridden
 from mjp_privacy.models.vit import START_STD, input_of, start_
-from mjp_privacy.models.zoo import PIXELS, check_complete, timm_spec
+from mjp_privacy.models.zoo import (
+    PIXELS,
+    ModelSpec,
+    check_complete,
+    filled,
+    overridden,
+    timm_spec,
+)
 
 STATED = "timm"
 """The entry of a file's metadata by which it says which network of timm's it holds."""
@@ -60,11 +56,9 @@ HEADS = ("head.weight", "head.fc.weight")
 # the network --------------------------------------------------------------------------------------
 
 
-class TimmNetwork(WithCard, Positioned):
-    """A network of timm's, under its own names of parameters, with what clients and attacks use.
-
-    It stands around the network and shares its parameters, so that no name and no number changes.
-    """
+class TimmNetwork(Network):
+    """A network of timm's under its own names, with what clients and attacks use: it stands around
+    the network and shares its parameters."""
 
     family = "timm"
     position_embedding = "learned"
@@ -91,15 +85,13 @@ class TimmNetwork(WithCard, Positioned):
             raise UserError(
                 f"{name}: expected patches that one convolution without overlap embeds "
                 "(patch_embed.proj), got none: the attacks read that layer's gradient. Give "
-                "another network, or the live one (load_module) if another of its layers embeds "
-                "patches; inverting_gradients meets a Swin or a ResNet of this package."
+                "another network, or the live one (load_module) if another layer embeds patches."
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
         if colours not in CHANNELS:
             raise UserError(
-                f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}, "
-                "as of what layers before them make of a picture, which no equation here tells. "
+                f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}. "
                 "Give a network that embeds patches of colour or grey pictures."
             )
         if patch != tall or min(height, width) < patch:
@@ -242,8 +234,7 @@ class TimmNetwork(WithCard, Positioned):
 
 def check_equation(network: TimmNetwork) -> None:
     """Raise unless the patch equation holds, so that no attack reads what a network does not do;
-    without a table nothing sends the g_i. Matrices of zeros, as a fresh classifier's, would pass
-    nothing back, and are drawn for this."""
+    without a table nothing sends the g_i."""
     kind, like = kind_of(network.net), network.like
     size = network.grid.pixels(network.patch_size)
     generator = torch_generator("a picture for the patch equation")
@@ -251,18 +242,14 @@ def check_equation(network: TimmNetwork) -> None:
     takes = f"that takes one picture of {size_text(size)} px"
     with torch.no_grad(), code_of(network.net, takes, IN_SIZE):
         given = input_of(network.net, network.patch_embed.proj, x)
-    if given.ndim == 4 and given.shape[1] == x.shape[1] and given.shape != x.shape:
+    is_picture = given.ndim == 4 and given.shape[1] == x.shape[1]
+    if is_picture and not (given.shape == x.shape and torch.equal(given, x)):
         got = size_text((given.shape[2], given.shape[3]))
         raise UserError(
             f"{kind}: expected its patch embedding to be given the picture of {size_text(size)} "
-            f"px, got one of {got} px: what stands before it pads, cuts or resizes pictures. Give "
-            "the network behind that, and img_size=… of what it is given."
-        )
-    if given.shape == x.shape and not torch.equal(given, x):
-        raise UserError(
-            f"{kind}: expected its patch embedding to be given the picture, got "
-            "another one: a layer before it normalises, or changes it otherwise. Give the network "
-            "behind that layer, and its mean and std as the client's."
+            f"px, got another one, of {got} px: what stands before it normalises, pads, cuts or "
+            "resizes pictures. Give the network behind that, its mean and std as the client's, and "
+            "img_size=… of what it is given."
         )
     if network.pos_embed is None:
         return
@@ -277,8 +264,7 @@ def check_equation(network: TimmNetwork) -> None:
     if sent[0] is None or sent[1] is None:
         raise UserError(
             f"{kind}: expected a patch embedding and a table of positions that are learned, got "
-            "no gradient of them: the network leaves them out, or detaches them. Its gradients "
-            "cannot be attacked as a ViT's."
+            "no gradient of them. Its gradients cannot be attacked as a ViT's."
         )
     rows = sent[0].reshape(-1, network.embed_dim)[network.rows_of_patches]
     off = misfit(rows, to_patches(x[0], network.patch_size), sent[1].flatten(1))
@@ -288,48 +274,64 @@ def check_equation(network: TimmNetwork) -> None:
         table = table.replace("parametrizations.", "").removesuffix(".original")
         raise UserError(
             f"{kind}: expected a patch embedding with the gradient of patches to which {table} is "
-            f"added, at most {HOLDS:.0e} of its length off, got one {off:.1e} off: its gradients "
-            "cannot be attacked as a ViT's. Where a factor stands on the embedding or the table, "
-            "give a network without it: weights times the factor, gradients divided by it."
+            f"added, at most {HOLDS:.0e} of its length off, got one {off:.1e} off. Where a factor "
+            "stands on the embedding or the table, give a network without it: weights times the "
+            "factor, gradients divided by it."
         )
 
 
 # from a name or a file to a network ---------------------------------------------------------------
 
 
-def random_timm(
-    name: str,
+def load_timm(
+    file: WeightFile | None,
+    name: str | None,
     given: Mapping[str, Any],
     *,
     seed: int = 0,
+    unknown_init: UnknownInit | None = None,
     made_up: Mapping[str, Any] | None = None,
 ) -> TimmNetwork:
-    """A network of this name with weights as timm draws them, in eval mode, with its card.
+    """A network of timm's in eval mode, with its card.
 
-    random_timm("vit_small_patch14_dinov2", {"img_size": 98, "mean": 0.5, "std": 0.5, …})
+    load_timm(None, "vit_small_patch14_dinov2", {"img_size": 98, "mean": 0.5, "std": 0.5, …})
 
-    Layer scale is LAYER_SCALE, where training takes it, and not the 1e-5 at which it starts: so
-    close to zero the blocks do nothing, and all patches have nearly one gradient. Registers are as
-    far apart as positions, and not all nearly zero.
-
-    given    fields of `ModelSpec`: FIELDS and unknown_embedding
-    made_up  facts for those that nothing states; given, the network is an outline without weights,
-             on torch's meta device
+    file          weights under timm's names; None: they are drawn from the seed
+    name          of the architecture; None: the file's metadata state it
+    given         fields of `ModelSpec`: FIELDS and unknown_embedding
+    unknown_init  how to fill E_unk where it is asked for and the file has none
+    made_up       facts for those that nothing states; given, the network is an outline without
+                  weights, on torch's meta device
     """
-    spec, outline = _spec(name, given, made_up), made_up is not None
-    with _drawn("random weights", name, seed), torch.device("meta" if outline else "cpu"):
+    import timm  # two seconds, which only these networks cost
+
+    facts: dict[str, Any] = {}
+    if file is not None:
+        stated = json_value(file.metadata.get(STATED, "{}"), file.path, STATES)
+        stated = dict(stated) if isinstance(stated, Mapping) else {}
+        name = name or stated.get("architecture")
+        if not isinstance(name, str) or not timm.is_model(name.partition(".")[0]):
+            got = f"an architecture {shown(repr(name), 60)} that this timm does not have"
+            raise STATES.refusal(file.path, got, STATED)
+        facts = {key: stated[key] for key in (*FIELDS, "unknown_embedding") if key in stated}
+        head = next((file.tensors[key] for key in HEADS if key in file.tensors), ())
+        facts.setdefault("num_classes", len(head))
+        facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
+    facts |= {key: value for key, value in given.items() if value is not None}
+    spec = _spec(str(name), facts, made_up)
+    outline = made_up is not None
+    start = ("a fresh classifier", spec.name) if file else ("random weights", spec.name, seed)
+    with _drawn(*start), torch.device("meta" if outline else "cpu"):
         network = _built(spec)
-    notes = ["an outline without weights" if outline else "untrained weights"]
+    if file is not None:
+        report = _filled(network, spec, file, unknown_init, outline=outline)
+    else:
+        notes = ["an outline without weights"]
+        if not outline:
+            notes = ["untrained weights", *_spread(network, spec.name, seed)]
+        report = CheckpointReport("random", f"random-{seed}", "random", notes=tuple(notes))
     if not outline:
-        scales = [p for key, p in network.named_parameters() if key.endswith(SCALES)]
-        notes += [f"layer scale {LAYER_SCALE}"] if scales else []
-        with torch.no_grad(), _drawn("random registers", name, seed):
-            for scale in scales:
-                scale.fill_(LAYER_SCALE)
-            if (registers := network._parameters.get("reg_token")) is not None:
-                start_(registers)
         check_equation(network)
-    report = CheckpointReport("random", f"random-{seed}", "random", notes=tuple(notes))
     return _with_card(network, spec, report)
 
 
@@ -341,59 +343,45 @@ def _drawn(*parts: str | int) -> Iterator[None]:
         yield
 
 
-def load_timm(
+def _spread(network: TimmNetwork, name: str, seed: int) -> list[str]:
+    """Bring layer scale to where training takes it, and registers as far apart as positions; a note
+    of it. At its start of 1e-5 the blocks do nothing, and all patches have nearly one gradient."""
+    scales = [p for key, p in network.named_parameters() if key.endswith(SCALES)]
+    with torch.no_grad(), _drawn("random registers", name, seed):
+        for scale in scales:
+            scale.fill_(LAYER_SCALE)
+        if (registers := network._parameters.get("reg_token")) is not None:
+            start_(registers)
+    return [f"layer scale {LAYER_SCALE}"] if scales else []
+
+
+def _filled(
+    network: TimmNetwork,
+    spec: ModelSpec,
     file: WeightFile,
-    name: str | None,
-    given: Mapping[str, Any],
+    unknown_init: UnknownInit | None,
     *,
-    unknown_init: UnknownInit | None = None,
-    made_up: Mapping[str, Any] | None = None,
-) -> TimmNetwork:
-    """The network of a file of weights under timm's names, in eval mode, with its card. A backbone
-    without a classifier gets a fresh one, seeded, of the num_classes that are asked for.
-
-    name          of the architecture; None: the file's metadata state it
-    unknown_init  how to fill E_unk where it is asked for and the file has none
-    made_up       as in `random_timm`
-    """
-    stated: dict[str, Any] = {}
-    if STATED in file.metadata:
-        content = json_value(file.metadata[STATED], file.path, STATES)
-        stated = dict(content) if isinstance(content, Mapping) else {}
-    import timm  # two seconds, which only these networks cost
-
-    name = name or stated.get("architecture")
-    if not isinstance(name, str) or not timm.is_model(name.partition(".")[0]):
-        got = f"an architecture {shown(repr(name), 60)} that this timm does not have"
-        raise STATES.refusal(file.path, got, STATED)
-    facts = {key: stated[key] for key in (*FIELDS, "unknown_embedding") if key in stated}
-    heads = [file.tensors[key] for key in HEADS if key in file.tensors]
-    facts.setdefault("num_classes", len(heads[0]) if heads else 0)
-    facts.setdefault("unknown_embedding", "unk_embed" in file.tensors)
-    facts |= {key: value for key, value in given.items() if value is not None}
-    spec = _spec(name, facts, made_up)
-    device = torch.device("cpu" if made_up is None else "meta")
-    with _drawn("a fresh classifier", spec.name), device:
-        network = _built(spec)
+    outline: bool,
+) -> CheckpointReport:
+    """Copy a file's tensors into the network, or compare their shapes with those of an outline. A
+    backbone without a classifier gets a fresh one, seeded."""
     tensors, notes = dict(file.tensors), list[str]()
     if spec.unknown_embedding and "unk_embed" not in tensors and "pos_embed" in tensors:
         rows = tensors["pos_embed"].flatten(1, -2)[:, network.rows_of_patches]
         tensors["unk_embed"] = filled_unknown(rows, unknown_init, file.shown, notes)
-    if not heads and spec.num_classes:
+    if spec.num_classes and not any(key in tensors for key in HEADS):
         fresh = {key: p.detach() for key, p in network.named_parameters() if key.startswith("head")}
         generator = torch_generator("a fresh classifier", spec.name)
-        for tensor in fresh.values() if made_up is None else ():
+        for tensor in () if outline else fresh.values():
             if not bool(tensor.any()) and tensor.ndim > 1:  # zeros would send no gradient on
                 tensor.normal_(0, START_STD, generator=generator)
         tensors = {**fresh, **tensors}
         notes.append("a fresh classifier, seeded")
     check_same(network, tensors, dict(network.named_parameters()), file.shown)
-    if made_up is None:
+    if not outline:
         state = {key: tensor.float() for key, tensor in tensors.items()}
         network.load_state_dict(state, strict=False)  # buffers need not be there
-        check_equation(network)
-    report = CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
-    return _with_card(network, spec, report)
+    return CheckpointReport(file.path.name, file.sha256, "timm", notes=tuple(notes))
 
 
 def stated_by(network: TimmNetwork) -> dict[str, str]:
@@ -428,16 +416,13 @@ def of_timm(net: nn.Module, *, mean: tuple[float, ...], std: tuple[float, ...]) 
 def _spec(
     name: str, given: Mapping[str, Any], made_up: Mapping[str, Any] | None = None
 ) -> ModelSpec:
-    """The complete spec of a network; UserError for a field that is open or that is timm's own.
-
-    Mean and std are those that timm declares where the name has the tag of such weights, and else
-    must be given.
-    """
+    """The complete spec of a network; mean and std are those that timm declares where the name has
+    the tag of such weights, and else must be given."""
     asked = {key: value for key, value in given.items() if value is not None}
     if refused := [key for key in asked if key not in (*FIELDS, "unknown_embedding")]:
         raise UserError(
-            f"{name}: timm's own network has the sizes that its name states: expected no more than "
-            f"{', '.join(FIELDS)} and unknown_embedding, got {', '.join(refused)}. Leave that out."
+            f"{name} states its own sizes: expected no more than {', '.join(FIELDS)} and "
+            f"unknown_embedding, got {', '.join(refused)}. Leave that out."
         )
     spec = timm_spec(name)
     if "." not in name:
@@ -493,5 +478,5 @@ def _with_card(network: TimmNetwork, spec: ModelSpec, report: CheckpointReport) 
         table = ", position table behind a norm"
     sizes = f"d{network.embed_dim} p{network.patch_size}@{size_text(size)}"
     kind = kind_of(network.net)
-    network.card = card_of(replace(spec, img_size=size), f"{kind} {sizes}{table}", report)
+    network.card = replace(spec, img_size=size).card(f"{kind} {sizes}{table}", report)
     return network.eval()

@@ -7,6 +7,7 @@ compiler, SymPy), of which no attack needs any.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 from torch.overrides import TorchFunctionMode
 
 from mjp_privacy.core.errors import UserError
@@ -25,6 +27,7 @@ from mjp_privacy.models.sizes import Activation, Variant
 
 CHANNELS = 3
 START_STD = 0.02  # of tables and linear layers
+PCA_ITERATIONS = 5
 
 
 def start_(table: Tensor) -> Tensor:
@@ -149,67 +152,6 @@ class Block(nn.Module):
         return attended
 
 
-class Common(nn.Module):
-    """What callers ask of every network."""
-
-    patch_embed: Any
-    embed_dim: int
-    other_size: tuple[int, int] | None = None
-    """Height and width of pictures of as many patches that a live network takes, too, where nothing
-    shows those of its pictures."""
-    grid: Grid
-    before: int
-
-    @property
-    def rows_of_patches(self) -> slice:
-        """The rows of the table of positions that belong to the patches."""
-        return slice(self.before, self.before + self.grid.patches)
-
-    @property
-    def token_width(self) -> int:
-        """Of the tokens that block 0 is given."""
-        return self.embed_dim
-
-    @property
-    def other_tokens(self) -> str:
-        """Why block 0's tokens are not one for each embedded patch, of its width; or ""."""
-        return ""
-
-    @property
-    def whole_size(self) -> tuple[int, int] | None:
-        """Height and width of its pictures, where they are no whole patches and the convolution
-        never sees what is beyond."""
-        size: tuple[int, int] | None = getattr(self.patch_embed, "whole_size", None)
-        return size
-
-    @property
-    def like(self) -> Tensor:
-        """A parameter, which tells the network's device and precision."""
-        return next(self.parameters())
-
-    @property
-    def channels(self) -> int:
-        """Of the pictures whose patches are embedded: 3, or 1 for grey ones."""
-        projection = getattr(getattr(self, "patch_embed", None), "proj", None)
-        return int(getattr(projection, "in_channels", CHANNELS))
-
-    @property
-    def patch_norms(self) -> tuple[nn.LayerNorm | None, nn.Module | None]:
-        """The norms of each patch before it is embedded, and of its embedding."""
-        embed = getattr(self, "patch_embed", None)
-        before, after = getattr(getattr(embed, "proj", None), "norms", (None, None))
-        behind = getattr(embed, "norm", None)
-        if after is None and behind is not None and token_norm(behind):
-            after = behind
-        return before, after
-
-    @property
-    def patch_bias(self) -> Tensor:
-        """The patch embedding's bias (D,): zeros where it has none."""
-        bias: Tensor | None = self.patch_embed.proj.bias
-        return self.like.new_zeros(self.embed_dim) if bias is None else bias
-
-
 class ClosedFormBlock(nn.Module):
     """A block without norm1 and residuals; its parameters keep their names."""
 
@@ -224,6 +166,95 @@ class ClosedFormBlock(nn.Module):
         """z (B, N+1, D) -> (B, N+1, D)."""
         mixed: Tensor = self.drop_path2(self.mlp(self.norm2(self.attn(z))))
         return mixed
+
+
+class AdaptedLinear(nn.Linear):
+    r"""A linear layer with an adapter beside it; its own weight and bias keep their names.
+
+        y = W x + b + (alpha / rank) B A x,      A: LAYER.lora_A.weight (rank, in)
+                                                 B: LAYER.lora_B.weight (out, rank)
+
+    The names are PEFT's. A client with adapters trains A and B, often the classifier as well; all
+    other parameters stay as they are and are never sent. As in PEFT A starts uniform within
+    1 / sqrt(in) and B at zero, so that the network computes at first what it did without them.
+    While B is zero, so is the gradient of every A.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        with torch.device("meta"):  # nothing is drawn; the layer's own weight and bias stay
+            super().__init__(layer.in_features, layer.out_features, layer.bias is not None)
+        self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
+        like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        self.lora_A = skip_init(nn.Linear, layer.in_features, rank, bias=False, **like)
+        self.lora_B = skip_init(nn.Linear, rank, layer.out_features, bias=False, **like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out)."""
+        adapted: Tensor = super().forward(x) + self.scale * self.lora_B(self.lora_A(x))
+        return adapted
+
+    def start(self, generator: torch.Generator, spread: float) -> None:
+        """Draw the adapter: numbers that are equal for all precisions, and for other targets."""
+        first, second = self.lora_A.weight, self.lora_B.weight
+        drawn = torch.rand(first.shape, generator=generator, dtype=torch.float64)
+        moved = torch.randn(second.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            first.copy_(1 / math.sqrt(self.in_features) * (2 * drawn - 1))
+            second.copy_(spread * moved)
+
+
+class LocalizationRegressor(nn.Module):
+    """g of the paper: position embedding (..., N, D) -> position (..., N, 2).
+
+    linear     one layer
+    nonlinear  D -> D -> 2 with a ReLU, the authors' MLP
+    pca        no parameters: projection onto the two leading principal directions of the visible
+               embeddings, found by five steps of subspace iteration from a fixed start (the
+               authors' start is random, so theirs is not reproducible)
+    """
+
+    def __init__(self, dim: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layers: nn.Module
+        if kind == "nonlinear":
+            self.layers = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 2))
+        elif kind == "linear":
+            self.layers = nn.Linear(dim, 2)
+        else:
+            self.layers = nn.Identity()
+
+    def forward(self, embeddings: Tensor, visible: Tensor) -> Tensor:
+        """Positions of all rows; `visible` (..., N) says which rows the PCA is computed from.
+
+        The other kinds treat each row by itself and do not read `visible`.
+        """
+        if self.kind == "pca":
+            return embeddings @ principal_directions(embeddings, visible)
+        return self.layers(embeddings)
+
+
+def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
+    """(..., D, 2) leading principal directions of the visible rows; differentiable.
+
+    Their signs are fixed: the entry of largest magnitude is positive. With fewer than three visible
+    rows the directions are zero: such rows span no plane, and the decompositions would have an
+    infinite derivative.
+    """
+    weights = visible.to(embeddings.dtype).unsqueeze(-1)
+    number = weights.sum(-2, keepdim=True)
+    mean = (embeddings * weights).sum(-2, keepdim=True) / number.clamp(min=1)
+    centred = torch.where(number > 2, (embeddings - mean) * weights, 0.0)
+    rng = random.Random(0)  # Python's, because under vmap torch draws anew for every sample
+    start = [[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(embeddings.shape[-1])]
+    basis = torch.linalg.qr(centred.mT @ (centred @ torch.tensor(start).to(embeddings))).Q
+    for _ in range(PCA_ITERATIONS):
+        basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
+    projected = centred @ basis
+    rotation = torch.linalg.eigh(projected.mT @ projected).eigenvectors.flip(-1)
+    directions = basis @ rotation
+    largest = directions.gather(-2, directions.abs().argmax(-2, keepdim=True))
+    return torch.where(number > 2, directions * largest.sign(), 0.0)
 
 
 # copies to work on --------------------------------------------------------------------------------

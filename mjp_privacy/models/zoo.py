@@ -1,19 +1,161 @@
-"""Models by name: the paper's, those of this package, and timm's ViTs."""
+"""What a model is built from, and models by name: the paper's, this package's, timm's ViTs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, is_there, read_csv, read_mapping
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
+from mjp_privacy.core.schema import (
+    Depth,
+    ImageSize,
+    Share,
+    Side,
+    Size,
+    Switch,
+    Width,
+    height_width,
+    parse,
+    schema,
+)
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, TIMM_PREFIX, read_metadata
-from mjp_privacy.models.spec import ModelSpec
+from mjp_privacy.models.mjp_vit import (
+    CheckpointReport,
+    DalKind,
+    FirstBlock,
+    ModelCard,
+    PositionEmbedding,
+)
+from mjp_privacy.models.sizes import Activation, AdaptersText, Variant
+
+CHANNELS = 3
+LARGEST = 2.0  # of a mean or std; beyond it they are of pixels from 0 to 255
+SMALLEST_STD = 1e-4
+
+
+def _channels(least: float) -> BeforeValidator:
+    """One number for all channels, alone or in a list, or three, of pixels from 0 to 1."""
+
+    def checked(value: Any) -> tuple[float, ...] | None:
+        if value is None:
+            return None
+        listed = value.tolist() if hasattr(value, "tolist") else value
+        numbers = listed if isinstance(listed, list | tuple) else [listed]
+        if len(numbers) in (1, CHANNELS):
+            real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+            if real and all(least <= number <= LARGEST for number in numbers):
+                return tuple(map(float, numbers)) * (CHANNELS // len(numbers))
+        what = f"one number or three, one per channel, from {least} to {LARGEST}"
+        raise PydanticCustomError("channels", f"Input should be {what}: of pixels from 0 to 1")
+
+    return BeforeValidator(checked)
+
+
+Mean = Annotated[tuple[float, ...] | None, _channels(-LARGEST)]
+Std = Annotated[tuple[float, ...] | None, _channels(SMALLEST_STD)]
+Epsilon = Annotated[float, Field(strict=True, gt=0, le=1)]
+Interpolation = Literal["bicubic", "bilinear"]
+
+
+@schema
+class ModelSpec:
+    """Everything needed to build a model; None: read off the checkpoint, or else must be given."""
+
+    name: str
+    img_size: ImageSize | None = None
+    patch_size: Side | None = None
+    embed_dim: Width | None = None
+    depth: Depth | None = None
+    num_heads: Width | None = None
+    num_classes: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
+    mlp_ratio: Annotated[float, Field(strict=True, gt=0, le=100)] | None = None
+    mean: Mean = None
+    std: Std = None
+    resize: Side | None = None  # short side before the centre crop; None: round(size * 248 / 224)
+    interpolation: Interpolation | None = None  # None: bicubic
+    position_embedding: PositionEmbedding = "learned"
+    unknown_embedding: Switch | None = None
+    index_embedding: Switch | None = None
+    dal: DalKind | None = None
+    first_block: FirstBlock | None = None
+    pre_norm: Switch | None = None
+    patch_bias: Switch | None = None
+    qkv_bias: Switch | None = None
+    head_bias: Switch | None = None
+    distillation_token: Switch | None = None
+    norm_eps: Epsilon | None = None
+    activation: Activation | None = None
+    adapters: AdaptersText | None = None  # low-rank ones beside linear layers: `LowRank.text`
+    checkpoint: str | None = None  # the weights that are used if the user names none
+    trained_gamma: Share | None = None
+    where: str = ""  # advice where the weights cannot be downloaded by name
+    summary: str = ""  # one line for `mjp list models`
+
+    @property
+    def variant(self) -> Variant:
+        """Where the network differs from timm's plain one; open fields are as there."""
+        stated = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        return Variant(**{name: value for name, value in stated.items() if value is not None})
+
+    def card(self, architecture: str, report: CheckpointReport) -> ModelCard:
+        """The card of a network that was built from this complete spec."""
+        assert self.mean is not None
+        assert self.std is not None
+        return ModelCard(
+            name=self.name,
+            architecture=architecture,
+            img_size=self.img_size or 0,
+            resize=self.resize,
+            interpolation=self.interpolation or "bicubic",
+            mean=self.mean,
+            std=self.std,
+            num_classes=int(self.num_classes or 0),
+            trained_gamma=self.trained_gamma,
+            checkpoint=report,
+        )
+
+
+NOT_GIVEN = {"name", "checkpoint", "where", "summary", "adapters"}
+"""What a user does not say of a model."""
+
+
+def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
+    """The spec with the user's fields in place of its own; an unknown field is an error."""
+    names = sorted({field.name for field in fields(ModelSpec)} - NOT_GIVEN)
+    for key in overrides:
+        if key not in names:
+            raise unknown_name("model field", key, names)
+    changes = {key: value for key, value in overrides.items() if value is not None}
+    where = f"The model {shown(spec.name, 100)}"
+    given = parse(ModelSpec, {"name": spec.name, **changes}, where)
+    sized = at_size(spec, given.img_size)
+    return replace(sized, **{key: getattr(given, key) for key in changes})
+
+
+def at_size(spec: ModelSpec, size: Size | None) -> ModelSpec:
+    """The spec for another input size; `resize` changes in proportion, so the crop stays alike."""
+    if size is None or spec.resize is None or spec.img_size in (None, size):
+        return spec
+    assert spec.img_size is not None
+    shorter, was = (min(height_width(one)) for one in (size, spec.img_size))
+    return replace(spec, img_size=size, resize=round(spec.resize * shorter / was))
+
+
+def filled(spec: ModelSpec, values: Mapping[str, Any]) -> ModelSpec:
+    """The spec with its open fields (None) taken from `values`."""
+    return replace(spec, **{k: v for k, v in values.items() if getattr(spec, k) is None})
+
+
+# models by name -----------------------------------------------------------------------------------
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NAMES = PACKAGED_FOLDER / "names.yaml"
@@ -87,8 +229,8 @@ def architecture(name: str) -> ModelSpec:
         sizes = (int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]])
     if sizes is None:
         return ModelSpec(name)
-    fields = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
-    known: dict[str, Any] = dict(zip(fields, sizes, strict=True))
+    names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
+    known: dict[str, Any] = dict(zip(names, sizes, strict=True))
     return ModelSpec(name, **known, mlp_ratio=4.0, activation="gelu")
 
 
@@ -143,19 +285,18 @@ def check_complete(
     if not missing:
         return
     options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
+    advice = "Give that to load_model or in the model's part of the config"
+    advice += f", or to `mjp attack` as {options}." if options else "."
     from timm.models import get_pretrained_cfg, is_model
 
-    pixels = ""  # that timm declares for a plain ViT's weights of this name
     if _TIMM_NAME.fullmatch(spec.name) and is_model(spec.name.partition(".")[0]):
         declared = get_pretrained_cfg(spec.name, allow_unregistered=False)
-        known = {key: tuple(getattr(declared, key)) for key in PIXELS} if declared else {}
-        pixels = ", ".join(f"{key}={known[key]}" for key in missing if key in known)
+        known = {key: getattr(declared, key, None) for key in PIXELS if key in missing}
+        pixels = ", ".join(f"{key}={tuple(value)}" for key, value in known.items() if value)
+        advice += f" timm declares {pixels}, if the client used that." if pixels else ""
     raise UserError(
         f"{source}: {', '.join(missing)} cannot be read off the checkpoint and never guessed. "
-        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give that to load_model "
-        "or in the model's part of the config"
-        + (f", or to `mjp attack` as {options}." if options else ".")
-        + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
+        f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. {advice}"
     )
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mjp_privacy.models.families import OtherNetwork
+from mjp_privacy.models.loading import OtherNetwork
 from mjp_privacy.models.mjp_vit import LocalizationRegressor
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.vit import start_, start_linear_layers

@@ -35,7 +35,7 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import Header, ImageError, decoded, header
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.models import load_model
-from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
+from mjp_privacy.models.checkpoint_files import CHECKPOINT, located
 from mjp_privacy.models.checkpoints import check_same, resampled
 from mjp_privacy.models.loading import outline_spec
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
@@ -393,7 +393,6 @@ KIND = replace(
 
 def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]:
     """The network in eval mode on the CPU, in float32, and the config that it was trained with."""
-    check_is_there(source, "--checkpoint")
     path = located(source)
     if path.suffix.lower() != ".safetensors":
         raise KIND.refusal(path, f"a file that ends with {shown(path.suffix) or 'nothing'}")

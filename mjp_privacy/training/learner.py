@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import load_model
-from mjp_privacy.models.families import build_other
 from mjp_privacy.models.jigsaw import (
     ATTEMPTS,
     MIN_ASPECT,
@@ -34,7 +33,7 @@ from mjp_privacy.models.jigsaw import (
     to_images,
     to_patches,
 )
-from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.loading import build_other, outline_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.batches import Batches, find_examples, make_batches, seed_libraries
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes

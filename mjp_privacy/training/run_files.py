@@ -24,7 +24,7 @@ from mjp_privacy.core.read import FileKind, is_there, json_lines, json_value, ty
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import file_sha256, located
-from mjp_privacy.models.families import SIZES, weights_of
+from mjp_privacy.models.loading import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.tensor_files import check_finite, read_torch_file, save_tensors
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, plain

@@ -34,8 +34,7 @@ from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit, masks
 from mjp_privacy.experiment.plan import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
 from mjp_privacy.metrics.pictures import psnr
-from mjp_privacy.models.live.modules import Channels
-from mjp_privacy.models.live.networks import rebuilt_by_name
+from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads

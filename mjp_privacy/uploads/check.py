@@ -35,7 +35,6 @@ from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
     PYTORCH_SUFFIXES,
     TIMM_PREFIX,
-    check_is_there,
     read_metadata,
 )
 from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
@@ -332,8 +331,6 @@ def check_model(
 def _place(model: str) -> dict[str, Any]:
     """The name and the checkpoint that `outline_model` takes."""
     if "/" in model or model.endswith(FILES):
-        if not model.startswith(PREFIXES):
-            check_is_there(model, "--model")
         return {"checkpoint": model}
     try:
         return {"name": model, "checkpoint": spec_by_name(model).checkpoint or RANDOM}

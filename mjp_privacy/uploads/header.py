@@ -30,8 +30,8 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.spec import ModelSpec
 from mjp_privacy.models.tensor_files import BLANK_DIGEST, check_digest, write_with_digest
+from mjp_privacy.models.zoo import ModelSpec
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",

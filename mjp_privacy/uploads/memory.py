@@ -34,8 +34,7 @@ from mjp_privacy.core.schema import (
 from mjp_privacy.core.text import counted
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.live.modules import Channels, load_module
-from mjp_privacy.models.live.networks import rebuilt_by_name
+from mjp_privacy.models.live.modules import Channels, load_module, rebuilt_by_name
 from mjp_privacy.models.vit import copied
 from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
 from mjp_privacy.uploads.reading import (

@@ -20,7 +20,7 @@ from mjp_privacy.core.schema import Size, height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
-from mjp_privacy.models.live.networks import of_live_names
+from mjp_privacy.models.live.modules import of_live_names
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 LONGEST_NAME = 200  # characters of a parameter's name

@@ -36,8 +36,8 @@ from mjp_privacy.data.files import is_usable
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.checkpoints import METADATA
 from mjp_privacy.models.loading import outline_model
-from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest, save_tensors
 from mjp_privacy.models.timm_networks import TimmNetwork, stated_by
 from mjp_privacy.uploads.header import HEADER, UploadHeader, read_header, write_header

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.models.families import OtherNetwork, build_other
+from mjp_privacy.models.loading import OtherNetwork, build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.learner import build_network

@@ -134,11 +134,6 @@ SOURCES = {
         lambda: hugging_face("ViTForImageClassification", "ViTConfig", num_labels=CLASSES),
         _logits,
     ),
-    "ViT without a classifier": Source(
-        "hf_vit",
-        lambda: hugging_face("ViTModel", "ViTConfig"),
-        lambda m, x: m(x).last_hidden_state[:, 0],
-    ),
     "DeiT": Source(
         "hf_deit",
         lambda: hugging_face("DeiTForImageClassification", "DeiTConfig", num_labels=CLASSES),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -142,27 +141,16 @@ def test_block_0_counts_the_tokens_that_it_sees(variant: dict[str, bool]) -> Non
 
 
 def test_a_masked_upload_of_clip_does_without_block_0() -> None:
-    """Block 0's equations help masked_span on the pictures of the plain network that have masked
-    patches; a network as CLIP's has none to use. The gradient of E_unk is kept back: its sum would
-    close the same direction."""
-    for variant in ({}, {"pre_norm": True, "patch_bias": False}):
-        model, pictures = planted_model(**FEW, unknown_embedding=True, **variant), []
-        for tokens in (True, False):
-            attack: Any = find_attack("masked_span", {**TINY_PRIOR, "tokens": tokens})
-            view, inputs = planted_view(model, attack, "b")
-            assert attack.unsupported(view) is None
-            kept = {n: g for n, g in view.updates[0].grads.items() if n != "unk_embed"}
-            view = replace(view, updates=[replace(view.updates[0], grads=kept)])
-            pictures.append(attack.run(view, generator=torch.Generator()).images)
-        (used, unused), fed = pictures, inputs.images
-        if variant:
-            assert torch.equal(used, unused)
-            grey = psnr(torch.full_like(fed, 0.5), fed)
-            assert bool((psnr(unused, fed) > grey + 2).all())
-        else:
-            gain = (psnr(used, fed) - psnr(unused, fed))[psnr(unused, fed) < 100]
-            assert float(gain.min()) > 0  # how much for each depends on the number of threads
-            assert float(gain.mean()) > 0.5
+    """A network as CLIP's has no equations of block 0 that masked_span could use."""
+    model, pictures = planted_model(**FEW, unknown_embedding=True, pre_norm=True), []
+    for tokens in (True, False):
+        attack: Any = find_attack("masked_span", {**TINY_PRIOR, "tokens": tokens})
+        view, inputs = planted_view(model, attack, "b")
+        assert attack.unsupported(view) is None
+        pictures.append(attack.run(view, generator=torch.Generator()).images)
+    (used, unused), fed = pictures, inputs.images
+    assert torch.equal(used, unused)
+    assert bool((psnr(unused, fed) > psnr(torch.full_like(fed, 0.5), fed) + 2).all())
 
 
 @pytest.mark.parametrize(

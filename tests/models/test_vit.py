@@ -3,7 +3,6 @@ against NumPy; and low-rank adapters."""
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -19,15 +18,14 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import MJPVisionTransformer, load_model
+from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
-    principal_directions,
     with_adapters,
     with_closed_form_block,
 )
 from mjp_privacy.models.sizes import LowRank, Variant
-from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.vit import token_norm
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import (
@@ -101,40 +99,28 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def test_names_and_shapes_are_timms_and_mjps_stand_beside_them() -> None:
     def on_meta(name: str, **changes: Any) -> MJPVisionTransformer:
-        with torch.device("meta"):
-            known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
-            return load_model(name, checkpoint="random", **known)
+        known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
+        return outline_model(name, checkpoint="random", **known)
 
-    for name in ("deit_small", "vit_base_patch8_224"):
-        with torch.device("meta"):
-            theirs = timm.create_model(name if "patch" in name else f"{name}_patch16_224")
-        ours = on_meta(name)
-        assert list(shapes(ours).items()) == list(shapes(theirs).items())
-        assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
-        assert ours.norm.eps == theirs.norm.eps
-    plain = shapes(on_meta("deit_small"))
+    plain = on_meta("deit_small")
+    with torch.device("meta"):
+        theirs = timm.create_model("deit_small_patch16_224")
+    assert list(shapes(plain).items()) == list(shapes(theirs).items())
+    assert plain.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
+    assert plain.norm.eps == theirs.norm.eps
     added = {"unk_embed": (1, 1, 384), "index_embed": (1, 197, 384)}
     mjp = shapes(on_meta("deit_small_mjp", index_embedding=True))
-    assert mjp == {**plain, **added}
-    assert shapes(on_meta("deit_small_mjp_no_unk")) == plain
-    assert shapes(on_meta("deit_small_no_pe")) == plain  # exposed: the table's gradient is uploaded
-    strict = shapes(on_meta("deit_small_no_pe", position_embedding="strict"))
-    assert strict == {name: shape for name, shape in plain.items() if name != "pos_embed"}
+    assert mjp == {**shapes(plain), **added}
+    assert shapes(on_meta("deit_small_mjp_no_unk")) == shapes(plain)
+    assert shapes(on_meta("deit_small_no_pe")) == shapes(plain)  # the table's gradient is uploaded
 
 
 def test_random_weights_come_from_the_seed_alone() -> None:
-    """Rows that were made from them stay finished: their digest is the seed's alone."""
-    torch.manual_seed(0)
     state = torch.get_rng_state()
-    first = load_model(checkpoint="random", **SMALL)
+    first, second, other = (load_model(checkpoint="random", seed=n, **SMALL) for n in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(1)
-    second = load_model(checkpoint="random", **SMALL, activation="gelu", norm_eps=1e-6)
-    other = load_model(checkpoint="random", seed=1, **SMALL)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
     assert not torch.equal(first.pos_embed, other.pos_embed)
-    assert first.card == second.card
-    assert (first.card.checkpoint.layout, first.card.checkpoint.sha256) == ("random", "random-0")
 
 
 # masks --------------------------------------------------------------------------------------------
@@ -211,17 +197,13 @@ def test_without_position_embeddings_exposed_and_strict() -> None:
 
 
 def test_the_index_embedding_is_added_and_never_masked() -> None:
-    model, x, mask = (
-        tiny(unknown_embedding=True, index_embedding=True),
-        some_images(1),
-        some_masks(1),
-    )
-    index, z = model.index_embed.detach().clone(), model.embed(x, mask)
+    model = tiny(unknown_embedding=True, index_embedding=True)
+    x, mask, index = some_images(1), some_masks(1), model.index_embed.detach().clone()
+    z, g = model.embed(x, mask), gradient_of_z(model, x, mask)
+    close(model.index_embed.grad, g)
     with torch.no_grad():
         model.index_embed.zero_()
     torch.testing.assert_close(z, model.embed(x, mask) + index)
-    g = gradient_of_z(model, x, mask)
-    close(model.index_embed.grad, g)
 
 
 def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
@@ -235,44 +217,30 @@ def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
     assert torch.equal(model(x, mask), before)
     lacking = {f"blocks.0.norm1.{kind}" for kind in ("weight", "bias")}
     assert shapes(altered).keys() == shapes(model).keys() - lacking
-    assert altered.card == model.card
     assert with_closed_form_block(altered).first_block == "closed_form"
 
 
 # variants -----------------------------------------------------------------------------------------
 
 CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}
-VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, ""),
-    "CLIP": (
-        {**CLIP, "activation": "quick_gelu"},
-        ", pre-norm, no patch bias, no head bias, eps 1e-05, quick_gelu",
-    ),
-    "no biases": ({"patch_bias": False, "qkv_bias": False}, ", no patch bias, no qkv bias"),
-    "distilled": (
-        {"distillation_token": True, "norm_eps": 1e-12},
-        ", distillation token, eps 1e-12",
-    ),
-}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {**CLIP, "activation": "quick_gelu"},
+    {"patch_bias": False, "qkv_bias": False},
+    {"distillation_token": True, "norm_eps": 1e-12},
+]
 
 
-@pytest.mark.parametrize(("fields", "words"), VARIANTS.values(), ids=list(VARIANTS))
-def test_a_variant_is_described_and_survives_a_file(
-    tmp_path: Path, fields: dict[str, Any], words: str
-) -> None:
-    """As a recorded upload's weights carry it: what the card states."""
+@pytest.mark.parametrize("fields", VARIANTS)
+def test_a_variant_survives_a_file(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """As a recorded upload's weights carry it."""
     model = tiny(torch.float32, unknown_embedding=True, **fields)
-    assert model.card.architecture == f"vit d24 l2 h3 p8@32{words}"
     path = tmp_path / "weights.safetensors"
-    state = {name: p.detach().contiguous() for name, p in model.state_dict().items()}
-    facts = {name: getattr(model.card, name, None) for name in METADATA} | {"num_heads": 3}
-    stated = {name: json.dumps(value) for name, value in facts.items() if value is not None}
-    assert ("norm_eps" in stated) == bool(fields)  # files of plain ViTs stay as they were
-    save_file(state, path, stated)
+    save_weights(path, model)
+    assert ("norm_eps" in read_metadata(path)) == bool(fields)  # plain ViTs' stay as they were
     again = load_model(checkpoint=path)
     assert again.variant == model.variant == Variant(**fields)
     assert again.card.architecture == model.card.architecture
-    assert again.state_dict().keys() == state.keys()
     x, mask = some_images(2).float(), some_masks(2)
     assert torch.equal(again(x, mask), model(x, mask))
 
@@ -301,11 +269,8 @@ def test_dal_is_the_regressor_on_the_unmasked_rows(kind: str, normalize: bool) -
     loss = model.dal_loss(mask, normalize=normalize).item()
     assert loss == pytest.approx(np.abs(expected - grid).mean(), rel=1e-12)
     masks = torch.arange(PATCHES) < torch.tensor([[3], [5]])  # rows of unequal numbers
-    with pytest.raises(UserError, match=r"\[13, 11\]"):
-        model.dal(masks)
     each = torch.stack([model.dal_loss(one) for one in masks])
     torch.testing.assert_close(model.dal_loss(masks), each.mean())
-    assert model.dal(some_masks(2))[1].shape == (2, 11, 2)
     with pytest.raises(UserError, match="dal='linear'"):
         tiny(unknown_embedding=True).dal(mask)
 
@@ -335,10 +300,6 @@ def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: in
     np.testing.assert_allclose(found, expected * signs, rtol=1e-6, atol=1e-6)
     order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(regressor(given[order], seen[order]), regressor(given, seen)[order])
-    for turned in (given, given.flip(-1), given @ torch.tensor(spectral_rows(12, 12))):
-        directions = principal_directions(turned, seen)
-        assert (directions.max(0).values > -directions.min(0).values).all()
-        torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
     few = torch.tensor(spectral_rows(9, 4), requires_grad=True)
     some, regressor = torch.arange(9) > 1, LocalizationRegressor(4, "pca")
     assert torch.autograd.gradcheck(lambda rows: regressor(rows, some), few, rtol=1e-4)
@@ -372,13 +333,7 @@ def test_adapters_start_as_pefts_do_from_the_seed_and_the_layer_alone() -> None:
     model, images = tiny(), some_images(2)
     adapted = with_adapters(model, LowRank(4, ("qkv", "proj", "fc1", "fc2")), seed=1)
     assert torch.equal(adapted(images), model(images))
-    layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    assert set(shapes(adapted)) - set(shapes(model)) == {
-        f"blocks.{block}.{layer}.lora_{side}.weight"
-        for block in range(2)
-        for layer in layers
-        for side in "AB"
-    }
+    assert len(set(shapes(adapted)) - set(shapes(model))) == 16  # two of four layers in two blocks
     first, bound = adapted.get_parameter("blocks.0.mlp.fc2.lora_A.weight"), 96**-0.5
     assert first.shape == (4, 96)
     assert 0.9 * bound < first.abs().max() <= bound
@@ -388,8 +343,6 @@ def test_adapters_start_as_pefts_do_from_the_seed_and_the_layer_alone() -> None:
     assert torch.equal(drawn, with_adapters(tiny(), BOTH, seed=1).get_parameter(name))
     assert not torch.equal(drawn, with_adapters(tiny(), LowRank(4), seed=2).get_parameter(name))
     assert not torch.equal(drawn, adapted.get_parameter(name.replace("1", "0")))
-    single = with_adapters(tiny(torch.float32), LowRank(4), seed=1).get_parameter(name)
-    assert torch.equal(single, drawn.float())
 
 
 def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
@@ -415,54 +368,14 @@ def test_a_file_of_weights_keeps_its_adapters(tmp_path: Path) -> None:
 # norms of tokens ----------------------------------------------------------------------------------
 
 
-class OwnNorm(nn.Module):
-    """An RMSNorm under names of its own, in float32 inside."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(width) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        return ((y * y.square().mean(-1, keepdim=True).add(1e-6).rsqrt()) * self.scale).type_as(x)
-
-
-@pytest.mark.parametrize(
-    ("part", "centres"),
-    [
-        (nn.LayerNorm(12), True),
-        (nn.LayerNorm(12, bias=False), True),
-        (nn.LayerNorm(12, elementwise_affine=False), True),
-        (nn.RMSNorm(12), False),
-        (nn.RMSNorm(12, elementwise_affine=False), False),
-        (OwnNorm(12), False),
-    ],
-    ids=lambda part: type(part).__name__,
-)
-def test_a_norm_is_told_by_what_it_computes(part: nn.Module, centres: bool) -> None:
-    for parameter in part.parameters():
-        parameter.data.uniform_(0.5, 2)
-    found, x = token_norm(part), 3 + torch.randn(5, 12)
-    assert found is not None
-    assert found.centres == centres
-    y = (x - x.mean(1, keepdim=True) if centres else x).double()
-    y = y / y.square().mean(1, keepdim=True).sqrt()
-    torch.testing.assert_close(
-        found.weight * y + found.bias, part(x).double(), rtol=1e-4, atol=1e-4
-    )
-
-
 def test_what_is_no_norm_of_tokens_is_none() -> None:
-    others = [
-        *(nn.Linear(12, 12), nn.BatchNorm1d(12).eval(), nn.GroupNorm(3, 12), nn.LayerNorm([3, 4])),
-        *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), nn.Identity()),
-    ]
+    """Norms of all kinds are in tests/uploads/test_own_networks."""
     rotary, pooled = nn.Module(), nn.Module()
     rotary.freqs, pooled.query = nn.Parameter(torch.rand(12)), nn.Parameter(torch.rand(12))
     rotary.forward = lambda x: x[..., None] * rotary.freqs  # type: ignore[method-assign]
     pooled.forward = lambda x: (x @ pooled.query)[:, None]  # type: ignore[method-assign]
-    others += [rotary, pooled]
+    others = [
+        *(nn.Linear(12, 12), nn.BatchNorm1d(12).eval(), nn.GroupNorm(3, 12), nn.LayerNorm([3, 4])),
+        *(nn.PReLU(12), nn.Embedding(12, 12), nn.Sequential(nn.LayerNorm(12)), rotary, pooled),
+    ]
     assert [token_norm(part) for part in others] == [None] * len(others)
-    stated = OwnNorm(12)
-    stated.normalized_shape = 12  # type: ignore[assignment]
-    assert token_norm(stated) is not None

@@ -23,7 +23,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.families import build_other
+from mjp_privacy.models.loading import build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.paper.positions import (
     BATCH,

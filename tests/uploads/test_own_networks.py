@@ -14,7 +14,7 @@ from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Pixels
-from mjp_privacy.models.live.networks import CalledAttention
+from mjp_privacy.models.live.parts import CalledAttention
 from mjp_privacy.uploads.leak import Leak
 
 DIM, PATCH = 96, 8

@@ -88,76 +88,62 @@ class Pair(nn.Module):
         return self.mlp.register_forward_hook(ended, **options)
 
 
-def named_block(block: nn.Module, run: list[Ran], *, turned: bool = False) -> Named | None:
+def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     """Block 0 with the layers behind its attention under timm's names, where they run as timm's do:
     a linear layer, a norm, and two linear layers, of which the first may be two that gate each
     other (`fc1_g` and `fc1_x`), each branch perhaps scaled. A norm behind them is `norm3`: that of
     a block that normalises sums, as torch's do where nothing else is said; its attention is given
     block 0's input itself. `beside` says that the two layers are given it, too, and not the sum
     with attention's.
-
-    turned  queries and keys may be turned by their places, or looks biased by these: then values
-            are told alone
     """
-    names = {id(part): name for name, part in block.named_modules()}
+    names = {part: name for name, part in block.named_modules()}
     end = next((at for at, ran in enumerate(run) if ran.part is block), len(run))
     run = run[:end]  # it may be run again
-    inside = [names[id(ran.part)] for ran in run if id(ran.part) in names]
-    parts = dict(block.named_modules())
-    layers = [at for at, name in enumerate(inside) if isinstance(parts[name], nn.Linear)]
-    norms = [at for at, name in enumerate(inside) if token_norm(parts[name])]
-    seen = {id(ran.part): ran for ran in run}
-    ran_last = [seen[id(parts[inside[at]])] for at in layers[-3:-1]]
-    gated = len(layers) > 3 and ran_last[0].given is ran_last[1].given
-    firsts_at = layers[-3 if gated else -2 : -1]
-    earlier = [at for at in layers if firsts_at and at < firsts_at[0]]
-    between = [at for at in norms if earlier and earlier[-1] < at < firsts_at[0]]
-    if len(between) == 1:
-        norm, behind = inside[between[0]], between[0]
-    elif not between and earlier:  # attention's own norm may be that of the two layers beside it
-        given = seen[id(parts[inside[firsts_at[0]]])].given
-        shared = [inside[at] for at in norms if seen[id(parts[inside[at]])].output is given]
-        if len(shared) != 1:
-            return None
-        norm, behind = shared[0], firsts_at[0]
-    else:
+    seen = {ran.part: ran for ran in run}
+    inside = [seen[ran.part] for ran in run if ran.part in names]
+    layers = [at for at, ran in enumerate(inside) if isinstance(ran.part, nn.Linear)]
+    norms = [at for at, ran in enumerate(inside) if token_norm(ran.part)]
+    gated = len(layers) > 3 and inside[layers[-3]].given is inside[layers[-2]].given
+    firsts = layers[-3 if gated else -2 : -1]
+    earlier = [at for at in layers if firsts and at < firsts[0]]
+    between = [inside[at] for at in norms if earlier and earlier[-1] < at < firsts[0]]
+    if not between and earlier:  # attention's own norm may be that of the two layers beside it
+        between = [inside[at] for at in norms if inside[at].output is inside[firsts[0]].given]
+    if len(between) != 1:
         return None
-    after = inside[behind:]
-    out, second = inside[earlier[-1]], inside[layers[-1]]
-    firsts = [inside[at] for at in firsts_at]
-    tokens = seen[id(parts[norm])].given
-    if parts[out].out_features != tokens.shape[-1]:
+    norm, out = between[0], inside[earlier[-1]]
+    if out.part.out_features != norm.given.shape[-1]:
         return None  # of a part of the tokens, as an attention's head
-    last = [parts[inside[at]] for at in norms if at > layers[-1]]
-    first_norm = [parts[inside[at]] for at in norms if at < layers[0]]
-    attention = parts[out.rpartition(".")[0]] if "." in out else nn.Module()
-    mlp, ends = parts[firsts[0].rpartition(".")[0]], after.index(second)
-    called = [parts[name] for name in (*firsts, second)]
-    beside = all(layer in [*mlp.children()] for layer in called[1:])
-    if not beside or parts[norm] in mlp.modules() or id(mlp) not in seen:
-        ran = [parts[name] for name in after[after.index(firsts[0]) + 1 : ends]]
-        middle = _middle(
-            [part for part in ran if part not in called], [seen[id(x)] for x in called]
-        )
-        mlp = Inline(called[:-1], middle, called[-1])
-    attn = Named(attention, proj=parts[out])
+    last = [inside[at].part for at in norms if at > layers[-1]]
+    first_norm = [inside[at].part for at in norms if at < layers[0]]
+
+    def holder(part: nn.Module) -> nn.Module:
+        return block.get_submodule(names[part].rpartition(".")[0])
+
+    called = [inside[at] for at in (*firsts, layers[-1])]
+    called_parts = [ran.part for ran in called]
+    mlp = holder(called_parts[0])
+    is_one = all(layer in [*mlp.children()] for layer in called_parts[1:])
+    if not is_one or norm.part in mlp.modules() or mlp not in seen:
+        ran_between = [ran.part for ran in inside[firsts[0] + 1 : layers[-1]]]
+        middle = _middle([part for part in ran_between if part not in called_parts], called)
+        mlp = Inline(called_parts[:-1], middle, called_parts[-1])
+    attn = Named(holder(out.part) if "." in names[out.part] else nn.Module(), proj=out.part)
     if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
-        before_out = [seen[id(parts[inside[at]])] for at in earlier[:-1]]
-        attended = seen[id(parts[out])].given
-        told = _queries_keys_values(before_out, attended)
-        told = told or (_values_alone(before_out, attended) if turned else None)
+        before_out = [inside[at] for at in earlier[:-1]]
+        told = _queries_keys_values(before_out, out.given) or _values_alone(before_out, out.given)
         attn.__dict__.update(told or {})
-    timms = (*(GATED if len(firsts) > 1 else (FIRST,)), "fc2")
+    timms = (*(GATED if gated else (FIRST,)), "fc2")
     named = Named(
         block,
         attn=attn,
-        mlp=Named(mlp, **dict(zip(timms, called, strict=True))),
+        mlp=Named(mlp, **dict(zip(timms, called_parts, strict=True))),
         norm1=first_norm[0] if first_norm else nn.Identity(),
         **({"norm3": last[0]} if last else {}),
-        **({"norm2": parts[norm]} if parts[norm] not in first_norm else {}),
+        **({"norm2": norm.part} if norm.part not in first_norm else {}),
     )
-    named.__dict__.setdefault("norm2", parts[norm])
-    named.__dict__["beside"] = bool(first_norm) and tokens is seen[id(first_norm[0])].given
+    named.__dict__.setdefault("norm2", norm.part)
+    named.__dict__["beside"] = bool(first_norm) and norm.given is seen[first_norm[0]].given
     return named
 
 

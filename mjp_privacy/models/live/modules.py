@@ -1,10 +1,19 @@
-"""`load_module`: a live network of another library as this package's own, with the same outputs."""
+"""`load_module`: a live network of any library, with the same outputs, for those who attack it.
+
+A plain ViT becomes this package's own. Any other keeps its own forward, and gets timm's names of
+its parts (`live.parts.Renamed`), so that `timm_networks` takes it.
+
+Networks may stretch their table of positions to the size of the pictures at hand, as transformers'
+and timm's `dynamic_img_size` do. The stretched table is linear in the stored one, E' = M E, so a
+client's gradient of the stored table, M^T A, still tells the rows A of the patches as long as there
+are no more of them than stored positions; else it is taken as withheld.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,27 +22,47 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
-from mjp_privacy.models.checkpoints import load_into, shape_of
+from mjp_privacy.models.checkpoints import completed, load_into, shape_of
+from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.layouts import recognised
-from mjp_privacy.models.live.networks import of_live
-from mjp_privacy.models.live.parts import NoPatches, other_size
+from mjp_privacy.models.live.parts import (
+    STRETCHES,
+    FlattenedPatches,
+    NoPatches,
+    Renamed,
+    call_attention,
+    embed_by_convolution,
+    tables_by_rows,
+    tell_size,
+)
 from mjp_privacy.models.loading import LoadedModel, build, with_card
-from mjp_privacy.models.mjp_vit import PositionEmbedding
-from mjp_privacy.models.network_parts import IN_SIZE, code_of, convolution_of, run_of
+from mjp_privacy.models.mjp_vit import Network, PositionEmbedding
+from mjp_privacy.models.network_parts import (
+    IN_SIZE,
+    answers_in,
+    code_of,
+    convolution_of,
+    kind_of,
+    other_size,
+    run_of,
+)
 from mjp_privacy.models.sizes import Activation
-from mjp_privacy.models.spec import ModelSpec, completed, overridden
-from mjp_privacy.models.timm_networks import TimmNetwork
-from mjp_privacy.models.vit import ACTIVATION_LAYERS, copied
-from mjp_privacy.models.zoo import check_complete
+from mjp_privacy.models.timm_networks import TimmNetwork, of_timm
+from mjp_privacy.models.vit import ACTIVATION_LAYERS, copied, input_of
+from mjp_privacy.models.zoo import ModelSpec, check_complete, overridden
 
 HEADS = ("num_heads", "num_attention_heads")
-INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
 PROBE = torch.linspace(-4, 4, 33)
-TOLERANCE = 1e-4  # of the largest output
+SAME = 1e-4  # of the largest output, up to which two networks compute the same
 TINY = 1e-12
-OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+CHECKPOINT = "checkpoint"
+"""What attributes that have blocks computed again have in their names in timm and transformers."""
+COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
+INNER = ("module", COMPILED)  # the first is DataParallel's
+SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
 
 Channels = float | Sequence[float] | None
 
@@ -52,21 +81,20 @@ def load_module(
     load_module(torchvision.models.vit_b_32(), mean=0.5, std=0.5).card.architecture
 
     module  of timm (any with patches and, or without, a table of positions), torchvision,
-            transformers (ViT, DeiT, CLIP, Dinov2, SigLIP and their kind) or open_clip; a model of
-            this package is returned as it is. Of a model of pictures and text the visual tower is
-            taken.
+            transformers (ViT, DeiT, CLIP, Dinov2, SigLIP and their kind), open_clip or one's own; a
+            model of this package is returned as it is. Of a model of pictures and text the visual
+            tower is taken.
     mean, std   of the client's normalisation, one number or three; one of grey pictures. They are
                 never guessed.
     num_heads   where the network does not say
     img_size    side, or height and width, of the client's pictures, where the network stretches
-                its table of positions to them (transformers' Dinov2 and ViT, timm's
-                dynamic_img_size), or they are no squares
+                its table of positions to them, or they are no squares
 
     The copy is compared with the module on one random input, so that it never stands for a network
     that computes something else.
     """
     if img_size is not None:
-        img_size = overridden(ModelSpec(type(module).__name__), {"img_size": img_size}).img_size
+        img_size = overridden(ModelSpec(kind_of(module)), {"img_size": img_size}).img_size
     while inner := [child for name, child in module.named_children() if name in INNER]:
         module = inner[0]
     if type(module).__module__.startswith("open_clip."):
@@ -96,62 +124,30 @@ def load_module(
             raise
         refusal = error
     pixels = _normalisation(module, given)
-
-    def logits(returned: Any) -> Tensor:
-        """The first of the tensors that the network may mean."""
-        for answer in _answers(returned):
-            return answer
-        raise UserError(
-            f"{type(module).__name__}: expected a network that returns a tensor (B, outputs), or "
-            f"one among others, got {type(returned).__name__}. Give one that does."
-        )
-
-    try:  # the module with its own forward
-        other = of_live(module, logits, **pixels, img_size=img_size)
+    try:
+        return cast(LoadedModel, _with_own_forward(module, **pixels, img_size=img_size))
     except NoPatches as error:
         raise error from refusal
-    return cast(LoadedModel, other)
+
+
+# a plain ViT --------------------------------------------------------------------------------------
 
 
 def _plain_copy(
     module: nn.Module, given: Mapping[str, Channels], num_heads: int | None
 ) -> LoadedModel:
     """The module as a plain ViT of this package; UserError where it computes something else."""
-    source = type(module).__name__
+    source = kind_of(module)
     tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
     layout = recognised(tensors)
     names = {own: name for name in tensors for own in layout.own_names(name)}
-    pixels = _normalisation(module, given)
-    double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
-    dtype = torch.float64 if double else torch.float32
-    state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}
-    shape = shape_of(state, source, classifies=False)
-    spec = completed(replace(_facts(module, names, num_heads), **pixels), shape, layout, source)
-    check_complete(spec, source)
-    copy = build(spec, source, classifies=False).to(dtype)
-    file = WeightFile(Path(source), tensors_sha256(state), tensors)
-    copy = with_card(copy, spec, load_into(copy, state, file))
-    check_same_outputs(module, copy, next(iter(_around(module, names, "head.weight")), None))
-    return copy
 
+    def around(own: str) -> list[nn.Module]:
+        """The modules that the parameter of this own name stands in, from its layer outwards."""
+        parts = names.get(own, "").split(".")[:-1]
+        return [module.get_submodule(".".join(parts[:end])) for end in range(len(parts), 0, -1)]
 
-# what the network says of itself ------------------------------------------------------------------
-
-
-def _around(module: nn.Module, names: Mapping[str, str], own: str) -> list[nn.Module]:
-    """The modules that a parameter stands in, from its own layer outwards; none: no such.
-
-    names: the network's own of this package's
-    """
-    parts = names.get(own, "").split(".")[:-1]
-    return [module.get_submodule(".".join(parts[:end])) for end in range(len(parts), 0, -1)]
-
-
-def _facts(module: nn.Module, names: Mapping[str, str], num_heads: int | None) -> ModelSpec:
-    """What the network's attributes say and its tensors do not: heads, eps, activation, and what
-    this package's own networks may have beside."""
-    source = type(module).__name__
-    heads = num_heads or _attribute(_around(module, names, "blocks.0.attn.qkv.weight"), HEADS)
+    heads = num_heads or _attribute(around("blocks.0.attn.qkv.weight"), HEADS)
     if heads is None:
         raise UserError(
             f"{source}: expected a network whose attention states its number of heads as one of "
@@ -159,16 +155,27 @@ def _facts(module: nn.Module, names: Mapping[str, str], num_heads: int | None) -
         )
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
     positions: PositionEmbedding = "learned" if "pos_embed" in names else "strict"
-    return ModelSpec(
+    facts = ModelSpec(
         source,
         img_size=size if isinstance(size, tuple) else None,
         num_heads=heads,
-        norm_eps=_attribute(_around(module, names, "blocks.0.norm1.weight"), ("eps",)),
+        norm_eps=_attribute(around("blocks.0.norm1.weight"), ("eps",)),
         # Where no part tells, the comparison of outputs does.
-        activation=_activation(_around(module, names, "blocks.0.mlp.fc1.weight")) or "gelu",
+        activation=_activation(around("blocks.0.mlp.fc1.weight")) or "gelu",
         position_embedding=getattr(module, "position_embedding", positions),
         first_block=getattr(module, "first_block", None),
+        **_normalisation(module, given),
     )
+    double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
+    dtype = torch.float64 if double else torch.float32
+    state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}
+    spec = completed(facts, shape_of(state, source, classifies=False), layout, source)
+    check_complete(spec, source)
+    copy = build(spec, source, classifies=False).to(dtype)
+    file = WeightFile(Path(source), tensors_sha256(state), tensors)
+    copy = with_card(copy, spec, load_into(copy, state, file))
+    _check_same_outputs(module, copy, next(iter(around("head.weight")), None))
+    return copy
 
 
 def _attribute(owners: Sequence[nn.Module], names: Sequence[str]) -> Any:
@@ -194,35 +201,23 @@ def _activation(owners: Sequence[nn.Module]) -> Activation | None:
 
 
 def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
-    """Mean and std as numbers per channel, or a UserError with what the module declares."""
-    name = type(module).__name__
+    """Mean and std as numbers per channel, or a UserError with what the module declares, as timm
+    and open_clip write it onto a network."""
     if missing := [key for key, value in given.items() if value is None]:
-        declared = {key: _declared(module, key) for key in missing}
-        stated = ", ".join(f"{key}={value}" for key, value in declared.items() if value)
+        config = getattr(module, "pretrained_cfg", None) or {}
+        of = [(key, config.get(key) or getattr(module, f"image_{key}", None)) for key in missing]
+        stated = ", ".join(f"{key}={tuple(value)}" for key, value in of if value)
         raise UserError(
-            f"{name}: expected {' and '.join(f'{key}=…' for key in missing)} of the client's "
-            "normalisation, one number or one per channel; got none. No weight shows them, and "
-            "they are never guessed."
+            f"{kind_of(module)}: expected {' and '.join(f'{key}=…' for key in missing)} of the "
+            "client's normalisation, one number or one per channel; got none. No weight shows "
+            "them, and they are never guessed."
             + (f" The module declares {stated}: give that if the client used it." if stated else "")
         )
-    spec = overridden(ModelSpec(name), given)
+    spec = overridden(ModelSpec(kind_of(module)), given)
     return {key: getattr(spec, key) for key in given}
 
 
-def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
-    """What timm or open_clip wrote onto the network about the pictures that it was trained on."""
-    for name in ("pretrained_cfg", "default_cfg"):
-        config = getattr(module, name, None)
-        if isinstance(config, Mapping) and config.get(key):
-            return tuple(config[key])
-    stated = getattr(module, f"image_{key}", None)
-    return tuple(stated) if stated else None
-
-
-# whether the copy computes the same ---------------------------------------------------------------
-
-
-def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | None) -> None:
+def _check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | None) -> None:
     """Raise unless the copy's output on a random input is one that the module returns.
 
     head  the module's last layer, of which what goes in is compared too: a fresh one may be zero,
@@ -251,17 +246,16 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
         run_of(module, x.to(like))  # which no random layer may change
         run = getattr(module, "get_image_features", module)  # of transformers' CLIP
         with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
-            answers = list(_answers(run(x.to(like))))
+            answers = list(answers_in(run(x.to(like))))
         expected = copy(x.to(copy.cls_token))
     errors = [_nearest(module, answers, expected)]
     if entered:
         errors.append(_nearest(module, entered, expected_to_enter[0]))
-    if not all(error <= TOLERANCE for error in errors):
+    if not all(error <= SAME for error in errors):
         raise UserError(
-            f"{type(module).__name__}: the blocks compute something else than those of a plain ViT "
-            f"with these weights: outputs differ by {max(errors):.1e} of the largest, expected at "
-            f"most {TOLERANCE:.0e}. Layer scale, another activation, eps, pooling or attention "
-            "would do that. Its gradients cannot be attacked as a plain ViT's."
+            f"{kind_of(module)}: the blocks compute something else than those of a plain ViT with "
+            f"these weights: outputs differ by {max(errors):.1e} of the largest, expected at most "
+            f"{SAME:.0e}. Its gradients cannot be attacked as a plain ViT's."
         )
 
 
@@ -271,24 +265,11 @@ def _nearest(module: nn.Module, answers: Sequence[Tensor], expected: Tensor) -> 
     if not fitting:
         shapes = ", ".join(str(tuple(a.shape)) for a in answers) or "no tensor"
         raise UserError(
-            f"{type(module).__name__}: expected a tensor {tuple(expected.shape)} as the network's "
+            f"{kind_of(module)}: expected a tensor {tuple(expected.shape)} as the network's "
             f"weights would give, got {shapes}. Give the network itself, without parts that pool "
             "or classify otherwise."
         )
     return min(float((a - expected).abs().max() / a.abs().max().clamp_min(TINY)) for a in fitting)
-
-
-def _answers(returned: Any) -> Iterator[Tensor]:
-    """The tensors (B, outputs) among what a network returned; of tokens the first."""
-    if isinstance(returned, Tensor):
-        returned = (returned,)
-    named = [getattr(returned, name, None) for name in OUTPUTS]
-    others = returned if isinstance(returned, tuple | list) else ()
-    if isinstance(returned, Mapping):
-        named, others = [returned.get(name) for name in OUTPUTS], tuple(returned.values())
-    for entry in [*named, *others]:
-        if isinstance(entry, Tensor):
-            yield entry[:, 0] if entry.ndim == 3 else entry
 
 
 @contextmanager
@@ -307,3 +288,199 @@ def _evaluated_exactly(module: nn.Module) -> Iterator[None]:
             part.training = mode
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+# a network with its own forward -------------------------------------------------------------------
+
+
+def _with_own_forward(
+    module: nn.Module,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    img_size: Size | None,
+) -> TimmNetwork:
+    """A copy of a live network, in eval mode on the CPU, with its card."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(
+            f"{kind_of(module)}: expected the network that was traced or scripted, got what "
+            "torch.jit made of it. Give the nn.Module."
+        )
+    if next(filter(torch.is_floating_point, module.parameters()), None) is None:
+        raise NoPatches(
+            f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
+            "whose gradients were sent."
+        )
+    with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
+        whole = copied(module).cpu()
+    for parameter in whole.parameters():  # what a client froze is there, too
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+    for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
+        for name, value in vars(part).items():
+            if value is True and CHECKPOINT in name:
+                part.__dict__[name] = False
+    if next(filter(torch.is_floating_point, whole.parameters())).dtype.itemsize < 4:
+        whole = whole.float()
+    for part in [*whole.modules()]:  # what torch.compile made of parts
+        inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
+        part._modules.update({name: child for name, child in inner.items() if child is not None})
+    of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
+    projection = getattr(getattr(module, "patch_embed", None), "proj", None)
+    of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
+    if not of_timms:
+        embed_by_convolution(whole, img_size)
+    names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    maps: set[str] = set()
+    if not of_timms:
+        maps = tables_by_rows(whole)
+        call_attention(whole)
+    net = whole if of_timms else Renamed(whole, img_size)
+    stored = TimmNetwork(net.eval())
+    size, spread = stored.grid.pixels(stored.patch_size), None
+    if img_size is not None and height_width(img_size) != size:
+        size = height_width(img_size)
+        spread = _at_size(stored, size)
+    expected = f"that takes one picture of {size_text(size)} px"
+    blocks = net.blocks if isinstance(net, Renamed) else nn.Module()
+    with torch.no_grad(), code_of(net, expected, IN_SIZE), _marked_order(blocks):
+        net(stored.patch_embed.proj.weight.new_zeros(1, stored.channels, *size))
+    network = of_timm(net, mean=mean, std=std)
+    renamed = {names[id(p)]: name for name, p in net.named_parameters() if id(p) in names}
+    if spread is not None:
+        values = torch.linalg.svdvals(spread)
+        solvable = float(values[-1]) >= SOLVABLE * float(values[0])
+        told = solvable and len(spread) <= spread.shape[1]
+        network.resampled = torch.linalg.pinv(spread.mT) if told else spread[:0]
+        renamed |= {name: TABLE for name in names.values() if name not in renamed}
+    network.renamed, network.maps = renamed, frozenset(maps)
+    network.other_size = getattr(net, "other_size", None) if spread is None else None
+    return network
+
+
+def of_live_names(network: Any, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A live network's gradients (n, *shape) under the names of its copy, and that of a stretched
+    table as one of the copy's table."""
+    names = network.renamed or {}
+    own = {
+        names.get(name, name): gradient.movedim(2, -1) if name in network.maps else gradient
+        for name, gradient in ((name.replace(f"{COMPILED}.", ""), g) for name, g in sent.items())
+    }
+    projection = network.patch_embed.proj
+    if isinstance(projection, FlattenedPatches) and PROJECTION in own:
+        own[PROJECTION] = projection.placed(own[PROJECTION])
+    if network.resampled is not None and not len(network.resampled):
+        own.pop(TABLE, None)
+    elif network.resampled is not None and TABLE in own:
+        rows = own[TABLE].reshape(len(own[TABLE]), -1, network.embed_dim)
+        stored = slice(network.before, network.before + network.resampled.shape[1])
+        patches = network.resampled @ rows[:, stored].double()
+        parts = rows[:, : stored.start], patches.to(rows), rows[:, stored.stop :]
+        own[TABLE] = torch.cat(parts, 1).unsqueeze(1)
+    return own
+
+
+def rebuilt_by_name(network: Network) -> bool:
+    """Whether a file of the network's weights says all that it takes to build it again."""
+    return not isinstance(getattr(network, "net", None), Renamed) and network.channels == 3
+
+
+@contextmanager
+def _marked_order(blocks: nn.Module) -> Iterator[None]:
+    """Where the network is given one picture in this block, its parts keep whether they were given
+    tokens as (T, 1, D), for `vit.pictures_first`."""
+
+    def look(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        tokens = next(iter((*given, *named.values())), None)
+        if isinstance(tokens, Tensor) and tokens.ndim == 3 and tokens.shape[1] == 1 < len(tokens):
+            part.__dict__["tokens_first"] = True
+
+    handles = [part.register_forward_pre_hook(look, with_kwargs=True) for part in blocks.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# a table that is stretched to the pictures --------------------------------------------------------
+
+
+def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
+    """Give a network, in place, the table that it uses for pictures of this size; returns M
+    (N, rows), float64: what each stored row has part in."""
+    net, patch, stored = network.net, network.patch_size, network.pos_embed
+    kind, shown = kind_of(net), size_text(size)
+    if stored is None or any(side % patch for side in size):
+        raise UserError(
+            f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
+            f"stretched to it, got {shown}. Leave img_size out."
+        )
+    if not len(getattr(net, "blocks", ())):
+        raise UserError(
+            f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
+            f"{shown} px. Expected a network of blocks that stretches it, got none that can be "
+            "told. Give the img_size that the network was made for."
+        )
+    generator = torch_generator("a picture of another size")
+    x = torch.randn(1, network.channels, *size, generator=generator)
+    takes = f"that takes pictures of {shown} px, as one built with dynamic_img_size does"
+    with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
+        expected = net(x.to(stored))
+        spread = _stretched(network, x)
+    rows = stored.detach().reshape(-1, stored.shape[-1])
+    of_patches = network.rows_of_patches
+    patches = (spread @ rows[of_patches].double()).to(rows)
+    whole = torch.cat((rows[: of_patches.start], patches, rows[of_patches.stop :])).unsqueeze(0)
+    if stored.ndim == 4:  # a grid
+        whole = whole.unflatten(1, Grid.of(size, patch))
+    table = nn.Parameter(whole)
+    if (resize := getattr(net, "set_input_size", None)) is not None:
+        resize(img_size=size)
+    for part in net.modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is stored or (name == "pos_embed" and part is net):
+                part._parameters[name] = table
+    for part in getattr(net, "rest", net).modules():
+        names = [name for name, parameter in part._parameters.items() if parameter is table]
+        if names and hasattr(part, STRETCHES):  # it takes any table for that of a square
+            setattr(part, STRETCHES, partial(_table_itself, part, names[0]))
+    tell_size(net.patch_embed, Grid.of(size, patch), patch)
+    with torch.no_grad(), code_of(net, takes, "Leave img_size out."):
+        off = float((net(x.to(stored)) - expected).norm() / expected.norm())
+    if not off < SAME:
+        raise UserError(
+            f"{kind}: with the table that it uses at {shown} px it computes something else: "
+            f"outputs differ by {off:.1e}, expected at most {SAME:.0e}. Its gradients cannot be "
+            "read at this size."
+        )
+    return spread
+
+
+def _table_itself(part: nn.Module, name: str, *_: Any) -> Tensor:
+    """What is partial to a part is copied with it; a lambda would keep the first one's."""
+    return part._parameters[name]  # type: ignore[return-value]
+
+
+def _stretched(network: TimmNetwork, x: Tensor) -> Tensor:
+    """M (N, rows) at the size of a picture x.
+
+    Every channel of the table is stretched alike, so one pass shows as many columns of M as the
+    table is wide.
+    """
+    precise = copied(network.net).double()
+    table, block = TimmNetwork(precise).pos_embed, next(iter(precise.blocks.children()))
+    assert table is not None
+    width, held = table.shape[-1], table.reshape(-1, table.shape[-1])[network.rows_of_patches]
+    one, other = (input_of(precise, block, given)[0] for given in (x.double(), 0 * x.double()))
+    of_patches = (one != other).any(-1)
+
+    def seen(positions: Tensor) -> Tensor:
+        """Block 0's input at the patches (N, D), for these rows of the table."""
+        held.copy_(positions)
+        return input_of(precise, block, x.double())[0][of_patches]
+
+    nothing, columns = seen(torch.zeros_like(held)), []
+    for some in torch.eye(len(held), dtype=torch.float64).split(width):
+        padded = nn.functional.pad(some.mT, (0, width - len(some)))
+        columns.append((seen(padded) - nothing)[:, : len(some)])
+    return torch.cat(columns, 1)

@@ -1,38 +1,45 @@
-"""The parts of a live network that attacks read, found by shapes and by what is run after what.
+"""A live network under timm's names of its parts, found by shapes and by what runs after what.
 
-    network = Renamed(transformers.DINOv3ViTModel(…), logits, img_size=224)
+    network = Renamed(transformers.DINOv3ViTModel(…), img_size=224)
     network.blocks[0].mlp.fc1  # by timm's name, whatever transformers calls it
 
-A linear layer of flattened patches becomes the convolution that computes the same. Whether a part
-is what it seems, the equations say that are tried on every network
-(`timm_networks.check_equation`, `attacks.equations.second_branch.equations_hold`).
+What no hook or convolution shows is put, in place, into another form that computes the same: a
+linear layer of flattened patches, torch's own attention, a table that is a map. Whether a part is
+what it seems, equations say that are tried on every network (`timm_networks.check_equation`,
+`attacks.equations.second_branch.equations_hold`).
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import Size
 from mjp_privacy.models.jigsaw import Grid, to_patches
-from mjp_privacy.models.live.blocks import Pair, find_scales, named_block, queries_keys_values
-from mjp_privacy.models.live.tables import MOST_OTHERS, Positions, likely_grids, positions_of
+from mjp_privacy.models.live.blocks import Pair, find_scales, named_block
 from mjp_privacy.models.network_parts import (
     CHANNELS,
+    MOST_OTHERS,
+    Positions,
     Ran,
+    answer_of,
+    answers_in,
     convolution_of,
     embeds,
     kind_of,
+    likely_grids,
+    named_tables,
+    other_size,
     picture_layer,
-    picture_like,
+    picture_of,
+    positions_of,
     run_of,
-    takes,
 )
 from mjp_privacy.models.vit import token_norm
 
@@ -61,14 +68,11 @@ class Renamed(nn.Module):
     """
 
     rest: nn.Module
-    logits: Callable[[Any], Tensor]
     other_size: tuple[int, int] | None = None
     """Of pictures of as many patches that the network takes as well, where nothing shows theirs
     and they are taken for squares."""
 
-    def __init__(
-        self, module: nn.Module, logits: Callable[[Any], Tensor], img_size: Size | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, img_size: Size | None = None) -> None:
         super().__init__()
         projection = convolution_of(module)
         if projection is None:
@@ -77,44 +81,39 @@ class Renamed(nn.Module):
                 f"embeds whole, without overlap or gaps, got {picture_layer(module) or 'none'}: "
                 "the attacks read that layer's gradient. Give another network."
             )
-        patch = int(projection.kernel_size[0])
-        positions = positions_of(module, projection, img_size, logits)
+        positions = positions_of(module, projection, img_size)
         grid, table = positions.grid, positions.table
         if table is not None and not any(getattr(projection, "norms", ())):
             self.pos_embed = table  # else its gradient is not the embedded patches'
         self.patch_embed = nn.Module()
         self.patch_embed.proj = projection
-        tell_size(self.patch_embed, grid, patch)
+        tell_size(self.patch_embed, grid, int(projection.kernel_size[0]))
         self.num_prefix_tokens = 0 if table is None else table[..., 0].numel() - grid.patches
         self.rows_before = positions.before
         is_told = img_size and STRETCHES in inspect.signature(module.forward).parameters
         self.options = {STRETCHES: True} if is_told else {}
-        self.__dict__["rest"], self.logits = module, logits
-        x = projection.weight.new_zeros(1, projection.in_channels, *grid.pixels(patch))
-        run = run_of(module, x, options=self.options)
+        self.__dict__["rest"] = module
+        picture = picture_of(projection, grid)
+        run = run_of(module, picture, options=self.options)
         if not positions.is_shown and run and run[-1].part is module:
             self.other_size = other_size(module, grid, projection)
         blocks = _blocks(module, run)
-        of_patches, of_sums = _norms_before(module, blocks, projection, positions)
+        of_patches, of_sums = _norms_before(blocks, run, picture, projection, positions)
         if of_patches is not None:
             self.patch_embed.norm = of_patches
         elif of_sums is not None:
             self.norm_pre = of_sums
-        self.head = _classifier(module, blocks, run, self._logits(run))
+        self.head = _classifier(module, blocks, run)
         self.num_classes = getattr(self.head, "out_features", 0)
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
-            picture = picture_like(x)
-            if named is not None and queries_keys_values(named.attn) is None:  # of tokens all alike
-                other = run_of(module, picture, options=self.options)
-                named = named_block(block, other, turned=True)
             if named is not None:
                 find_scales(
                     block,
                     named,
                     lambda also: run_of(module, picture, *also, options=self.options),
                 )
-            blocks = nn.ModuleList([named, *[*blocks.children()][1:]]) if named else blocks
+                blocks = nn.ModuleList([named, *[*blocks.children()][1:]])
         self.blocks = blocks
         self.others = nn.ModuleDict()
         here = {id(part._parameters) for part in self.modules()}
@@ -132,32 +131,15 @@ class Renamed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised pictures (B, C, H, W) -> what the network says of them."""
-        return self.logits(self.rest(x, **self.options))
+        return answer_of(self.rest(x, **self.options))
 
     forward_features = forward
-
-    def _logits(self, run: list[Ran]) -> Tensor | None:
-        """What is wanted of what the network returned; None where it did not end."""
-        try:
-            return self.logits(run[-1].output) if run and run[-1].part is self.rest else None
-        except UserError:  # nothing of it is a tensor
-            return None
 
 
 def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
     """Write onto a patch embedding, as timm's have it, for which pictures it is."""
     patch_embed.img_size = grid.pixels(patch)
     patch_embed.num_patches = grid.patches
-
-
-def other_size(module: nn.Module, grid: Grid, projection: nn.Conv2d) -> tuple[int, int] | None:
-    """Height and width of pictures of as many patches that the network takes, too; of several the
-    nearest to a square."""
-    for rows in range(grid.rows - 1, 0, -1):
-        other = Grid(rows, grid.patches // rows)
-        if other.patches == grid.patches and takes(module, projection, other):
-            return other.pixels(int(projection.kernel_size[0]))
-    return None
 
 
 def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
@@ -188,11 +170,11 @@ def _holds_norm(part: nn.Module) -> bool:
     return any(token_norm(inner) for inner in part.modules() if inner is not part)
 
 
-def _classifier(
-    module: nn.Module, blocks: nn.Module, run: list[Ran], logits: Tensor | None
-) -> nn.Module:
+def _classifier(module: nn.Module, blocks: nn.Module, run: list[Ran]) -> nn.Module:
     """The linear layer that gives the classes: the network returns its output as it is, or it has
     the name of one and as many outputs; nothing's where there is none."""
+    ended = run[-1].output if run and run[-1].part is module else None
+    logits = next(answers_in(ended), None)
     for ran in run:
         if logits is not None and ran.output is logits and isinstance(ran.part, nn.Linear):
             return ran.part
@@ -206,25 +188,22 @@ def _classifier(
 
 
 def _norms_before(
-    module: nn.Module,
     blocks: nn.Module,
+    run: list[Ran],
+    picture: Tensor,
     projection: nn.Conv2d,
     positions: Positions,
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """The norms before the blocks that are given embedded patches, perhaps among other tokens: as
     they are, and with their rows of a table added; None where none is."""
-    patch, like = int(projection.kernel_size[0]), projection.weight
-    pixels = positions.grid.pixels(patch)
-    x = picture_like(like.new_empty(1, projection.in_channels, *pixels))
-    with torch.no_grad():
-        patches = to_patches(x[0], patch) @ like.flatten(1).mT
+    side, weight = int(projection.kernel_size[0]), projection.weight.detach()
+    patches = to_patches(picture[0], side) @ weight.flatten(1).mT
     if projection.bias is not None:
         patches = patches + projection.bias.detach()
     inner, count = {*blocks.modules()}, len(patches)
-    run = run_of(module, x) if len(inner) > 1 else []
 
     def given(expected: Tensor) -> nn.Module | None:
-        for part, tokens, _ in run:
+        for part, tokens, _ in run if len(inner) > 1 else ():
             if not isinstance(tokens, Tensor) or tokens.shape[-1:] != expected.shape[-1:]:
                 continue
             rows = tokens.reshape(-1, tokens.shape[-1])
@@ -292,18 +271,15 @@ def _of_patches(numbers: int) -> tuple[int, int] | None:
 def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
     """Put, in place, a convolution where a linear layer embeds flattened patches, or one of 1 × 1
     maps of them. A picture whose numbers are all different shows which of them the layer is given,
-    in which order.
-
-    img_size  of the pictures, where no table of positions shows it
-    """
+    in which order."""
     if convolution_of(whole) is not None:
         return
-    unknown = ""  # what does not show how many patches a layer would embed
+    is_guess = False
     for name, layer in whole.named_modules():
         if not embeds(layer) or (shape := _of_patches(layer.weight[0].numel())) is None:
             continue
         channels, patch = shape
-        grids, lacking = likely_grids(whole, len(layer.weight), patch, img_size)
+        grids, is_shown = likely_grids(whole, len(layer.weight), patch, img_size)
         for grid in grids:
             height, width = grid.pixels(patch)
             x = torch.arange(channels * height * width).view(1, channels, height, width)
@@ -313,7 +289,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             if at is not None and run[at].part is layer:
                 break
         else:
-            unknown = lacking or unknown
+            is_guess = is_guess or not is_shown
             continue
         first, norms = run[at], [ran for ran in run if isinstance(ran.part, nn.LayerNorm)]
         before = next((norm for norm in norms if norm.output is first.given), None)
@@ -326,24 +302,114 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
         order = torch.searchsorted(patches[0].contiguous(), given[0].contiguous())
         in_order = patches[:, order.clamp(max=len(order) - 1)]
         if not torch.equal(in_order, given):
-            if torch.equal(in_order.sort(0).values, given.sort(0).values):
-                raise UserError(
-                    f"{kind_of(whole)}: expected patches row by row, got them in another order. "
-                    "Give a network that takes them row by row."
-                )
             raise UserError(
                 f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
-                "by patch, got others: a layer other than a LayerNorm of each patch stands before "
-                "it. Give the part of the network behind a layer that normalises pictures."
+                "by patch and row by row, got others, or another order. Give the part of the "
+                "network behind a layer that normalises pictures."
             )
         inner, _, own = name.rpartition(".")
         convolution = FlattenedPatches.of(layer, order)
         convolution.__dict__["norms"] = before and before.part, after
         setattr(whole.get_submodule(inner), own, convolution)
         return
-    if unknown and img_size is None and not picture_layer(whole):
+    if is_guess and img_size is None and not picture_layer(whole):
         raise UserError(
             f"{kind_of(whole)}: expected the size of the client's pictures, got None: no "
-            f"convolution embeds patches, and {unknown} shows how many a linear layer would embed. "
-            "Give img_size=…."
+            "convolution embeds patches, and no table of positions shows how many a linear layer "
+            "would embed. Give img_size=…."
         )
+
+
+# tables that are maps -----------------------------------------------------------------------------
+
+
+class ChannelsLast(nn.Module):
+    """Shows a table (1, H, W, D) as the map (1, D, H, W) that a network adds to its own."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.movedim(-1, 1)
+
+    def right_inverse(self, table: Tensor) -> Tensor:
+        """The table as it is kept."""
+        return table.movedim(1, -1).contiguous()
+
+
+def tables_by_rows(whole: nn.Module) -> set[str]:
+    """Keep, in place, tables of positions that are maps (1, D, H, W) as (1, H, W, D); the names of
+    these parameters, whose values stand elsewhere now."""
+    projection, names = convolution_of(whole), set[str]()
+    if projection is None or named_tables(whole, projection.out_channels):
+        return names
+    for name, parameter in list(whole.named_parameters()):
+        inner, _, own = name.rpartition(".")
+        holder = whole.get_submodule(inner)
+        is_map = parameter.ndim == 4 and parameter.shape[:2] == (1, projection.out_channels)
+        if is_map and parameter[0, 0].numel() > 1 and not isinstance(holder, nn.Conv2d):
+            parametrize.register_parametrization(holder, own, ChannelsLast())
+            names.add(name)
+    return names
+
+
+# torch's own attention ----------------------------------------------------------------------------
+
+
+class CalledAttention(nn.MultiheadAttention):
+    """torch's attention of tokens to one another by layers that are called, `qkv` and `out_proj`,
+    so that hooks see what they are given; torch's own uses their weights alone, and torch's
+    encoder layers do not even call it."""
+
+    def __init__(self, own: nn.MultiheadAttention) -> None:
+        """What stands in place of `own`, with its parameters."""
+        nn.Module.__init__(self)
+        self.__dict__.update({k: v for k, v in own.__dict__.items() if k not in self.__dict__})
+        self._qkv_same_embed_dim = False  # torch's encoder layers look here
+        weight, bias = own.in_proj_weight, own.in_proj_bias
+        self.qkv = nn.Linear(self.embed_dim, 3 * self.embed_dim, bias is not None, "meta")
+        self.qkv.weight, self.qkv.bias, self.out_proj = weight, bias, own.out_proj
+        self.bias_k = self.bias_v = None
+
+    in_proj_weight: Any = property(lambda self: self.qkv.weight)
+    in_proj_bias: Any = property(lambda self: self.qkv.bias)
+    q_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[0])
+    k_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[1])
+    v_proj_weight: Any = property(lambda self: self.qkv.weight.chunk(3)[2])
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch's; what is not of tokens to one another, or is masked, goes to torch's own."""
+        masked = key_padding_mask is not None or attn_mask is not None
+        if masked or not (query is key and key is value):
+            rest = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            out: tuple[Tensor, Tensor | None] = super().forward(query, key, value, *rest)
+            return out
+        split = self.qkv(query).unflatten(-1, (3, self.num_heads, -1))
+        tokens_first = query.ndim == 3 and not self.batch_first
+        split = split.transpose(0, 1) if tokens_first else split
+        q, k, v = split.movedim(-3, 0).transpose(-3, -2)
+        weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        attended = (weights @ v).transpose(-3, -2).flatten(-2)
+        attended = self.out_proj(attended.transpose(0, 1) if tokens_first else attended)
+        if not need_weights:
+            return attended, None
+        return attended, weights.mean(-3) if average_attn_weights else weights
+
+
+def call_attention(whole: nn.Module) -> None:
+    """Put, in place, attention whose layers are called where a network has torch's own."""
+    for part in [*whole.modules()]:
+        for name, own in part.named_children():
+            if type(own) is not nn.MultiheadAttention or own.bias_k is not None:
+                continue
+            hooked = own._forward_hooks or own._forward_pre_hooks  # which would be lost
+            fused = isinstance(own.in_proj_weight, nn.Parameter) and not own.add_zero_attn
+            if fused and not hooked:
+                setattr(part, name, CalledAttention(own))
