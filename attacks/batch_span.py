@@ -64,7 +64,7 @@ from attacks.equations.patch_system import (
     pictures_of,
 )
 from attacks.masked_span import MaskedSpan
-from mjp_privacy.client.traces import labels_of_batch
+from mjp_privacy.client.upload import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images

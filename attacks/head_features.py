@@ -36,7 +36,7 @@ from attacks.equations.completion import field_energy
 from attacks.equations.layers import client_model
 from attacks.equations.least_squares import lbfgs
 from attacks.equations.patch_system import black_and_white, gradient, lacks_gradients, to_unit_range
-from mjp_privacy.client.traces import labels_of_batch
+from mjp_privacy.client.upload import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import input_of

@@ -44,9 +44,8 @@ import torch
 from torch import Tensor
 
 from attacks.equations import TABLE
-from mjp_privacy.client.gradients import TABLES
-from mjp_privacy.client.traces import HALF, rounded, spacing
-from mjp_privacy.client.upload import EPSILON, shares_of_steps
+from mjp_privacy.client.gradients import HALF, TABLES
+from mjp_privacy.client.upload import EPSILON, rounded, shares_of_steps, spacing
 from mjp_privacy.interfaces import ClientUpdate, Refusal
 
 State = Mapping[str, Tensor]

@@ -19,7 +19,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.traces import HALF
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -34,6 +33,8 @@ pages of the system. The numbers are fixed and do not follow the free memory, so
 come every time."""
 
 
+HALF: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""The half precision of each kind of autocast."""
 FIRST_SCALE, LAST_SCALE = 2.0**16, 2.0**-16
 """Loss scales of fp16: what GradScaler starts with, and below which no gradient is left."""
 

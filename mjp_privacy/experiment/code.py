@@ -5,7 +5,7 @@ it.
         {"attacks/__init__.py (masked_span)": "83…",   its line in the registry
          "attacks/masked_span.py": "0f…",
          "attacks/equations/span.py": "c1…", …,        whatever it imports within attacks/
-         "mjp_privacy/client/defenses/compression.py": "4d…", …}
+         "mjp_privacy/client/defenses/published.py": "4d…", …}
 
 Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
 within the package of an attack or defence that stands elsewhere; models, client and metrics are

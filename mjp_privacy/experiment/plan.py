@@ -21,7 +21,7 @@ from torch import Tensor
 from attacks import ATTACKS, lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.traces import HEAD, HEAD_BIAS
+from mjp_privacy.client.upload import HEAD, HEAD_BIAS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -33,7 +33,8 @@ from mjp_privacy.experiment.source import META, Block, ModelVariants, Names, Upl
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Pixels, Refusal
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.uploads.folder import Series
-from mjp_privacy.uploads.record import Upload, stacked
+from mjp_privacy.uploads.memory import stacked
+from mjp_privacy.uploads.record import Upload
 
 NO_ONE_INPUT = Refusal(
     "target",

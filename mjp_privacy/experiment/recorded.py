@@ -40,7 +40,8 @@ from mjp_privacy.interfaces import ClientInput, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads
-from mjp_privacy.uploads.record import UNKNOWN_LABEL, Upload, stacked
+from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked
+from mjp_privacy.uploads.record import Upload
 
 NAMED = 3  # refused uploads that a message names
 
@@ -237,7 +238,7 @@ class RecordedUploads(ModelUploads):
         images = torch.stack([self.images[record] for record in records])
         ids = tuple(record.image_id for record in records)
         series = self.group.of(records)
-        labels = torch.cat([s.first.labels(self.at(s.first, "float32")) for s in series])
+        labels = torch.cat([labels_of(s.first, self.at(s.first, "float32")) for s in series])
         known = None if (labels == UNKNOWN_LABEL).any() else labels
         truths = [s.first.truth() for s in series]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]

@@ -52,11 +52,10 @@ from mjp_privacy.training.run_files import (
     load_checkpoint,
     save_checkpoint,
 )
-from mjp_privacy.uploads.folder import load_upload
-from mjp_privacy.uploads.header import UploadHeader
 from mjp_privacy.uploads.record import (
     WEIGHTS_FILE,
     Upload,
+    UploadHeader,
     record_weights,
     save_weights,
     write_upload,
@@ -194,7 +193,7 @@ class Recorder:
 
     def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
-        upload = load_upload(self.folder, name)
+        upload = Upload.load(self.folder / f"{name}.json")
         upload.check_weights()
         check_digest(upload.weights_path, WEIGHTS_FILE)
         return upload

@@ -1,10 +1,9 @@
 """Uploads: what clients sent, and what they give away.
 
-header.py     the facts of one upload, as its file has them
-record.py     Upload: its files, read and written, with its private images
+record.py     Upload: its header and files, read and written, with its private images
 folder.py     folders of uploads: series of the same images, lines of a table, what is wrong
 reading.py    networks, gradients, labels and pictures as users hold them -> tensors
-memory.py     a user's own step as updates; save_upload
+memory.py     uploads as the updates that attacks read; save_upload
 checks.py     what pictures show without truth: normalisation, misfit, order of patches
 attacking.py  attack_gradients; leak.py   what it returns
 check.py, commands.py   mjp check

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -33,13 +34,14 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import batch_labels, gradient_fit, masks_some
 from mjp_privacy.experiment.plan import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Refusal
-from mjp_privacy.metrics.pictures import psnr
+from mjp_privacy.metrics import METRICS, score
+from mjp_privacy.metrics.matching import assigned
+from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
 from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
-from mjp_privacy.uploads.leak import Leak, Reconstructed
-from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads
-from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
-from mjp_privacy.uploads.verdict import EXPLAINED
+from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
+from mjp_privacy.uploads.memory import OwnUploads, own_uploads
+from mjp_privacy.uploads.reading import ClientStep, Held, Images, Labels, Models, read_images, said
 
 Named = Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -96,7 +98,7 @@ def attack_gradients(
                and `notes` say so
     images     the private images (B, C, H, W) in [0, 1], to score against; those of all uploads
                where several hold batches
-    step       what is public of the client's step, as `ClientStep` (uploads/memory.py) explains it:
+    step       what is public of the client's step, as `ClientStep` of uploads/reading.py has it:
                kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
                noise, rounding, autocast
     """
@@ -146,8 +148,9 @@ def attack_gradients(
             if isinstance(made, str):
                 refused[name] = made
                 continue
-            scored = made.scored(private, size)
-            results[name] = replace(scored, seconds=time.perf_counter() - began)
+            if private is not None:
+                made = scored(made, private, size)
+            results[name] = replace(made, seconds=time.perf_counter() - began)
     notes = [*batch_notes(size, several, results), *uploads.notes]
     why = refused.get("token_peeling")
     if size > 1 and why is not None and not any(made.verified for made in results.values()):
@@ -165,8 +168,8 @@ def attack_gradients(
         grey = mean_image(view).double().cpu().expand_as(private)
         floor = float(psnr(grey, private).mean())
     return Leak(
-        {name: results[name] for name in ATTACKS if name in results},
-        {name: refused[name] for name in ATTACKS if name in refused},
+        results,
+        refused,
         view.labels,
         uploads.label_source,
         private,
@@ -234,8 +237,7 @@ def _chosen(attacks: Named, uploads: int) -> dict[str, Attack]:
             attack = find_attack(name, {**given, "uploads": uploads})
             assert not isinstance(attack, Control)
         chosen[name] = attack
-    by_cost = list(ATTACKS)
-    return {name: chosen[name] for name in sorted(chosen, key=by_cost.index)}
+    return {name: chosen[name] for name in ATTACKS if name in chosen}
 
 
 def _is_needless(name: str, results: Mapping[str, Reconstructed], view: AttackerView) -> bool:
@@ -390,3 +392,34 @@ def _run(
         known["ordered"] = int(counts[(counts > 1) & ~told].sum())
     checked = judged(seen, images, made.diagnostics, doubts)
     return Reconstructed(name, images, labels=labels, **known, **checked._asdict())
+
+
+TIE = 1e-5
+"""Values nearer than this are the same: of an original that is no 8-bit picture, some lie between
+two levels, where the last bit rounds them either way."""
+
+
+def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructed:
+    """The same with scores against the private images (m, C, H, W). The order of pictures of a
+    batch means nothing: each private image gets the one that fits it."""
+    if made.images is None or len(made.images) < len(private):
+        return made
+    places = list(range(len(private)))
+    if len(made.images) > len(private):  # uploads that need not hold the same pictures
+        places = assigned(made.images, private).tolist()
+    elif batch > 1:
+        steps = [slice(at, at + batch) for at in range(0, len(private), batch)]
+        own = [assigned(made.images[step], private[step]) + step.start for step in steps]
+        places = torch.cat(own).tolist()
+    usable = [at for at, place in enumerate(places) if place not in made.reasons]
+    images, originals = made.images[[places[at] for at in usable]], private[usable]
+    names = dict.fromkeys(METRICS[key].name for key in METRICS)
+    if private.shape[-1] < SMALLEST:
+        del names["lpips"]  # which has no value of pictures like MNIST's
+    values = score(images, originals, [f"{name}/standard" for name in names])
+    near = (images - originals).abs() < TIE
+    same = near | (quantise(images.double()) == quantise(originals.double()))
+    columns = {name: numbers for (name, _), numbers in values.items()}
+    columns["exact"] = same.flatten(1).all(1).numpy()
+    table = pd.DataFrame({"attack": made.attack, "image": usable, **columns})
+    return replace(made, scores=table, places=places)

@@ -41,7 +41,8 @@ from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.folder import Group, examine, group_uploads, one_line
-from mjp_privacy.uploads.record import UNKNOWN_LABEL, WEIGHTS_FILE, Upload, stacked, view_of
+from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked, view_of
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision
@@ -157,7 +158,7 @@ def seen(uploads: Sequence[Upload], model: LoadedModel) -> AttackerView:
     names = [name for name, _ in model.named_parameters()]
     first = uploads[0]
     models = [model if u.header.weights == first.header.weights else u.model() for u in uploads]
-    labels = first.labels(model)
+    labels = labels_of(first, model)
     known = None if (labels == UNKNOWN_LABEL).any() else labels
     updates = [stacked([upload], names, torch.device("cpu")) for upload in uploads]
     return view_of(updates, models, known, "plain" if first.header.gamma else "input")

@@ -31,8 +31,7 @@ from mjp_privacy.core.text import cut, first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import check_digest
-from mjp_privacy.uploads.header import UploadHeader, header_refusal
-from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, UploadHeader, header_refusal
 
 UPLOADS, RECEIVED = "uploads", "received"
 """Folders inside a federation's that hold uploads."""
@@ -74,18 +73,13 @@ def upload_names(folder: Path) -> list[str]:
     )
 
 
-def load_upload(folder: Path, name: str) -> Upload:
-    """The upload of this name; a UserError where its header is not sound."""
-    return Upload.load(folder / f"{name}.json")
-
-
 def known_uploads(folder: Path) -> tuple[list[Upload], dict[str, UserError]]:
     """The uploads of a folder whose headers are sound, and what is wrong with the others, by
     name."""
     known, wrong = list[Upload](), dict[str, UserError]()
     for name in upload_names(folder):
         try:
-            known.append(load_upload(folder, name))
+            known.append(Upload.load(folder / f"{name}.json"))
         except UserError as error:
             wrong[name] = error
     return known, wrong

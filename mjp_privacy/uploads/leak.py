@@ -1,4 +1,4 @@
-"""What `attack_gradients` returns: pictures, checks without truth, scores, and reasons.
+"""What `attack_gradients` returns: pictures, checks without truth in words, scores, and reasons.
 
 Words: a picture is *certain* where it alone solves the equations of the patch embedding, or an
 attack on batches verified it, as far as mean, std and the order of channels are as declared. It is
@@ -18,16 +18,254 @@ import pandas as pd
 from torch import Tensor
 
 from attacks import traits_of
+from attacks.shared_picture import CERTAIN, SHARING
 from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import size_text
-from mjp_privacy.uploads.reconstructed import COLUMNS_SAID, Reconstructed, decibels
-from mjp_privacy.uploads.verdict import EXPLAINED, what_checks_say
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
+
+
+def _mean(values: Tensor | None) -> float:
+    return math.nan if values is None else float(values.nanmean())
+
+
+def decibels(value: float) -> str:
+    return f"≥ {CAP:g}" if value >= CAP else f"{value:.1f}"
+
+
+@dataclass(frozen=True, repr=False)
+class Reconstructed:
+    """What one attack gives, for the m images of the step."""
+
+    attack: str
+    images: Tensor | None  # (m, C, H, W) in [0, 1]; None: the attack names masked positions only
+    residuals: Tensor | None = None
+    """(m,) || g(image) - g || / || g || of the patch embedding's gradient, of a batch that of all
+    its pictures together; None: the labels are not known."""
+    factors: Tensor | None = None
+    """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
+    scaled: Tensor | None = None  # (m,) the residuals of f g(image)
+    rolled: float = math.nan  # the mean of `scaled` with all patches of these moved by one
+    ordered: int = 0  # patches, masked or without positions, that borders alone put in order
+    labels: Tensor | None = None
+    """(m,) of a batch whose pictures explain the gradient: the class of each."""
+    misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
+    certain: Tensor | None = None
+    """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """{place of a picture: what its pixels say against the declared mean and std}."""
+    seconds: float = 0.0  # with its checks and scores
+    mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
+    uncompared: str = ""  # why no residual can be computed, beside missing labels and gradients
+    unchecked: str = ""  # what the network raised where the residual was to be computed
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
+    scores: pd.DataFrame | None = None  # a row for each image, where private images were given
+    places: Sequence[int] = ()  # where the picture of each private image stands, where scored
+
+    @property
+    def image(self) -> Tensor:
+        """The first image (C, H, W) in [0, 1] that there is."""
+        if self.images is None:
+            raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
+        return self.images[next(at for at in range(len(self.images)) if at not in self.reasons)]
+
+    @property
+    def residual(self) -> float:
+        """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
+        the labels are not known."""
+        return _mean(self.residuals)
+
+    @property
+    def factor(self) -> float:
+        """The mean of `factors`: 0.017 means that the upload is the gradient times that."""
+        return _mean(self.factors)
+
+    @property
+    def scaled_residual(self) -> float:
+        """The residual once the gradient was multiplied by `factor`."""
+        return _mean(self.scaled)
+
+    @property
+    def misfit(self) -> float:
+        """The mean of `misfits`; NaN where the upload does not tell it."""
+        return _mean(self.misfits)
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether patches that nothing masked were moved to where their borders fit."""
+        return "shuffled alone" in traits_of(self.attack)
+
+    @property
+    def verified(self) -> int:
+        """How many pictures are certain, whatever the loss."""
+        return 0 if self.certain is None else int(self.certain.sum())
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every image has a picture and each is certain."""
+        return self.certain is not None and not self.reasons and bool(self.certain.all())
+
+    @property
+    def exact(self) -> int:
+        """How many pictures equal the private ones in every 8-bit value, where these were given."""
+        return 0 if self.scores is None else int(self.scores["exact"].sum())
+
+    @property
+    def psnr(self) -> float:
+        """The mean PSNR in dB, each capped at 100; NaN where no private images were given."""
+        return (
+            math.nan if self.scores is None else float(self.scores["psnr"].clip(upper=CAP).mean())
+        )
+
+    def facts(self) -> dict[str, str]:
+        """Its line of a table, as far as it is known."""
+        checks = {"residual": self.residual, "misfit": self.misfit}
+        told = {name: f"{check:.1e}" for name, check in checks.items() if not math.isnan(check)}
+        if self.scores is not None:
+            told["PSNR"] = decibels(self.psnr)
+            told["exact"] = f"{self.exact} of {len(self.scores) + len(self.reasons)}"
+        return {"attack": self.attack, **told, "seconds": f"{self.seconds:.2f}"}
+
+    def __repr__(self) -> str:
+        told = [f"{name} {value}" for name, value in list(self.facts().items())[1:]]
+        made = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
+        return f"{self.attack}: {', '.join([made, *told])}"
+
+
+# what the checks say, in words -----------------------------------------------------------------
+
+EXPLAINED, TELLS, EQUAL = 1e-2, 0.1, 1e-4
+"""A residual below the first is that of rounding and clipping, and the picture has the uploaded
+gradient, where it is below this share of what moving all patches by one leaves, or below the last.
+In new networks other pictures leave little: patches moved by one .0005 to .01 (DeiT-III, CaiT,
+DINOv2, ViT-Ti), the client's own 2e-5 at most, in float32."""
+ALL, LEAST_SMOOTHED = 1e-3, 0.5
+"""Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
+others, by factors down to the second. It leaves a residual above the first; clipping leaves none,
+unless noise was added or the gradient is of half precision."""
+NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
+
+AS_DECLARED = (
+    "as far as mean, std and the order of channels are as declared, no tensor's gradient was "
+    "scaled by itself"
+)
+NOT_ASSUMED = (
+    "one of these is not as assumed: the loss (plain cross entropy; dropout, label smoothing and "
+    "mixup change it), labels, sign, scale (lr, loss scale), optimizer, weights, batch, mean and "
+    "std, the pictures' size (`img_size=`), a defence's error (`kind=`, `noise=`, `rounding=`, "
+    "`defenses=` and the like declare them)"
+)
+
+
+def what_checks_say(best: Reconstructed, leak: Leak) -> str:
+    """Which of an attack's pictures are certain, and whether they explain the uploaded gradient,
+    those of a batch together."""
+    assert best.images is not None
+    declared, shape = leak.declared, leak.another_shape
+    shared, known = SHARING in best.diagnostics, not math.isnan(best.residual)
+    several = leak.batch > 1 or shared
+    count, certain = len(best.images), best.verified if several else best.is_certain
+    of = "places for pictures that uploads share" if shared else "pictures"
+    mine = f"{best.attack}'s {of if several else 'picture'}"
+    scaled = f"residual {best.scaled_residual:.2g} {_times(best.factor)}"
+    left = f"{scaled}, {best.residual:.2g} as it is"
+    solved = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.2g})"
+    noise = ""
+    if declared and not several:
+        noise = (
+            f"the declared noise makes {declared:.2g} of it for the client's own picture, and up "
+            "to cond(A) times as much for one that was solved from noisy equations; more says that "
+        )
+    fits = _explained(best, 0.0 if several else declared)
+    if fits:
+        whole = f"As a whole {best.attack}'s batch" if several else mine
+        fits = f"{whole} {fits}"
+        if several and best.labels is not None:
+            fits += f" Its classes: {', '.join(map(str, best.labels.tolist()))}."
+    if certain:
+        condition = f"{AS_DECLARED}, and pictures are square ({shape})" if shape else AS_DECLARED
+        others = "; all others are guesses" if best.verified < count else ""
+        why = f"it alone solves the equations of the patch embedding{solved}"
+        if CERTAIN in best.diagnostics:
+            why = "the inputs of its layers are those that the upload shows"
+        said = f"{mine} is certain: {why}, {condition}."
+        if several:
+            said = (
+                f"{best.attack}: {best.verified} of {count} {of} are certain, as `.certain` marks "
+                f"them, {condition}{others}."
+            )
+        if not fits and known and best.verified == count:
+            fits = f"A part of the uploaded gradient is left ({left}): {noise}{NOT_ASSUMED}."
+        return f"{said} {fits}".strip()
+    order = f" Borders alone put {best.ordered} patches in order." if best.ordered else ""
+    counted = f" Pictures count as square ({shape})." if shape else ""
+    if fits:
+        return f"{fits}{order}{counted} That is no proof of good pictures: look (.show())."
+    if not known and not best.misfit >= EXPLAINED:
+        why = best.uncompared or "that takes labels (labels=…) and the gradients of all layers"
+        return (
+            f"Nothing in the upload tells whether {mine} {'are' if several else 'is'} the "
+            f"client's{solved}: {why}.{order}{counted} That is no evidence of safety: look "
+            "(.show())."
+        )
+    if known and not math.isnan(best.rolled):
+        return (
+            f"{mine} come{'' if several else 's'} near the uploaded gradient ({left}), but with "
+            f"all patches moved by one the residual is {best.rolled:.2g}: it hardly tells pictures "
+            f"apart.{order}{counted} That is no evidence of safety, so look (.show()); if it is "
+            f"another picture, {noise}{NOT_ASSUMED}."
+        )
+    return (
+        f"Nothing has the whole uploaded gradient; {mine} come{'' if several else 's'} nearest "
+        f"({left if known else solved.strip(' ()')}).{counted} That is no evidence of safety, so "
+        f"look (.show()): the attacks do not reach the whole, or {noise}{NOT_ASSUMED}."
+    )
+
+
+def _explained(best: Reconstructed, declared: float) -> str:
+    """How the pictures explain the uploaded gradient, to the sentence's end; empty where they do
+    not."""
+    residual, times = best.scaled_residual, _times(best.factor)
+    enough = EXPLAINED
+    if not math.isnan(best.rolled):
+        enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
+    if best.residual < enough:
+        return f"has the uploaded gradient (residual {best.residual:.1e})."
+    if residual < enough and LEAST_SMOOTHED < best.factor < 1 and residual > ALL > declared:
+        return (
+            f"explains most of the uploaded gradient {times} (residual {residual:.1e}); another "
+            "loss (label smoothing, mixup) leaves such a rest, or a clipped gradient that was "
+            "rounded to half precision."
+        )
+    if residual < enough:
+        why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
+        return f"explains the uploaded gradient {times} (residual {residual:.1e}); {why}?"
+    if residual < NOISY * declared:
+        return (
+            f"explains the uploaded gradient {times} as far as the declared noise lets it be seen "
+            f"(residual {residual:.2g}, of which the noise makes {declared:.2g}); many pictures "
+            "may do so."
+        )
+    return ""
+
+
+def _times(factor: float) -> str:
+    """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
+    sign, size = "−" if factor < 0 else "", abs(factor)
+    return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
+
+
+# all attacks -------------------------------------------------------------------------------------
+
+ROWS, COLUMNS = 4, 7  # images and attacks that are shown
+SIDE = 2.1  # inches of a picture
 NEARER = 0.5  # dB by which an attack is said to be nearer to the originals than the one chosen
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
@@ -107,6 +345,13 @@ class Leak:
         return "; ".join(dict.fromkeys(why for made in self for why in made.doubts.values()))
 
     @property
+    def another_shape(self) -> str:
+        """Which shape pictures may have as well, where they count as square; else nothing."""
+        if not self.other_size:
+            return ""
+        return f"the network takes {size_text(self.other_size)} px as well: img_size=… says which"
+
+    @property
     def scores(self) -> pd.DataFrame | None:
         """A row for each attack and image (standard variants), or None if no images were given."""
         tables = [made.scores for made in self if made.scores is not None]
@@ -116,10 +361,8 @@ class Leak:
     def verdict(self) -> str:
         """What came of it: the score where images were given, then what the checks say."""
         if not self.ranked:
-            return (
-                "No attack made a picture. That is no evidence of safety: `.refused` says what "
-                "each would need."
-            )
+            why = "`.refused` says what each would need"
+            return f"No attack made a picture. That is no evidence of safety: {why}."
         best, said = self.best, ""
         if best.scores is not None and self.private is not None:
             floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
@@ -128,14 +371,11 @@ class Leak:
             nearest = max(scored, key=lambda made: made.psnr)
             if nearest.psnr > best.psnr + NEARER:
                 said += f"Another attack came nearer to the originals: {self._score(nearest)}. "
-        shape, another = "", ""
-        if self.other_size:
-            size = size_text(self.other_size)
-            shape = f"the network takes {size} px as well: img_size=… says which"
-            another = f", or of pictures of another shape ({shape})"
         fed = self.ranked[1] if self.moved and self.batch == 1 else best
-        said += what_checks_say(fed, self.batch, self.declared, shape)
+        said += what_checks_say(fed, self)
         if fed is not best:
+            shape = self.another_shape
+            another = f", or of pictures of another shape ({shape})" if shape else ""
             said += (
                 f" That is the picture as it was fed: {self.moved} of its patches stand where "
                 "their borders do not fit, as of a client that shuffles and masks none"
@@ -156,7 +396,8 @@ class Leak:
         rows = [made.facts() for made in self.ranked]
         if self.floor is not None:
             rows.append({"attack": "floor: mean colour", "PSNR": f"{self.floor:.1f}"})
-        table = pd.DataFrame(rows, columns=COLUMNS_SAID).fillna("–").set_index("attack")
+        columns = ["attack", "residual", "misfit", "PSNR", "exact", "seconds"]
+        table = pd.DataFrame(rows, columns=columns).fillna("–").set_index("attack")
         lines = table.rename_axis(None).to_string().splitlines() if rows else []
         for made in self:
             if made.images is None and made.mask is not None:
@@ -176,13 +417,50 @@ class Leak:
 
     @house_style()
     def show(self, path: str | Path | None = None) -> Figure:
-        """A picture of all attacks, the best first, beside the original where it was given.
+        """A picture of all attacks, the best first, with a row for each image and its original
+        where it was given: leak.show("leak.png"). Without a path a notebook shows what is
+        returned."""
+        from matplotlib.figure import Figure
 
-        leak.show("leak.png") writes it; without a path a notebook shows what is returned.
-        """
         if not self.ranked:
             raise UserError(f"There is no picture to show. {self.verdict} See .refused.")
-        figure = leak_figure(self)
+
+        class NotebookFigure(Figure):
+            """One that a notebook shows, also where nothing imported pyplot."""
+
+            def _repr_png_(self) -> bytes:
+                image = BytesIO()
+                self.savefig(image, format="png")
+                return image.getvalue()
+
+        def draw(panel: Axes, image: Tensor, title: str) -> None:
+            pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
+            panel.imshow(pixels, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
+            panel.set_title(title, fontsize=7)
+
+        originals, drawn = () if self.private is None else self.private, self.ranked[:COLUMNS]
+        orders = [_order(made, self) for made in drawn]
+        rows = min(len(originals) or max(map(len, orders)), ROWS)
+        first = bool(len(originals))  # the column of the best
+        columns = first + len(drawn)
+        figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * rows + 0.4), dpi=150)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for panel in panels.flat:
+            panel.set_axis_off()
+        for row, original in enumerate(originals[:rows]):
+            draw(panels[row, 0], original, "original")
+        parts = []
+        for column, (made, order) in enumerate(zip(drawn, orders, strict=True), first):
+            assert made.images is not None
+            for row, place in enumerate(order[:rows]):
+                draw(panels[row, column], made.images[place], _title(made, row, place))
+            if (shown := min(rows, len(order))) < len(made.images):
+                parts.append(f"{shown} of {len(made.images)} pictures of {made.attack}")
+        if len(drawn) < len(self.ranked):
+            parts.append(f"{len(drawn)} of {len(self.ranked)} attacks")
+        left_out = f"\nDrawn: {', '.join(parts)}." if parts else ""
+        figure.suptitle(f"{self.verdict}{left_out}", fontsize=8, wrap=True)
+        figure.tight_layout()
         if path is not None:
             try:
                 figure.savefig(path)
@@ -191,65 +469,8 @@ class Leak:
         return figure
 
 
-# the picture --------------------------------------------------------------------------------------
-
-ROWS, COLUMNS = 4, 7  # images and attacks that are shown
-SIDE = 2.1  # inches
-
-
-@house_style()
-def leak_figure(leak: Leak) -> Figure:
-    """A row for each image of the step: the original where it was given, then every attack.
-
-    Attacks may return different numbers of pictures: a place that one does not have stays empty.
-    Of batches without originals, whose order means nothing, pictures that are certain come first.
-    """
-    from matplotlib.figure import Figure
-
-    class NotebookFigure(Figure):
-        """One that a notebook shows, also where nothing imported pyplot."""
-
-        def _repr_png_(self) -> bytes:
-            image = BytesIO()
-            self.savefig(image, format="png")
-            return image.getvalue()
-
-    private, drawn = leak.private, leak.ranked[:COLUMNS]
-    orders = [_order(made, leak) for made in drawn]
-    rows = min(max(map(len, orders)) if private is None else len(private), ROWS)
-    columns = len(drawn) + (private is not None)
-    figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * rows + 0.4), dpi=150)
-    for row, places in enumerate(figure.subplots(rows, columns, squeeze=False)):
-        panels: list[tuple[Tensor | None, str]] = []
-        if private is not None:
-            panels.append((private[row], "original"))
-        for made, order in zip(drawn, orders, strict=True):
-            images = made.images if row < len(order) else None
-            panels.append(
-                (None, "")
-                if images is None
-                else (images[order[row]], _title(made, row, order[row]))
-            )
-        for axes, (image, title) in zip(places, panels, strict=True):
-            axes.set_axis_off()
-            if image is not None:
-                pixels = image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy()
-                axes.imshow(pixels, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
-                axes.set_title(title, fontsize=7)
-    parts = [
-        f"{min(rows, len(order))} of {len(made.images)} pictures of {made.attack}"
-        for made, order in zip(drawn, orders, strict=True)
-        if made.images is not None and min(rows, len(order)) < len(made.images)
-    ]
-    parts += [f"{len(drawn)} of {len(leak.ranked)} attacks"] * (len(drawn) < len(leak.ranked))
-    left_out = f"\nDrawn: {', '.join(parts)}." if parts else ""
-    figure.suptitle(f"{leak.verdict}{left_out}", fontsize=8, wrap=True)
-    figure.tight_layout()
-    return figure
-
-
 def _order(made: Reconstructed, leak: Leak) -> Sequence[int]:
-    """Which of an attack's pictures stands in each row."""
+    """Which of an attack's pictures stands in each row: the original's, or the certain first."""
     assert made.images is not None
     if leak.private is not None and made.places:
         return made.places

@@ -1,4 +1,5 @@
-"""A user's own step as updates, and `save_upload`, which writes one of them as an upload."""
+"""Uploads in memory, as the updates that attacks read: recorded ones, and a user's own step, of
+which `save_upload` makes a recorded one."""
 
 from __future__ import annotations
 
@@ -6,41 +7,34 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Unpack
 
-from attacks.equations import TABLE
+from attacks.equations import HEAD, HEAD_BIAS, TABLE
 from attacks.equations.sent_gradients import rounding_error
 from attacks.masked_span import WEIGHED
-from mjp_privacy.client.config import ClientConfig, DefenseText
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
-from mjp_privacy.client.defenses.noise import GaussianNoise
+from mjp_privacy.client.defenses.published import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
-from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
+from mjp_privacy.client.upload import label_in_gradient, shown_autocast, weights_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.schema import (
-    STRICT,
-    Many,
-    NotNegative,
-    Positive,
-    Share,
-    Size,
-    parse,
-    size_text,
-)
+from mjp_privacy.core.schema import Size, size_text
 from mjp_privacy.core.text import counted
-from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.live.modules import Channels, load_module, rebuilt_by_name
 from mjp_privacy.models.vit import copied
-from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
 from mjp_privacy.uploads.reading import (
+    OF_TRAINING,
+    ClientStep,
     Held,
     Labels,
     Models,
+    client_step,
     images_in_a_step,
     modules_of,
     read_gradients,
@@ -52,79 +46,104 @@ from mjp_privacy.uploads.reading import (
 )
 from mjp_privacy.uploads.reading import Images as Pictures
 from mjp_privacy.uploads.record import (
-    UNKNOWN_LABEL,
-    classifier_gradient,
+    SHARED_WITH_UPDATE,
+    Upload,
+    UploadHeader,
+    check_header,
     record_weights,
-    shown_labels,
-    view_of,
     write_upload,
 )
 
+UNKNOWN_LABEL = -1
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
-# what is known of the client ----------------------------------------------------------------------
+# recorded uploads ---------------------------------------------------------------------------------
 
 
-class ClientStep(TypedDict, total=False):
-    """What is public of a client's step: the keywords that `attack_gradients` and `save_upload`
-    share, with these types and bounds."""
+def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.device) -> ClientUpdate:
+    """Uploads of one kind of client as one update with a leading axis, on the device.
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    It holds those of the names that every upload has. What the uploads share, such as the learning
+    rate, is taken from the first one.
+    """
+    header = uploads[0].header
+    parts = [upload.tensors(names) for upload in uploads]
+    common = [name for name in names if all(name in part for part in parts)]
+    dtype = getattr(torch, header.dtype)
+    grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
+    client = header.client_config(uploads[0].name)
+    undeclared = [  # a defence that only scales examples has nothing to declare
+        each.undeclared or (client.has_errors and not (each.noise or each.rounding))
+        for each in (upload.header for upload in uploads)
+    ]
 
-    kind: Kind
-    """gradient, or weight_difference: weights after minus weights before."""
-    batch: Images | None
-    """Images in a step; None: as the number of labels or images says, else 1."""
-    lr: Positive | None
-    """Of the client's training, for weight differences; and the next four."""
-    steps: Steps
-    optimizer: Literal["sgd", "adamw"]
-    """Adam without weight decay moves weights as adamw does. No attack here reads the weight
-    difference of another one, which is no evidence of safety."""
-    momentum: Share
-    weight_decay: NotNegative
-    dal_lambda: NotNegative
-    """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
-    defenses: Annotated[Sequence[DefenseText], Many]
-    """What the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]."""
-    noise: NotNegative
-    """Standard deviation, in the gradient's units, of what a defence added to every entry."""
-    rounding: NotNegative
-    """The same for errors that leave a zero entry zero (quantised or dropped entries);
-    half-precision tensors need none."""
-    autocast: Autocast
-    """"fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient that was
-    rounded so shows it, and need not say it."""
+    def levels(of: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+        """Standard deviations (n,) by name, but for those that are zero in every upload."""
+        told = [name for name in common if any(each.get(name) for each in of)]
+        values = {name: [each.get(name, 0.0) for each in of] for name in told}
+        return {n: torch.tensor(v, dtype=torch.float64).to(device) for n, v in values.items()}
 
-
-OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
-"""Facts that matter for weight differences alone."""
-AS_USUAL: ClientStep = {
-    **{name: getattr(UploadHeader, name) for name in ("kind", "autocast", *OF_TRAINING)},  # type: ignore[typeddict-item]
-    "batch": None,
-    "dal_lambda": 0.0,
-    "defenses": (),
-    "noise": 0.0,
-    "rounding": 0.0,
-}
+    shared = {name: getattr(header, name) for name in SHARED_WITH_UPDATE}
+    if header.autocast == "none":
+        shared["autocast"] = shown_autocast(grads)
+    return ClientUpdate(
+        grads,
+        dtype=dtype,
+        client=header.client,
+        partners=client.partners,
+        dal_lambda=client.dal_lambda if client.dal else 0.0,
+        position_noise=client.position_noise,
+        noise=levels([upload.header.noise for upload in uploads]),
+        rounding=levels([upload.header.rounding for upload in uploads]),
+        clipped=client.clips,
+        undeclared=torch.tensor(undeclared) if client.defenses else None,
+        **shared,
+    )
 
 
-def client_step(facts: Mapping[str, Any]) -> ClientStep:
-    """The facts as a user gave them, checked; what is not given is as usual."""
-    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step")
-    training = {name: value for name, value in client.items() if name in OF_TRAINING}
-    changed = [f"{n}={said(v)}" for n, v in training.items() if v != dict(AS_USUAL)[n]]
-    if client["kind"] == "gradient" and changed:
-        raise UserError(
-            f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
-            "weights, give kind='weight_difference' and the weights after the step minus those "
-            "before; else leave them out."
-        )
-    if client["kind"] == "weight_difference" and client["lr"] is None:
-        times = "the client's learning rate, which a weight difference is a gradient times of"
-        raise refusal("lr", times, "None", "Give lr=… and steps=….")
-    return client
+def labels_of(upload: Upload, model: LoadedModel) -> Tensor:
+    """The labels (B,) as recorded, or else as the gradient of the classifier tells them; where that
+    was not sent, or the batch is larger than one, they are UNKNOWN_LABEL."""
+    if upload.header.labels is not None:
+        return torch.tensor(upload.header.labels)
+    label = shown_labels(stacked([upload], [HEAD, HEAD_BIAS], torch.device("cpu")), model)
+    return torch.full((upload.header.batch,), UNKNOWN_LABEL) if label is None else label
+
+
+def shown_labels(update: ClientUpdate, model: LoadedModel) -> Tensor | None:
+    """The labels (n,) that the classifier's gradient tells of n single images; else None."""
+    return label_in_gradient(classifier_gradient(update, model)) if update.batch == 1 else None
+
+
+def classifier_gradient(update: ClientUpdate, model: LoadedModel) -> dict[str, Tensor]:
+    """The gradient of the classifier's weight and bias (n, *shape) as far as they were sent."""
+    sent = {name: update.grads[name] for name in (HEAD, HEAD_BIAS) if name in update.grads}
+    if update.kind == "gradient":
+        return sent
+    assert update.lr
+    before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+    return {n: -d / update.lr - update.weight_decay * before[n] for n, d in sent.items()}
+
+
+def view_of(
+    updates: Sequence[ClientUpdate],
+    models: Sequence[LoadedModel],
+    labels: Tensor | None,
+    against: Literal["input", "plain"] = "plain",
+) -> AttackerView:
+    """What an attacker sees of the update of each round, and the model that the round began
+    with."""
+    first = models[0]
+    with_weights = [
+        replace(update, weights_before=None if model is first else weights_of(model))
+        for update, model in zip(updates, models, strict=True)
+    ]
+    pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
+    return AttackerView(first, with_weights, pixels, labels, against)
+
+
+# of a user's own ---------------------------------------------------------------------------------
 
 
 def declared_errors(
@@ -174,9 +193,6 @@ def half_precision_error(sent: Tensor) -> Tensor:
     error = rounding_error(sent, sent.dtype, kind.tiny)
     size = sent.double().flatten(1).square().mean(1).sqrt()
     return torch.where(error < WEIGHED * size, 0.0, error)
-
-
-# the update of each round -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

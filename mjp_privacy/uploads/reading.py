@@ -1,26 +1,40 @@
 """What a user holds of a client's step - a network, gradients, labels, pictures - read into tensors
-under this package's names. What cannot be read is said with what to give.
+under this package's names, and what is public of it. What cannot be read is said with what to give.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from attacks.equations import PATCH
+from mjp_privacy.client.config import DefenseText, LocalSteps
+from mjp_privacy.client.upload import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.core.schema import (
+    STRICT,
+    Many,
+    NotNegative,
+    Positive,
+    Share,
+    Size,
+    height_width,
+    parse,
+)
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.live.modules import of_live_names
+from mjp_privacy.uploads.record import Images as StepImages
+from mjp_privacy.uploads.record import Kind, UploadHeader
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 LONGEST_NAME = 200  # characters of a parameter's name
@@ -68,6 +82,70 @@ def as_tensor(value: Any) -> Tensor | None:
 def _differentiable(tensor: Tensor) -> Tensor:
     """A tensor that was made under torch.inference_mode, as one that autograd takes."""
     return tensor.clone() if tensor.is_inference() else tensor
+
+
+# the client --------------------------------------------------------------------------------------
+
+
+class ClientStep(TypedDict, total=False):
+    """What is public of a client's step: the keywords that `attack_gradients` and `save_upload`
+    share, with these types and bounds."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    kind: Kind
+    """gradient, or weight_difference: weights after minus weights before."""
+    batch: StepImages | None
+    """Images in a step; None: as the number of labels or images says, else 1."""
+    lr: Positive | None
+    """Of the client's training, for weight differences; and the next four."""
+    steps: LocalSteps
+    optimizer: Literal["sgd", "adamw"]
+    """Adam without weight decay moves weights as adamw does. No attack here reads the weight
+    difference of another one, which is no evidence of safety."""
+    momentum: Share
+    weight_decay: NotNegative
+    dal_lambda: NotNegative
+    """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
+    defenses: Annotated[Sequence[DefenseText], Many]
+    """What the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]."""
+    noise: NotNegative
+    """Standard deviation, in the gradient's units, of what a defence added to every entry."""
+    rounding: NotNegative
+    """The same for errors that leave a zero entry zero (quantised or dropped entries);
+    half-precision tensors need none."""
+    autocast: Autocast
+    """"fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient that was
+    rounded so shows it, and need not say it."""
+
+
+OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
+"""Facts that matter for weight differences alone."""
+AS_USUAL: ClientStep = {
+    **{name: getattr(UploadHeader, name) for name in ("kind", "autocast", *OF_TRAINING)},  # type: ignore[typeddict-item]
+    "batch": None,
+    "dal_lambda": 0.0,
+    "defenses": (),
+    "noise": 0.0,
+    "rounding": 0.0,
+}
+
+
+def client_step(facts: Mapping[str, Any]) -> ClientStep:
+    """The facts as a user gave them, checked; what is not given is as usual."""
+    client: ClientStep = parse(ClientStep, {**AS_USUAL, **facts}, "The client's step")
+    training = {name: value for name, value in client.items() if name in OF_TRAINING}
+    changed = [f"{n}={said(v)}" for n, v in training.items() if v != dict(AS_USUAL)[n]]
+    if client["kind"] == "gradient" and changed:
+        raise UserError(
+            f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
+            "weights, give kind='weight_difference' and the weights after the step minus those "
+            "before; else leave them out."
+        )
+    if client["kind"] == "weight_difference" and client["lr"] is None:
+        times = "the client's learning rate, which a weight difference is a gradient times of"
+        raise refusal("lr", times, "None", "Give lr=… and steps=….")
+    return client
 
 
 # gradients ----------------------------------------------------------------------------------------

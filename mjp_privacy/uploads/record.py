@@ -1,8 +1,8 @@
 """One upload as files: a model, what one client sent, what is known of that client, and perhaps
-the truth. In memory it is a `ClientUpdate`, as it is for attacks.
+the truth. In memory it is a `ClientUpdate` (`memory.py`).
 
     upload = Upload.load("uploads/round_3.json")     # read when they are asked for
-    upload.tensors(), upload.model(), upload.labels(model), upload.truth()
+    upload.tensors(), upload.model(), upload.truth()
     write_upload(folder, name, header, update, inputs, plain)
 
     DIR/NAME.safetensors   tensors by parameter name, each of the parameter's own shape
@@ -16,31 +16,183 @@ their own digests (`models/tensor_files.py`), and a header that of its weights' 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from mjp_privacy.client.traces import HEAD, HEAD_BIAS, label_in_gradient, shown_autocast
-from mjp_privacy.client.upload import weights_of
+from mjp_privacy.client.config import ClientConfig, LocalSteps, check_client
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.read import FileKind, is_there
-from mjp_privacy.core.schema import Size, height_width
+from mjp_privacy.core.read import FileKind, is_there, read_json_value, typed
+from mjp_privacy.core.schema import (
+    Label,
+    Many,
+    Mean,
+    NotNegative,
+    Positive,
+    Share,
+    Size,
+    Spread,
+    Switch,
+    Whole,
+    height_width,
+    parse,
+    schema,
+)
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.files import is_usable
-from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.checkpoints import METADATA
 from mjp_privacy.models.loading import outline_model
-from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest, save_tensors
+from mjp_privacy.models.tensor_files import (
+    BLANK_DIGEST,
+    FLOATS,
+    TensorFile,
+    check_digest,
+    save_tensors,
+    write_with_digest,
+)
 from mjp_privacy.models.timm_networks import TimmNetwork, stated_by
-from mjp_privacy.uploads.header import HEADER, UploadHeader, read_header, write_header
+from mjp_privacy.models.zoo import ModelSpec
+
+# the header --------------------------------------------------------------------------------------
+
+HEADER = FileKind(
+    "the JSON header of an upload, with fields such as label and weights",
+    "Mend it as mjp_privacy/uploads/record.py describes it, and take out its `seal` where you "
+    "changed it; or record this upload again, or take its files out.",
+    1 << 20,
+)
+MOST_IMAGES = 10_000
+"""In one step of a client."""
+
+Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
+ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
+InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
+Digest = Annotated[str, Field(strict=True, max_length=64, pattern=r"^[0-9a-f]{64}$")]
+Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
+Kind = Literal["gradient", "weight_difference"]
+
+NOT_STATED = ("name", "mean", "std", "adapters", "checkpoint", "where", "summary")
+"""Fields of a model that stand elsewhere in a header, or nowhere."""
+
+
+@schema
+class UploadHeader:
+    """One client's message in one round."""
+
+    label: Label
+    """What tables call this client and its model."""
+    weights: InsideFolder
+    """The file of the weights before the round, relative to the folder: safetensors, or any
+    checkpoint that `load_model` reads."""
+    mean: tuple[Mean, Mean, Mean]
+    """Mean and standard deviation that the client normalised its images with; never guessed."""
+    std: tuple[Spread, Spread, Spread]
+    format: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    weights_sha256: Digest | None = None
+    model: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
+    """Arguments of `load_model` that the weights file does not tell: model (its name), num_heads,
+    img_size and other fields of `ModelSpec`, unknown_init."""
+    round: Whole = 0
+    client: Label = "0"
+    series: Label | None = None
+    """Uploads with the same series name hold the same images, as an attacker assumes of one
+    client's rounds; None: this upload stands alone."""
+    kind: Kind = "gradient"
+    """weight_difference: weights after minus weights before."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """The precision in which the client computed."""
+    batch: Images = 1
+    steps: LocalSteps = 1
+    optimizer: Label = "sgd"
+    momentum: Share = 0.0
+    lr: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    autocast: Literal["none", "fp16", "bf16"] = "none"
+    """The half precision in which the client computed products of matrices (`client.autocast`).
+    Gradients that show it need not say it."""
+    gamma: Share = 0.0
+    """MJP's shuffle ratio; 0: nothing is shuffled."""
+    recipe: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
+    """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
+    noise: Levels = dataclasses.field(default_factory=dict)
+    """By parameter, the standard deviation of what the recipe's defences added to every entry."""
+    rounding: Levels = dataclasses.field(default_factory=dict)
+    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
+    undeclared: Switch = False
+    """Whether one of the recipe's defences changed the upload and did not say by how much."""
+    labels: Annotated[tuple[ClassIndex, ...], Field(max_length=MOST_IMAGES)] | None = None
+    """Classes of the images, where the attacker knows them; None: read from the gradient."""
+    partial: Switch = False
+    """Whether only some of the tensors that were sent were written down."""
+
+    def client_config(self, where: str) -> ClientConfig:
+        """The same client as the attack's configs describe it.
+
+        where: the upload's name, which opens the message about a mistake in the recipe. An
+        optimiser that the configs do not know stays in the header alone.
+        """
+        shared = {name: getattr(self, name) for name in SHARED_WITH_CLIENT}
+        if self.optimizer not in KNOWN_OPTIMIZERS:
+            del shared["optimizer"]
+        if self.lr is not None:
+            shared["lr"] = self.lr
+        content = {**self.recipe, "upload": self.kind, **shared}
+        return parse(ClientConfig, content, f"{where}, recipe")
+
+
+SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
+"""Fields that a header and a client's config have in common."""
+KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optimizer"])
+ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
+"""Fields that stand in the file also where they have their default."""
+
+
+def check_header(header: UploadHeader, path: Path) -> None:
+    """Raise for fields that do not fit each other, and for weights outside of the folder."""
+    places = PurePosixPath(header.weights), PureWindowsPath(header.weights)
+    if any(place.is_absolute() or place.drive or ".." in place.parts for place in places):
+        got = repr(shown(header.weights))
+        raise header_refusal(path, "weights", "a file inside the uploads' folder", got)
+    model = {name: value for name, value in header.model.items() if name != "unknown_init"}
+    if strange := [name for name in NOT_STATED if name in model]:
+        others = "another field than those of the header itself"
+        raise header_refusal(path, f"model.{strange[0]}", others, shown(model[strange[0]], 60))
+    try:
+        parse(ModelSpec, {"name": model.pop("model", "any"), **model}, "it")
+    except UserError as error:
+        got = " ".join(str(error).split())
+        raise header_refusal(path, "model", "arguments of `load_model`", got) from error
+    if header.kind == "weight_difference" and header.lr is None:
+        rate = "the learning rate, which a weight difference is a gradient times of"
+        raise header_refusal(path, "lr", rate, "none")
+    if header.labels is not None and len(header.labels) != header.batch:
+        each = f"one for each of {header.batch} image(s) of the batch"
+        raise header_refusal(path, "labels", each, str(len(header.labels)))
+    try:
+        parse(ClientConfig, header.recipe, "it")  # also what the header's own fields replace
+        check_client(header.client_config("it"), None, "recipe")
+    except UserError as error:
+        fields = "fields of one client's config, whose `upload` is the header's `kind`"
+        raise header_refusal(path, "recipe", fields, " ".join(str(error).split())) from error
+
+
+def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
+    """The error for one field: header_refusal(path, "lr", "a number above 0", "none")."""
+    return dataclasses.replace(HEADER, expected=expected).refusal(path, got.rstrip("."), field)
+
+
+# its files ---------------------------------------------------------------------------------------
 
 TENSORS = FileKind(
     "the tensors of an upload: a whole safetensors file of floating-point numbers of one type",
@@ -54,9 +206,6 @@ WEIGHTS_FILE = FileKind(
 )
 
 
-UNKNOWN_LABEL = -1
-
-
 @dataclass(frozen=True)
 class Upload:
     """One client's message in one round, as files that are read at every call."""
@@ -67,11 +216,20 @@ class Upload:
 
     @classmethod
     def load(cls, header: str | Path) -> Upload:
-        """The upload whose header is this file; a UserError where that is not sound."""
+        """The upload whose header is this file. Each mistake in it is a UserError that names file
+        and field; one that carries a seal must be as it was recorded."""
         path = Path(header)
         if not is_usable(path.stem):
             raise HEADER.refusal(path, "a name with control characters or bytes of no Unicode")
-        return cls(path.parent, path.stem, read_header(path))
+        content = read_json_value(path, HEADER)
+        sealed = isinstance(content, dict) and "seal" in content
+        if sealed:
+            del content["seal"]
+        upload = cls(path.parent, path.stem, typed(content, path, HEADER, UploadHeader))
+        check_header(upload.header, path)
+        if sealed:
+            check_digest(path, HEADER, needed=True)
+        return upload
 
     @property
     def path(self) -> Path:
@@ -98,8 +256,6 @@ class Upload:
         """Whether the uploads of its series hold other images in every round."""
         return self.header.recipe.get("partners") == "fresh"
 
-    # what was sent
-
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""
         return TensorFile(self.path, TENSORS, FLOATS)
@@ -109,8 +265,6 @@ class Upload:
         file = self.tensor_file()
         chosen = [name for name in file.names if names is None or name in names]
         return file.tensors(chosen, finite=True) if chosen else {}
-
-    # the model it was made with
 
     def model(self) -> LoadedModel:
         """The model whose weights the client started from, as the header describes it."""
@@ -150,8 +304,6 @@ class Upload:
         if self.has_truth:
             check_digest(self.truth_path, TRUTH)
 
-    # its pictures
-
     @property
     def has_truth(self) -> bool:
         """Whether somebody kept its private images."""
@@ -166,96 +318,11 @@ class Upload:
         file = self.truth_file()
         return None if file is None else file.read()
 
-    def labels(self, model: LoadedModel) -> Tensor:
-        """The labels (B,) as recorded, or else as the gradient of the classifier tells them.
-
-        Where that was not sent, or the batch is larger than one, labels are UNKNOWN_LABEL.
-        """
-        if self.header.labels is not None:
-            return torch.tensor(self.header.labels)
-        label = shown_labels(stacked([self], [HEAD, HEAD_BIAS], torch.device("cpu")), model)
-        return torch.full((self.header.batch,), UNKNOWN_LABEL) if label is None else label
-
-
-# uploads together ---------------------------------------------------------------------------------
 
 SHARED_WITH_UPDATE = (
     *("kind", "batch", "steps", "optimizer", "lr", "weight_decay", "momentum", "autocast", "round"),
 )
 """Fields that a header and a `ClientUpdate` have in common."""
-
-
-def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.device) -> ClientUpdate:
-    """Uploads of one kind of client as one update with a leading axis, on the device.
-
-    It holds those of the names that every upload has. What the uploads share, such as the learning
-    rate, is taken from the first one.
-    """
-    header = uploads[0].header
-    parts = [upload.tensors(names) for upload in uploads]
-    common = [name for name in names if all(name in part for part in parts)]
-    dtype = getattr(torch, header.dtype)
-    grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
-    client = header.client_config(uploads[0].name)
-    undeclared = [  # a defence that only scales examples has nothing to declare
-        each.undeclared or (client.has_errors and not (each.noise or each.rounding))
-        for each in (upload.header for upload in uploads)
-    ]
-
-    def levels(of: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
-        """Standard deviations (n,) by name, but for those that are zero in every upload."""
-        told = [name for name in common if any(each.get(name) for each in of)]
-        values = {name: [each.get(name, 0.0) for each in of] for name in told}
-        return {n: torch.tensor(v, dtype=torch.float64).to(device) for n, v in values.items()}
-
-    shared = {name: getattr(header, name) for name in SHARED_WITH_UPDATE}
-    if header.autocast == "none":
-        shared["autocast"] = shown_autocast(grads)
-    return ClientUpdate(
-        grads,
-        dtype=dtype,
-        client=header.client,
-        partners=client.partners,
-        dal_lambda=client.dal_lambda if client.dal else 0.0,
-        position_noise=client.position_noise,
-        noise=levels([upload.header.noise for upload in uploads]),
-        rounding=levels([upload.header.rounding for upload in uploads]),
-        clipped=client.clips,
-        undeclared=torch.tensor(undeclared) if client.defenses else None,
-        **shared,
-    )
-
-
-def shown_labels(update: ClientUpdate, model: LoadedModel) -> Tensor | None:
-    """The labels (n,) that the classifier's gradient tells of n single images; else None."""
-    return label_in_gradient(classifier_gradient(update, model)) if update.batch == 1 else None
-
-
-def classifier_gradient(update: ClientUpdate, model: LoadedModel) -> dict[str, Tensor]:
-    """The gradient of the classifier's weight and bias (n, *shape) as far as they were sent."""
-    sent = {name: update.grads[name] for name in (HEAD, HEAD_BIAS) if name in update.grads}
-    if update.kind == "gradient":
-        return sent
-    assert update.lr
-    before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
-    return {n: -d / update.lr - update.weight_decay * before[n] for n, d in sent.items()}
-
-
-def view_of(
-    updates: Sequence[ClientUpdate],
-    models: Sequence[LoadedModel],
-    labels: Tensor | None,
-    against: Literal["input", "plain"] = "plain",
-) -> AttackerView:
-    """What an attacker sees of the update of each round, and the model that the round began
-    with."""
-    first = models[0]
-    with_weights = [
-        replace(update, weights_before=None if model is first else weights_of(model))
-        for update, model in zip(updates, models, strict=True)
-    ]
-    pixels = Pixels(first.card.img_size, first.card.mean, first.card.std)
-    return AttackerView(first, with_weights, pixels, labels, against)
 
 
 def write_upload(
@@ -293,7 +360,12 @@ def write_upload(
         save_tensors(there.truth_path, told, {"image_ids": ids}, digest=True)
     tensors = {key: stored(grad[0]) for key, grad in update.grads.items()}
     save_tensors(there.path, tensors, {}, digest=True)
-    write_header(there.header_path, there.header)
+    blank = UploadHeader(header.label, header.weights, header.mean, header.std)
+    known = {field.name: getattr(there.header, field.name) for field in dataclasses.fields(header)}
+    stated = {n: v for n, v in known.items() if n in ALWAYS or v != getattr(blank, n)}
+    content = {"seal": BLANK_DIGEST, **stated}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_with_digest(there.header_path, lambda file: file.write_bytes(text.encode()))
     return there.path
 
 

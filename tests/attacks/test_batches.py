@@ -21,8 +21,7 @@ from attacks.equations.patch_system import patch_system
 from attacks.lattice.cost import Frame
 from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.traces import labels_of_batch
-from mjp_privacy.client.upload import make_upload
+from mjp_privacy.client.upload import labels_of_batch, make_upload
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pictures import psnr, quantise

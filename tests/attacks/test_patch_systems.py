@@ -32,9 +32,8 @@ from attacks.patch_gradient import PatchGradient
 from mjp_privacy import load_images, load_model
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
-from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.traces import HALF, rounded
-from mjp_privacy.client.upload import make_upload, noisy
+from mjp_privacy.client.gradients import HALF, FedSGDClient
+from mjp_privacy.client.upload import make_upload, noisy, rounded
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.breaching import UploadedParameters
-from attacks.gradient_matching import _gradients_of_pixels
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FIRST_SCALE, STEPS_AT_ONCE, FedSGDClient, predict
-from mjp_privacy.client.traces import HALF, label_in_gradient, rounded, shown_autocast
-from mjp_privacy.client.upload import make_upload
+from mjp_privacy.client.gradients import FIRST_SCALE, HALF, STEPS_AT_ONCE, FedSGDClient, predict
+from mjp_privacy.client.upload import label_in_gradient, make_upload, rounded, shown_autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel, load_model
@@ -152,26 +149,6 @@ def test_gradients_of_several_images_are_each_its_own(tmp_path: Path, family: st
             assert torch.allclose(sent[name], expected, atol=1e-5), name
 
 
-def test_attackers_compute_a_swins_gradients_as_its_client_does(tmp_path: Path) -> None:
-    """Of the true picture; and what localization adds to the loss is taken off again."""
-    model = load_model(checkpoint=checkpoint(tmp_path, "swin"))
-    mask, labels = torch.rand(1, 64) < 0.3, torch.tensor([3])
-    inputs = ClientInput(torch.rand(1, 3, SIDE, SIDE), labels, ["x"], mask)
-    alone = make_upload(model, [inputs], ClientConfig()).grads
-    names = [name for name in alone if not name.startswith("dal_regressor")]
-    victim = UploadedParameters(model, names, mask)
-    loss = F.cross_entropy(victim(model.normalize(inputs.images)), labels)
-    for name, mine in zip(names, torch.autograd.grad(loss, list(victim.parameters())), strict=True):
-        assert torch.allclose(mine, alone[name][0], atol=1e-6), name
-    table = alone["absolute_pos_embed"][0]
-    assert torch.equal((table[0] == 0).all(-1), mask[0])
-    both = make_upload(model, [inputs], ClientConfig(dal=True, dal_lambda=100.0))
-    grads = {name: gradient[0] for name, gradient in both.grads.items()}
-    assert not torch.allclose(grads["absolute_pos_embed"], table, atol=1e-4)
-    found = _gradients_of_pixels(model, grads, both, mask)["absolute_pos_embed"]
-    assert torch.allclose(found, table, atol=1e-6)
-
-
 # the class that a gradient shows ------------------------------------------------------------------
 
 
@@ -227,7 +204,7 @@ def by_hand(
 
 
 @each_kind
-@pytest.mark.parametrize(("batch", "dal"), [(1, 0.0), (3, 0.0), (1, 0.5)])
+@pytest.mark.parametrize(("batch", "dal"), [(1, 0.5), (3, 0.0)])
 def test_uploads_are_those_of_a_plain_loop(
     single: LoadedModel, kind: Any, batch: int, dal: float
 ) -> None:
@@ -246,15 +223,14 @@ def test_uploads_are_those_of_a_plain_loop(
             assert name not in some or some[name][place].equal(gradient), name
 
 
-@each_kind
-def test_local_steps_under_autocast(single: LoadedModel, kind: Any) -> None:
+def test_local_steps_under_autocast(single: LoadedModel) -> None:
     """Two steps of torch's SGD on weights that stay in float32."""
-    client = ClientConfig(autocast=kind, upload="weight_difference", steps=2, lr=0.1)
+    client = ClientConfig(autocast="fp16", upload="weight_difference", steps=2, lr=0.1)
     inputs, trained = step_inputs(1, some_masks(1)), copy.deepcopy(single)
     sent = make_upload(single, [inputs] * 2, client).grads
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for _ in range(2):
-        grads = by_hand(trained, inputs, kind)
+        grads = by_hand(trained, inputs, "fp16")
         for name, parameter in trained.named_parameters():
             parameter.grad = grads.get(name)
         optimizer.step()

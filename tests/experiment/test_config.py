@@ -49,7 +49,7 @@ from mjp_privacy.federation.config import (
 )
 from mjp_privacy.federation.rounds import Evaluation
 from mjp_privacy.report.figures import published_row
-from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import UploadHeader
 from tests.helpers.runs import FACTS, TINY, cells, one_cell, photographs, weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -22,7 +22,7 @@ from torch import Tensor
 from attacks import ATTACKS, step
 from attacks.budget import over_budget
 from mjp_privacy import load_model
-from mjp_privacy.client.defenses.noise import GaussianNoise
+from mjp_privacy.client.defenses.published import GaussianNoise
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry

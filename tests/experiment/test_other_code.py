@@ -330,7 +330,7 @@ def test_defences_and_presets_count() -> None:
     reader = SourceReader()
     plain, defended = reader.code_of("grey"), reader.code_of("grey", ["top_k 0.1", "int8"])
     assert {*defended.files} - {*plain.files} == {
-        "mjp_privacy/client/defenses/compression.py",
+        "mjp_privacy/client/defenses/published.py",
         "mjp_privacy/client/defenses/disturbance.py",
         "mjp_privacy/client/defenses/registry.py (top_k)",
         "mjp_privacy/client/defenses/registry.py (int8)",

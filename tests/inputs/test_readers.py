@@ -39,7 +39,6 @@ from mjp_privacy.training.run_files import (
 )
 from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.folder import examine
-from mjp_privacy.uploads.header import read_header
 from mjp_privacy.uploads.record import Upload
 from tests.inputs import base as good
 from tests.inputs.called import CONTROL
@@ -101,7 +100,7 @@ def test_any_bytes_any_json_any_yaml(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     for read in (read_json_value, read_json_lines, read_csv, TensorFile):
         answered(read, path, KIND)
-    answered(read_header, path)
+    answered(Upload.load, path)
     answered(parse_label_file, "labels", content)
     answered(yaml_value, content.decode("utf-8", "replace"), "a text")
 

@@ -22,7 +22,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.uploads.check import check_model
+from mjp_privacy.uploads.check import ModelAnswer, check_model
 from tests.helpers.federations import MJP, run
 from tests.helpers.models import saved, state_of
 from tests.helpers.runs import MJP as TINY_MJP
@@ -61,10 +61,6 @@ def other_weights(folder: Path) -> None:
         change(path, lambda held: held | {HEAD[0]: 2 * held[HEAD[0]].flip(0).contiguous()})
 
 
-def other_sign(folder: Path) -> None:
-    change_upload(folder, lambda held: {name: -tensor for name, tensor in held.items()})
-
-
 def two_labels(folder: Path) -> None:
     """As mixup or a batch has them."""
     second = torch.eye(len(load_file(folder / f"{NAME}.safetensors")[HEAD[1]]))[0]
@@ -77,7 +73,7 @@ DIFFERENCE = {"kind": "weight_difference", "lr": 0.1}
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        *((spoil, ["does not fit weights/"]) for spoil in (other_weights, other_sign, two_labels)),
+        *((spoil, ["does not fit weights/"]) for spoil in (other_weights, two_labels)),
         ({"gamma": 0.27}, ["unk_embed"]),
         ({"mean": [0.5] * 3, "std": [0.5] * 3}, ["normalised", "mean", "the weights file"]),
         (DIFFERENCE | {"momentum": 0.9, "steps": 3}, ["approximate", "0.9"]),
@@ -200,7 +196,7 @@ def test_rows_and_check_count_the_uploads_that_masked_nothing(tmp_path: Path) ->
 
 
 def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
-    """Also with weight decay, for which the weights of each upload's own round are needed."""
+    """With weight decay, for which the weights of each upload's own round are needed."""
     client = {"lr": 0.1, "weight_decay": 0.1, "upload": "weight_difference"}
     folder, counts = half_plain(tmp_path, client=client, server={"optimizer": "sgd", "lr": 1.0})
     number = int(sum(counts["multi_round"].values()))
@@ -249,44 +245,52 @@ def test_errors_hide_what_was_masked(client: dict[str, Any], shows: bool) -> Non
 # a model ------------------------------------------------------------------------------------------
 
 
-def first_lines(model: str, **asked: Any) -> str:
-    return " ".join(check_model(model, **asked).text().split("\n\n")[0].split())
+TINY, FAR = "vit_tiny_patch16_224", "no: N = 196 patches > D = 192"
+NORMED = "vit_base_patch16_rpn_224"
+KEPT: dict[str, Any] = {"withhold": ("pos_embed",)}
+ANSWERS: list[tuple[str, dict[str, Any], list[str], dict[str, str]]] = [
+    # the model, what is asked, what the first lines say, and how answers begin
+    (TINY, {}, [], {"patch_gradient": FAR, "masked_span": FAR, "patch_prior": "yes"}),
+    (TINY, {"img_size": 208}, [], {"patch_gradient": "yes", "multi_round": "yes, 6 uploads"}),
+    ("cifar_vit_mjp", {"mjp": True}, ["N = 64 patches of 7×7", "D = 160", "p = 147"], {}),
+    ("cifar_vit_mjp", {}, ["(it can mask)"], {}),
+    ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "(it cannot mask)", "--mjp"], {}),
+    ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"], {"pixel_lattice": "yes"}),
+    ("cifar_vit", {}, [], {"pixel_lattice": "no: "}),
+    ("cifar_vit", {"batch": 2}, ["mixtures"], {"april": "no: ", "patch_gradient": "yes"}),
+    (
+        "cifar_vit",
+        {"withhold": ("pos_embed",)},
+        [],
+        {"patch_gradient": "no: ", "token_span": "yes"},
+    ),
+    ("nest_tiny", {}, ["N = 3136", "4×4", "D = 96", "Nest"], {}),
+    # a norm behind the two layers is told without weights
+    (NORMED, {"img_size": 64}, [], {"token_peeling": "no: ", "token_span": "yes"}),
+    ("vit_relpos_small_patch16_224", {"img_size": 64}, [], {"token_peeling": "yes"}),
+]
 
 
-def table(model: str, **asked: Any) -> dict[str, str]:
-    return dict(check_model(model, **asked).attacks)
-
-
-def test_a_model_out_of_reach_says_the_inequality_and_the_way_out() -> None:
-    out_of_reach = table("vit_tiny_patch16_224")
-    assert set(out_of_reach) == set(ATTACKS)
-    for name in ("patch_gradient", "plain_step", "masked_span", "multi_round"):
-        assert out_of_reach[name].startswith("no: N = 196 patches > D = 192")
-        assert "208 px" in out_of_reach[name]
-    assert out_of_reach["patch_prior"] == "yes"
-    for size in (192, 208):
-        within = table("vit_tiny_patch16_224", img_size=size)
-        assert within["patch_gradient"] == "yes"
-        assert within["multi_round"].startswith("yes, 6 uploads")
-    assert "norm1" in table("vit_tiny_patch16_224", img_size=160)["april"]
-
-
-@pytest.mark.parametrize(
-    ("model", "asked", "named"),
-    [
-        ("cifar_vit_mjp", {"mjp": True}, ["N = 64", "7×7", "D = 160", "p = 147", "(it can mask)"]),
-        ("vit_base_patch32_224", {}, ["p = 3072", "12 blocks", "(it cannot mask)", "--mjp"]),
-        ("cifar_vit", {"mjp": True}, ["E_unk that was not trained"]),
-        ("cifar_vit", {"batch": 2}, ["batch 2", "mixtures"]),
-        ("swin_tiny_patch4_window7_224", {}, ["N = 3136", "4×4", "D = 96", "SwinTransformer"]),
-        ("nest_tiny", {}, ["N = 3136", "4×4", "D = 96", "Nest"]),
-    ],
-)
-def test_the_first_lines_state_the_model(
-    model: str, asked: dict[str, Any], named: list[str]
+@pytest.mark.parametrize(("model", "asked", "said", "answers"), ANSWERS)
+def test_a_model_is_stated_and_every_attack_has_an_answer(
+    model: str, asked: dict[str, Any], said: list[str], answers: dict[str, str]
 ) -> None:
-    said = first_lines(model, **asked)
-    assert all(words in said for words in named), said
+    told = check_model(model, **asked)
+    assert set(told.attacks) == set(ATTACKS)
+    assert all(words in first_lines(told) for words in said), first_lines(told)
+    assert all(told.attacks[name].startswith(begins) for name, begins in answers.items())
+
+
+def first_lines(told: ModelAnswer) -> str:
+    return " ".join(told.text().split("\n\n")[0].split())
+
+
+def test_an_answer_says_the_way_out() -> None:
+    assert "208 px" in check_model(TINY).attacks["multi_round"]
+    assert "norm1" in check_model(TINY, img_size=160).attacks["april"]
+    assert "norm2" in check_model(NORMED, img_size=64).attacks["token_peeling"]
+    withheld = check_model("cifar_vit", **KEPT)
+    assert "pos_embed" in withheld.attacks["patch_gradient"]
 
 
 def test_notes_name_attacks_that_apply_alone() -> None:
@@ -305,31 +309,14 @@ def test_notes_name_attacks_that_apply_alone() -> None:
     assert batched.attacks["token_peeling"] == "yes"
 
 
-def test_a_norm_behind_the_two_layers_is_told_without_weights() -> None:
-    answers = table("vit_base_patch16_rpn_224", img_size=64)
-    assert "norm2" in answers["token_peeling"].removeprefix("no: ")
-    assert answers["token_span"] == "yes"
-    assert table("vit_relpos_small_patch16_224", img_size=64)["token_peeling"] == "yes"
-
-
-def test_the_client_is_asked_about() -> None:
-    batched, withheld = table("cifar_vit", batch=2), table("cifar_vit", withhold=("pos_embed",))
-    assert batched["april"].startswith("no: ")
-    assert batched["patch_gradient"] == "yes"
-    assert "pos_embed" in withheld["patch_gradient"].removeprefix("no: ")
-    assert withheld["token_span"] == "yes"
-    assert table("cifar_vit")["pixel_lattice"].startswith("no: ")  # no unknown embedding
-    assert table("cifar_vit", mjp=True)["pixel_lattice"] == "yes"
-
-
 def test_files_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     save_file(state_of(unknown_embedding=True), path)
-    said = first_lines(str(path))
+    said = first_lines(check_model(str(path)))
     assert "N = 16 patches of 8×8 at 32 px, width D = 24" in said
     assert "heads not known, E_unk (it can mask)" in said
-    assert "N = 36 patches > D = 24" in table(str(path), img_size=48)["masked_span"]
-    assert "no E_unk" in first_lines(str(saved(tmp_path, {"model": state_of()})))
+    assert "N = 36 patches > D = 24" in check_model(str(path), img_size=48).attacks["masked_span"]
+    assert "no E_unk" in check_model(str(saved(tmp_path, {"model": state_of()}))).text()
     other = saved(tmp_path, {"fc.weight": torch.zeros(2, 2)})
     with pytest.raises(UserError, match=other.name):
         check_model(str(other))

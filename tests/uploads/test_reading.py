@@ -17,8 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import load_images
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.uploads.memory import OF_TRAINING
-from mjp_privacy.uploads.reading import read_gradients, separate_uploads
+from mjp_privacy.uploads.reading import OF_TRAINING, read_gradients, separate_uploads
 from tests.helpers.libraries import CLASSES, DIM, SIDE, SOURCES, randomised
 from tests.helpers.models import some_images, some_labels, tiny
 

@@ -65,14 +65,14 @@ def _defense(name: str, where: str) -> None:
     DEFENSES.register(name, Entry(f"mjp_privacy.client.defenses.{where}"))
 
 
-_defense("gaussian_noise", "noise:GaussianNoise")
-_defense("dp_sgd", "noise:DpSgd")
-_defense("top_k", "compression:TopK")
-_defense("prune", "compression:Prune")
-_defense("float16", "compression:Float16")
-_defense("int8", "compression:Int8")
-_defense("sign", "compression:Sign")
-_defense("percentile_privacy", "compression:PercentilePrivacy")
+_defense("gaussian_noise", "published:GaussianNoise")
+_defense("dp_sgd", "published:DpSgd")
+_defense("top_k", "published:TopK")
+_defense("prune", "published:Prune")
+_defense("float16", "published:Float16")
+_defense("int8", "published:Int8")
+_defense("sign", "published:Sign")
+_defense("percentile_privacy", "published:PercentilePrivacy")
 
 MOST = 1e9
 """An option's size; no noise, share or clipping norm comes near it."""
@@ -84,7 +84,7 @@ STEP_MEMBERS = ("name", "main", "step_gradient", "deviation")
 def defense_class(name: str) -> type[Any]:
     """The class of the defence called `name`; UserError where it is no defence as described above.
 
-    defense_class("int8").__module__ is "mjp_privacy.client.defenses.compression".
+    defense_class("int8").__module__ is "mjp_privacy.client.defenses.published".
     """
     entry = DEFENSES[name]
     plugin: type[Any] = entry.load()

@@ -1,0 +1,424 @@
+"""Networks that somebody wrote around torch's own layers, each another step of one ViT."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from skimage import data
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
+
+from mjp_privacy import attack_gradients
+from mjp_privacy.uploads.leak import Leak
+
+DIM, PATCH = 96, 8
+
+
+def photographs(count: int, side: int = 32) -> Tensor:
+    named = [data.astronaut(), data.coffee(), data.chelsea()][:count]
+    cuts = [
+        torch.from_numpy(one[100 : 100 + 4 * side : 4, 100 : 100 + 4 * side : 4]) for one in named
+    ]
+    return torch.stack(cuts).permute(0, 3, 1, 2).double() / 255
+
+
+def leak_of(network: nn.Module, images: Tensor, **given: Any) -> Leak:
+    """What a gradient of these pictures (m, C, H, W), normalised by .5 and .5, gives away."""
+    network.double().eval()
+    loss = cross_entropy(network((images - 0.5) / 0.5), torch.arange(len(images)))
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    sent = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    used = {name: g for name, g in zip(named, sent, strict=True) if g is not None}
+    return attack_gradients(network, used, images=images, mean=0.5, std=0.5, **given)
+
+
+class Own(nn.Module):
+    """A ViT around torch's encoder, as tutorials have it, of which others replace a step."""
+
+    def __init__(self, side: int = 32, channels: int = 3, *, sine: bool = False, **layer: Any):
+        super().__init__()
+        self.embed: Any = nn.Conv2d(channels, DIM, PATCH, PATCH)
+        table = 0.1 * torch.randn(1, (side // PATCH) ** 2 + 1, DIM)
+        self.pos_embed = nn.Parameter(table, requires_grad=not sine)
+        self.cls = nn.Parameter(0.1 * torch.randn(1, 1, DIM))
+        block = nn.TransformerEncoderLayer(DIM, 4, 3 * DIM, dropout=0, **layer)
+        self.encoder: Any = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.first = bool(layer.get("batch_first"))
+        self.head = nn.Linear(DIM, 10)
+
+    def embedded(self, x: Tensor) -> Any:
+        return self.embed(x).flatten(2).mT
+
+    def with_class(self, z: Tensor) -> Tensor:
+        return torch.cat((self.cls.expand(len(z), -1, -1), z), 1)
+
+    def placed(self, z: Tensor) -> Any:
+        return self.with_class(z) + self.pos_embed
+
+    def encoded(self, z: Tensor) -> Any:
+        return self.encoder(z) if self.first else self.encoder(z.transpose(0, 1)).transpose(0, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.encoded(self.placed(self.embedded(x))).mean(1))
+
+
+def first() -> dict[str, Any]:
+    """Of an encoder that normalises before its layers and takes pictures first."""
+    return {"norm_first": True, "batch_first": True}
+
+
+class Normed(Own):
+    """What the first block is given is normalised before, with positions or without."""
+
+    def __init__(self, with_positions: bool) -> None:
+        super().__init__(**first())
+        self.with_positions, self.first_norm = with_positions, nn.LayerNorm(DIM)
+        nn.init.normal_(self.first_norm.bias, std=0.1)
+
+    def placed(self, z: Tensor) -> Any:
+        if self.with_positions:
+            return self.first_norm(super().placed(z))
+        return super().placed(self.first_norm(z))
+
+
+class Positions(Own):
+    """Positions as a map that is added to the embedded picture, or as rows and columns; patches
+    embedded by 1 × 1 behind a shuffle of pixels."""
+
+    def __init__(self, kind: str, side: int = 32, name: str = "pos_map") -> None:
+        super().__init__(**first())
+        del self.pos_embed
+        self.kind, self.name, of = kind, name, side // PATCH
+        if kind == "map":
+            setattr(self, name, nn.Parameter(0.1 * torch.randn(1, DIM, of, of)))
+        else:
+            self.row_pos = nn.Parameter(0.1 * torch.randn(of, 1, DIM))
+            self.column_pos = nn.Parameter(0.1 * torch.randn(of, DIM))
+        if kind == "shuffled":
+            self.embed = nn.Sequential(nn.PixelUnshuffle(PATCH), nn.Conv2d(3 * PATCH**2, DIM, 1))
+
+    def embedded(self, x: Tensor) -> Any:
+        if self.kind == "map":
+            return (self.embed(x) + getattr(self, self.name)).flatten(2).mT
+        table = (self.row_pos + self.column_pos).permute(2, 0, 1)
+        return (self.embed(x) + table).flatten(2).mT
+
+    def placed(self, z: Tensor) -> Any:
+        return z
+
+
+class Placed(Own):
+    """With a table, in place of `pos_embed`, that has another name and rows for every token; the
+    class token stands behind the patches where it is `last`."""
+
+    def __init__(self, name: str, *, last: bool = False) -> None:
+        super().__init__(**first())
+        del self.pos_embed
+        rows = 0.1 * torch.randn((32 // PATCH) ** 2 + 1, DIM)
+        self.name, self.last = name, last
+        embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+        setattr(self, name, embedding if name == "table" else nn.Parameter(rows[None]))
+        self.registers = nn.Parameter(torch.randn(1, 4, DIM))
+        self.mask_token = nn.Parameter(torch.randn(1, 1, DIM))
+        self.queries = nn.Parameter(torch.randn(1, len(rows), DIM))
+
+    def placed(self, z: Tensor) -> Any:
+        table: Any = getattr(self, self.name)
+        table = table(torch.arange(z.shape[1] + 1)) if self.name == "table" else table
+        cls = self.cls.expand(len(z), -1, -1)
+        z = torch.cat((z, cls) if self.last else (cls, z), 1) + table
+        return torch.cat((z, self.registers.expand(len(z), -1, -1)), 1)
+
+
+class Stretched(Placed):
+    """Which stretches the patches' rows of its table to the picture; the last is the class's."""
+
+    def forward(self, x: Tensor) -> Any:
+        z: Tensor = self.embed(x)
+        table: Any = getattr(self, self.name)
+        rows, side = table[:, :-1].mT, int((table.shape[1] - 1) ** 0.5)
+        if z.shape[-1] != side:
+            places = rows.unflatten(2, (side, side))
+            rows = nn.functional.interpolate(places, z.shape[-2:], mode="bicubic").flatten(2)
+        cls = (self.cls + table[:, -1:]).expand(len(z), -1, -1)
+        return self.head(self.encoder(torch.cat((z.flatten(2).mT + rows.mT, cls), 1)).mean(1))
+
+
+class NoTable(Own):
+    """With a fixed table, and as many learned rows that each token is compared with: no table."""
+
+    def __init__(self) -> None:
+        super().__init__(sine=True, **first())
+        fixed = self.pos_embed.detach()
+        del self.pos_embed
+        self.register_buffer("pos_embed", fixed)
+        self.queries = nn.Parameter(torch.randn(17, DIM))
+        self.scales = nn.Parameter(torch.rand(16, DIM))
+
+    def encoded(self, z: Tensor) -> Any:
+        z = self.encoder(torch.cat((z[:, :1], z[:, 1:] * (1 + 0 * self.scales)), 1))
+        return z + 0.1 * (z @ self.queries.mT).softmax(-1) @ self.queries
+
+
+# blocks of one's own ------------------------------------------------------------------------------
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Block(nn.Module):
+    """A block in which everything is called by hand.
+
+    order  of qkv's outputs
+    gate   of what the second branch is made
+    beside  both branches beside each other, behind one norm or one each
+    scales  whether attention (a) and the other branch (b) have a layer scale, of so many numbers
+    """
+
+    def __init__(
+        self,
+        order: str = "three",
+        norm: Any = nn.LayerNorm,
+        gate: str = "",
+        bias: bool = True,
+        beside: int = 0,
+        scales: str = "",
+        numbers: int = DIM,
+    ) -> None:
+        super().__init__()
+        self.order, self.heads, self.gate, self.beside = order, 4, gate, beside
+        outputs = [3 * DIM] if order != "three" else [DIM] * 3
+        self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in outputs)
+        self.out, self.ln1 = nn.Linear(DIM, DIM), norm(DIM)
+        self.ln2: Any = None if beside == 1 else norm(DIM)
+        self.up = nn.Linear(DIM, (6 if gate == "halves" else 3) * DIM, bias)
+        self.down = nn.Linear(3 * DIM, DIM, bias)
+        if gate in ("module", "keeps"):
+            self.mlp = Gated(bias, keeps=gate == "keeps")
+        elif gate == "two":
+            self.gating = nn.Linear(DIM, 3 * DIM, bias)
+        of_branch = {which: nn.Parameter(torch.rand(numbers) * 0.7 + 0.3) for which in scales}
+        self.g: Any = of_branch.get("a")
+        self.weights_of: Any = of_branch.get("b")
+
+    def branch(self, u: Tensor) -> Any:
+        if self.gate in ("module", "keeps"):
+            return self.mlp(u)
+        if self.gate == "two":
+            return self.down(silu(self.up(u)) * self.gating(u))
+        if self.gate == "halves":
+            one, other = self.up(u).chunk(2, -1)
+            return self.down(one * gelu(other))
+        return self.down(silu(self.up(u)))
+
+    def attend(self, y: Tensor) -> Any:
+        split = torch.cat([layer(y) for layer in self.layers], -1)
+        each = DIM // self.heads
+        if self.order == "head, value, kind":
+            q, k, v = split.unflatten(-1, (self.heads, each, 3)).transpose(1, 2).unbind(-1)
+        elif self.order == "head, kind, value":
+            q, k, v = split.unflatten(-1, (self.heads, 3, each)).transpose(1, 2).unbind(-2)
+        else:
+            q, k, v = split.unflatten(-1, (3, self.heads, each)).transpose(1, 3).unbind(2)
+        late = self.order == "head, value, kind"  # as a well-known tutorial scales them
+        weights = (q @ k.mT).softmax(-1) / DIM**0.5 if late else (q @ k.mT / each**0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, z: Tensor) -> Any:
+        y = self.ln1(z)
+        attended = self.attend(y) if self.g is None else self.g * self.attend(y)
+        if self.beside == 0:
+            z, attended = z + attended, 0
+        branch = self.branch(y if self.beside == 1 else self.ln2(z))
+        branch = branch if self.weights_of is None else self.weights_of * branch
+        return z + attended + branch, y
+
+
+class Gated(nn.Module):
+    """Two layers that gate each other, as language models have them; `keeps` what it computes, by
+    itself and in a list."""
+
+    def __init__(self, bias: bool, keeps: bool = False) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(DIM, 3 * DIM, bias) for _ in range(2))
+        self.down_proj, self.keeps = nn.Linear(3 * DIM, DIM, bias), keeps
+
+    def forward(self, u: Tensor) -> Any:
+        made = self.down_proj(silu(self.gate_proj(u)) * self.up_proj(u))
+        if self.keeps:
+            self.last = made
+            self.__dict__.setdefault("all", []).append(made)
+        return made
+
+
+class RootMeanSquare(nn.Module):
+    """An RMSNorm as somebody writes it, whose weight is less by 1."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.g = nn.Parameter(0.1 * torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 + self.g) * nn.functional.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+
+class Attention(nn.Module):
+    """Under timm's names, but for the number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = 4, nn.Linear(DIM, 3 * DIM, False), nn.Linear(DIM, DIM)
+
+    def forward(self, y: Tensor) -> Any:
+        return self.proj(
+            mixed(*self.qkv(y).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2))
+        )
+
+
+class Inside(Block):
+    """With its attention as a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.layers, self.out
+        self.attention = Attention()
+
+    def attend(self, y: Tensor) -> Any:
+        return self.attention(y)
+
+
+class Rotated(Block):
+    """With queries and keys turned by their places, of layers that say what they are, and no table;
+    `says` whether it says its number of heads, too, or has one layer of all three."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__("one" if says == "fused" else "three")
+        self.says = says
+        if says == "fused":
+            self.qkv = self.layers[0]
+        else:
+            self.wv, self.wq, self.wk = self.layers
+        del self.layers
+        if says != "heads":
+            del self.heads
+
+    def attend(self, y: Tensor) -> Any:
+        places = torch.arange(y.shape[1]).to(y)
+        whole = self.qkv(y).chunk(3, -1) if self.says == "fused" else None
+        q, k, v = whole or (self.wq(y), self.wk(y), self.wv(y))
+        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in (q, k, v))
+        angles = places[:, None] / torch.arange(1, DIM // 8 + 1).to(y)
+        turn = torch.polar(torch.ones(()).to(y), angles)
+        q, k = (
+            torch.view_as_real(
+                torch.view_as_complex(one.unflatten(-1, (-1, 2)).contiguous()) * turn
+            ).flatten(-2)
+            for one in (q, k)
+        )
+        return self.out(mixed(q, k, v))
+
+
+class Turned(nn.Module):
+    """A block that turns its tokens for an attention that takes them first; its sums are
+    normalised, and its attention has a layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.ls1 = nn.MultiheadAttention(DIM, 4), nn.Parameter(torch.ones(DIM))
+        self.ln1, self.ln2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+        self.ls1.data.uniform_(0.2, 1)
+
+    def forward(self, z: Tensor) -> Any:
+        turned = z.transpose(0, 1)
+        attended = self.attention(turned, turned, turned, None, False)[0].transpose(0, 1)
+        u = self.ln1(z + self.ls1 * attended)
+        return self.ln2(u + self.mlp(u))
+
+
+class ByHand(Own):
+    """A ViT around blocks of one's own, with a fixed table of positions that is no parameter."""
+
+    def __init__(self, block: Any = Block, holder: str = "list") -> None:
+        super().__init__()
+        table = self.pos_embed.detach()
+        del self.pos_embed, self.encoder
+        self.register_buffer("pos_embed", table)
+        blocks, self.holder = [block() for _ in range(2)], holder
+        if holder == "attributes":
+            self.one, self.two = blocks
+        elif holder == "dictionary":
+            self.named = nn.ModuleDict({"one": blocks[0], "two": blocks[1]})
+        else:
+            self.blocks = nn.ModuleList(blocks)
+
+    def encoded(self, z: Tensor) -> Any:
+        blocks: Any = {
+            "attributes": lambda: (self.one, self.two),
+            "dictionary": lambda: self.named.values(),
+            "list": lambda: self.blocks,
+        }[self.holder]()
+        for block in blocks:
+            z, _ = block(z)
+        return z
+
+
+class Pooled(ByHand):
+    """Without a class token, whose gradients in such blocks are those of all pictures together."""
+
+    def placed(self, z: Tensor) -> Any:
+        return z + self.pos_embed[:, 1:]
+
+
+class WithoutTable(ByHand):
+    """Its blocks alone know of places."""
+
+    def placed(self, z: Tensor) -> Any:
+        return z
+
+
+class Rows(Pooled):
+    """With a learned table of rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_pos = nn.Parameter(0.1 * torch.randn(4, 1, DIM))
+
+    def placed(self, z: Tensor) -> Any:
+        return super().placed(z + self.row_pos.expand(4, 4, DIM).flatten(0, 1))
+
+
+class Neck(ByHand):
+    """With patches that are embedded otherwise than block 0 is given them: `wide`, and then
+    narrowed by a linear layer, with a table before it, or small, and then joined."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "joined":
+            small, joined = nn.Conv2d(3, DIM, PATCH // 2, PATCH // 2), nn.Conv2d(DIM, DIM, 2, 2)
+            self.embed = nn.Sequential(small, nn.GELU(), joined)
+        else:
+            self.embed, self.neck = nn.Conv2d(3, 2 * DIM, PATCH, PATCH), nn.Linear(2 * DIM, DIM)
+        if kind == "wide, with a table":
+            self.location = nn.Parameter(0.1 * torch.randn(1, 16, 2 * DIM))
+
+    def embedded(self, x: Tensor) -> Any:
+        z = super().embedded(x)
+        if self.kind == "wide, with a table":
+            z = z + self.location
+        return z if self.kind == "joined" else self.neck(z)
+
+
+def turned() -> nn.Module:
+    network = Own(sine=True, batch_first=True)
+    network.encoder = nn.Sequential(Turned(), Turned())
+    return network
+
+
+def hands(holder: str = "list", network: Any = ByHand, **block: Any) -> Any:
+    """How to make a network by hand around two blocks with these options."""
+    return lambda: network(partial(Block, **block), holder)
