@@ -4,6 +4,7 @@
     python -m tools.publish repeats IMAGES --size 192 --patch 16 --out results/ladder/repeats.csv
     python -m tools.publish tables              # make results-check: each table, ok or WRONG
     python -m tools.publish tables --write      # make results-check WRITE=1
+    python -m tools.publish card                # of the models that come with the package
 
 `results/tables.yaml` says what stands between `<!-- table: NAME begin -->` and its end in a page:
 
@@ -27,23 +28,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pandas as pd
 import yaml
+from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.images import Preprocessing, open_images
 from mjp_privacy.metrics.statistics import Share, paired_test
+from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.figures import ARROWS, TABLE5, TITLES
-from mjp_privacy.report.tables.table5 import digits
+from mjp_privacy.report.table5 import digits
 from mjp_privacy.training.evaluation import markdown_table
 from tools import published_rows, trained_rows
 from tools.published_rows import REPEATS, Line, Published, mean_text, number, short_commits
@@ -53,6 +58,8 @@ Cells = tuple[list[str], list[list[str]]]
 """The heads of a table, and its rows."""
 
 ROOT = Path(__file__).resolve().parents[1]
+ZOO = ROOT / "mjp_privacy" / "assets" / "zoo"
+CARD = ZOO / "README.md"
 HEADS = {
     "share_exact": "exact in 8 bits",
     "quartiles": "25–75 %",
@@ -341,6 +348,35 @@ def check(root: Path, write: bool = False) -> list[str]:
     return wrong
 
 
+# the card of the packaged models ------------------------------------------------------------------
+
+
+def card() -> str:
+    """The text of the card: what a model is comes from its weights' own metadata and the registry
+    of names, how good it is from results/zoo."""
+    template = Path(__file__).with_name("model_card.md.j2").read_text("utf-8")
+    summaries = [ROOT / "results" / "zoo" / name for name in ("summary.csv", "patch14.csv")]
+    measured = pd.concat(map(pd.read_csv, summaries)).set_index("model")
+    (gamma,) = measured["gamma"].unique()
+
+    def share(row: pd.Series[Any], name: str) -> str:
+        """A percentage and its interval."""
+        return f"{row[name]:.1f} [{row[f'{name}_low']:.1f}, {row[f'{name}_high']:.1f}]"
+
+    models, order = [], list(NAMED_MODELS)
+    for file in sorted(ZOO.glob("*.safetensors"), key=lambda file: order.index(file.stem)):
+        with safe_open(file, framework="np") as weights:
+            known = {k: v for k, v in weights.metadata().items() if not k.startswith("mjp-")}
+            parameters = sum(weights.get_tensor(key).size for key in weights.keys())
+        facts = {key: json.loads(value) for key, value in known.items()}
+        row = measured.loc[file.stem.removeprefix("cifar_")]
+        facts |= {"name": file.stem, "summary": NAMED_MODELS[file.stem].summary}
+        facts |= {"share": partial(share, row), "m": facts["recipe"]["model"]}
+        models.append(facts | {"parameters": parameters})
+    made = jinja2.Template(template, undefined=jinja2.StrictUndefined)
+    return made.render(models=models, gamma=gamma) + "\n"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -360,6 +396,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeats.add_argument("--out", type=Path, required=True, help="the CSV")
     tables = commands.add_parser("tables", help="check the tables of results/tables.yaml")
     tables.add_argument("--write", action="store_true", help="write them again")
+    commands.add_parser("card", help="write the card of the packaged models")
     given = parser.parse_args(argv)
     try:
         if given.command == "rows":
@@ -369,6 +406,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         elif given.command == "repeats":
             counted = count_repeats(given.images, given.size, given.patch)
             counted.to_csv(given.out, index=False, lineterminator="\n")
+        elif given.command == "card":
+            CARD.write_text(card(), encoding="utf-8")
         else:
             sys.exit("\n".join(check(ROOT, write=given.write)) or 0)
     except UserError as error:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -70,16 +70,12 @@ def write(
     commit: str,
     source: str,
     repeats: Mapping[str, int] | None = None,
-    models: Collection[str] | None = None,
-    order: Sequence[str] = (),
 ) -> None:
     """Write the rows of these runs into one file.
 
     commit   of the code that made the rows
     source   what the pictures are
     repeats  repeated patches by image_id (`publish.py repeats`), a column of their own
-    models   only these of the runs' models; what the file holds of others stays, so that machines
-             can share a table, in this order of all models
     """
     lines = load_runs(runs).lines
     lines = [line for line in (*lines, *derived_lines(clients_of(lines))) if len(line.images)]
@@ -90,15 +86,16 @@ def write(
         frame[REPEATS] = frame["image_id"].map(dict(repeats)).astype("Int16")
     names = dict.fromkeys(line.run for line in lines)
     about = [_about(run, name, commit) for run, name in zip(runs, names, strict=True)]
-    if models is not None:
-        frame = frame[frame["model"].isin([*models])]
-        if path.is_file():
-            frame, about = _joined(frame, about, read(path))
-        place = frame["model"].map({model: at for at, model in enumerate(order)})
-        frame = frame.assign(place=place.fillna(len(order)))
-        frame["line"] = frame.groupby(["place", "run", "line"], sort=True).ngroup() + 1
-        frame = frame.drop(columns="place").sort_values("line", kind="stable")
-    _store(frame, about, path)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata({KEY: json.dumps({"runs": about}, sort_keys=True)})
+    floats = [field.name for field in table.schema if pa.types.is_float32(field.type)]
+    layout: Facts = {
+        "use_dictionary": [name for name in table.schema.names if name not in floats],
+        "use_byte_stream_split": floats,
+    }
+    layout |= {"compression": "zstd", "compression_level": 19}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda place: pq.write_table(table, place, **layout))
 
 
 def _rows(line: ReportLine, source: str) -> pd.DataFrame:
@@ -139,40 +136,6 @@ def _about(run: Path, name: str, commit: str) -> Facts:
     }
 
 
-def _joined(
-    new: pd.DataFrame, about: Sequence[Facts], published: Published
-) -> tuple[pd.DataFrame, list[Facts]]:
-    """New rows and what is published of other models; a new run whose name is taken gets a number
-    behind it."""
-    kept = published.rows[~published.rows["model"].isin(new["model"])]
-    for fact in ("data", "planned_images"):
-        values = {*new[fact], *kept[fact]}
-        if len(values) > 1:
-            got = " and ".join(sorted(map(repr, values)))
-            raise UserError(f"Expected rows of the same images, got {fact} {got}.")
-    runs = [run for run in published.runs if run["name"] in {*kept["run"]}]
-    for run in about:
-        taken = {known["name"] for known in runs}
-        names = (run["name"], *(f"{run['name']}-{i}" for i in range(2, len(taken) + 3)))
-        name = next(name for name in names if name not in taken)
-        new = new.assign(run=new["run"].where(new["run"] != run["name"], name))
-        runs.append({**run, "name": name})
-    return pd.concat([new, kept], ignore_index=True), runs
-
-
-def _store(frame: pd.DataFrame, runs: Sequence[Facts], path: Path) -> None:
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata({KEY: json.dumps({"runs": runs}, sort_keys=True)})
-    floats = [field.name for field in table.schema if pa.types.is_float32(field.type)]
-    layout: Facts = {
-        "use_dictionary": [name for name in table.schema.names if name not in floats],
-        "use_byte_stream_split": floats,
-    }
-    layout |= {"compression": "zstd", "compression_level": 19}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda place: pq.write_table(table, place, **layout))
-
-
 @dataclass(frozen=True)
 class Published:
     """A file of published rows: `read(path).lines[0].figure("median")`."""
@@ -183,9 +146,10 @@ class Published:
     @cached_property
     def lines(self) -> Sequence[Line]:
         """Its lines in their order."""
-        facts = [name for name in self.rows if name not in OF_IMAGE]
-        by_line = self.rows.sort_values(["line", "image_id"]).groupby("line")
-        return [Line(rows[facts].iloc[0].to_dict(), rows) for _, rows in by_line]
+        rows = self.rows.sort_values(["line", "image_id"])
+        facts = rows.drop_duplicates("line").drop(columns=OF_IMAGE & {*rows}).to_dict("records")
+        by_line = zip(facts, rows.groupby("line"), strict=True)
+        return [Line(of, of_line) for of, (_, of_line) in by_line]
 
 
 def read(path: Path) -> Published:
@@ -198,7 +162,10 @@ def read(path: Path) -> Published:
         raise UserError(f"Expected published rows, got {path}: tools/publish.py writes them.")
     rows = file.read().to_pandas()
     missing = dict.fromkeys([name for name in ("group", *SCORES) if name not in rows])
-    return Published(json.loads(metadata)["runs"], rows.assign(**missing))
+    return Published(
+        json.loads(metadata)["runs"],
+        rows.assign(**missing).astype(dict.fromkeys(SCORES, np.float64)),
+    )
 
 
 @dataclass(frozen=True)

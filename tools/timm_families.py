@@ -2,6 +2,7 @@
 
     python -m tools.timm_families --out results/atlas          # names.csv, families.csv: 15 min
     python -m tools.timm_families --names "*dinov3*" --out /tmp/some
+    python -m tools.timm_families --figure --out results/atlas
 
 For each name, with random weights and no download: an outline of the network as `mjp check --model`
 makes it; then timm's own network of two blocks (of all where it takes no depth) for pictures of
@@ -11,6 +12,9 @@ makes it; then timm's own network of two blocks (of all where it takes no depth)
                 `patch_lattice` applies up to 80 patches; refused: `why` says what was expected
     forward, gradient   how far outputs and gradients of the copy are from timm's own, relatively
     psnr        of patch_gradient's picture, in dB, 100 at most; exact: equal in all 8-bit values
+
+`--figure` draws atlas.png from the published rows of the folder: which share of the pictures each
+network gives away exactly, a dot a network and client, of the attack that gives most.
 """
 
 from __future__ import annotations
@@ -29,12 +33,14 @@ from torch import nn
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.drawing import picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.timm_networks import LAYER_SCALE, SCALES
+from tools.published_rows import Line, read
 
 FAMILIES = (
     *("vision_transformer", "deit", "eva", "beit", "cait", "convit", "vision_transformer_relpos"),
@@ -147,11 +153,77 @@ def by_family(names: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+# the figure of published rows ---------------------------------------------------------------------
+
+FILES = ("rows.parquet", "no_table.parquet", "batches.parquet")
+FLOOR = "grey"
+COLOURS = {
+    "a table of positions, one picture": "#0072b2",
+    "a batch": "#56b4e9",
+    "MJP client": "#d55e00",
+    "no gradient of a table": "#009e73",
+}
+
+
+def kind_of(line: Line) -> str:
+    """Which of COLOURS a line is of."""
+    if line.facts["setting"] == "c":
+        return "MJP client"
+    if line.facts["batch"] > 1:
+        return "a batch"
+    needs_no_table = line.facts["attack"] in ("patch_lattice", "token_peeling")
+    return "no gradient of a table" if needs_no_table else "a table of positions, one picture"
+
+
+def best_lines(folder: Path) -> list[Line]:
+    """For each network, setting and batch the line of most exact pictures, by kind."""
+    best: dict[tuple[str, str, float], Line] = {}
+    for line in [line for name in FILES for line in read(folder / name).lines]:
+        facts = line.facts
+        if facts["attack"] == FLOOR or facts["role"] != "attack":
+            continue
+        key = facts["model"], facts["setting"], facts["batch"]
+        if key not in best or line.share("exact").percent > best[key].share("exact").percent:
+            best[key] = line
+    return sorted(best.values(), key=lambda line: list(COLOURS).index(kind_of(line)))
+
+
+def name_of(line: Line) -> str:
+    """Its network, its batch and its attack."""
+    facts = line.facts
+    batch = f", B = {facts['batch']:.0f}" if facts["batch"] > 1 else ""
+    return f"{facts['model']}{batch}: {facts['attack']}"
+
+
+def draw(folder: Path) -> None:
+    """A dot a network and client with Wilson's 95 % interval."""
+    lines = best_lines(folder)
+    with picture(folder / "atlas.png", 9, 1.2 + 0.22 * len(lines), few_colours=True) as figure:
+        axes = figure.subplots()
+        named = set[str]()
+        for place, line in enumerate(lines):
+            share, kind = line.share("exact"), kind_of(line)
+            axes.plot(share.interval, [place, place], color=COLOURS[kind], alpha=0.5, linewidth=2)
+            label = None if kind in named else kind
+            axes.plot([share.percent], [place], "o", color=COLOURS[kind], label=label)
+            named.add(kind)
+        axes.set_yticks(range(len(lines)), [name_of(line) for line in lines], fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlim(-2, 102)
+        axes.set_xlabel("pictures that are equal in every 8-bit value, % (95 % interval)")
+        axes.grid(axis="x", alpha=0.3)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--names", default="", help="a pattern; all families by default")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figure", action="store_true", help="draw atlas.png of OUT, nothing else")
     arguments = parser.parse_args(argv)
+    if arguments.figure:
+        draw(arguments.out)
+        return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[Mapping[str, Any]] = []
     for family, name in names_of(arguments.names):

@@ -6,22 +6,18 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from attacks import ATTACKS, find_attack, lacks_parts, traits_of
-from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import AttackConfig, Cell, expand, load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Control
 from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow, card_row
 from mjp_privacy.report.clients import (
     Client,
@@ -33,14 +29,9 @@ from mjp_privacy.report.clients import (
     short_gamma,
 )
 from mjp_privacy.report.figures import PSNR, capped_median, exact_share
-from mjp_privacy.report.flags import RESIDUAL_CONVERGED, some_unshuffled
-from mjp_privacy.report.lines import (
-    DIAGNOSTIC,
-    Line,
-    once,
-    options_of,
-)
-from mjp_privacy.report.tables.text import number, percent
+from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
+from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
+from mjp_privacy.report.text import number, percent
 
 WORDS = 30
 """The verdict has at most so many."""
@@ -88,16 +79,17 @@ def of_several(card: Card, runs: Sequence[Path]) -> Card:
     those whose lines are all another's too."""
     shared = []
     for run in runs:
+        names = sorted(RunStore(run).experiments)
         lines: dict[str, set[str]] = {}
-        for name in sorted(RunStore(run).experiments):
+        for name in names if len(names) > 1 else ():
             try:
                 experiment = load_experiment(run / "experiments" / f"{name}.yaml")
                 lines[name] = {cell_key(cell, experiment) for cell in expand(experiment)}
             except UserError:  # of another version
                 lines[name] = {name}
         different = {frozenset(own): name for name, own in reversed(lines.items())}
-        names = [name for own, name in different.items() if not any(own < x for x in different)]
-        shared += [shown(first_of(sorted(names), 3))] if len(names) > 1 else []
+        apart = [name for own, name in different.items() if not any(own < x for x in different)]
+        shared += [shown(first_of(sorted(apart), 3))] if len(apart) > 1 else []
     if not shared:
         return card
     said = f"Several experiments share a folder ({'; '.join(shared)}). {card.verdict}"
@@ -317,7 +309,7 @@ def _marked(client: Client, diagnostic: str) -> int:
     return len(set().union(*marked))
 
 
-# who sees what, and what was not tried ------------------------------------------------------------
+# who sees what ------------------------------------------------------------------------------------
 
 
 WITHOUT = {
@@ -398,110 +390,3 @@ def would_change(row: CardRow) -> tuple[str, ...]:
     if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)
-
-
-# what was not tried -------------------------------------------------------------------------------
-
-SIZES = re.compile(
-    r"(?P<kind>\w+) d(?P<width>\d+)(?: l(?P<depth>\d+) h(?P<heads>\d+))? p(?P<patch>\d+)@\S+"
-    r"(?P<table>, no position table)?.*"
-)
-"""How a model's card writes the network that was attacked: `vit d192 l12 h3 p16@224`."""
-
-OTHERS = re.compile("(?P<family>swin|resnet)", re.IGNORECASE)
-"""How the cards of networks begin that are no ViTs."""
-
-UNKNOWN_DEPTH = 12
-"""Blocks of a network whose card does not state them; no attack looks at more."""
-
-
-def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
-    """What this report did not try on its main client, in a few words; `clients`: all of them.
-
-    An attack was tried if it was run in the client's own setting and precision, and neither failed
-    nor ran out of its time on every picture.
-    """
-    lines = [line for line in client.attacks if len(line.images)]
-    cut = {x.number: len(x.failed_images | x.late_images) == len(x.images) for x in lines}
-    ran = {line.cell.known_as for line in lines if not cut[line.number]}
-    in_vain = {line.cell.known_as for line in lines} - ran
-    missing = [name for name in applicable(client) if name not in ran | in_vain]
-    cells = [other.cell for other in clients]
-    shas = {cell.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
-    items = {
-        f"attacks on this client: {', '.join(missing)}": bool(missing),
-        f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}": bool(in_vain),
-        "clients with MJP": not any(cell.gamma for cell in cells),
-        "batches of more than one picture": all((c.batch or 1) == 1 for c in cells),
-        "several local steps": all(cell.steps == 1 for cell in cells),
-        "other seeds of masks and noise than one": len({cell.seed for cell in cells}) == 1,
-        "other checkpoints of the same recipe": len(shas) == 1,
-    }
-    return tuple(item for item, untried in items.items() if untried)
-
-
-def applicable(client: Client) -> list[str]:
-    """The attacks that make pictures of such a client, as far as its facts tell: none that is made
-    for what it does not do, that its network or upload does not suit, or that takes single
-    pictures as another attack of the list does."""
-    cell = client.cell
-    masks = any(line.some_above_zero("zero_rows") for line in client.attacks)
-    unfit = {"no picture"}
-    unfit |= set() if cell.gamma and not masks else {"shuffled alone"}
-    unfit |= set() if some_unshuffled(client) else {"unshuffled uploads"}
-    names = [name for name in ATTACKS if not unfit & traits_of(name)]
-    if (cell.batch or 1) == 1:
-        names = [name for name in names if not hasattr(find_attack(name), "alone")]
-    refused = _refused(client, names)
-    return [name for name in names if name not in refused]
-
-
-def _refused(client: Client, names: Sequence[str]) -> set[str]:
-    """Those of the attacks that the client's network or upload does not suit."""
-    from mjp_privacy.experiment.plan import foreseen, refused_by_block
-    from mjp_privacy.experiment.source import META, ModelVariants
-    from mjp_privacy.models.loading import outline_model
-
-    cell = client.cell
-    text = cell.architecture or ""
-    if other := OTHERS.match(text):
-        return {name for name in names if lacks_parts(name, other["family"].lower())}
-    if (found := SIZES.fullmatch(text)) is None or cell.pixels is None:
-        return set()  # nothing is known of it
-    family = "vit" if found["kind"] == "vit" else "timm"
-    refused = {name for name in names if lacks_parts(name, family)}
-    masks: dict[str, Any] = {}
-    of_model = [x.cell for x in (client, *client.others) if x.cell.model == cell.model]
-    if any(x.gamma or x.trained_gamma for x in of_model):  # as far as the report tells
-        masks = {"unknown_embedding": True, "unknown_init": "zeros"}
-    # its defences change numbers alone, and may be somebody's own: no attack is refused for them
-    facts: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(ClientConfig)}
-    facts |= {"defenses": None, "withhold": tuple(filter(None, cell.withhold.split(", ")))}
-    try:
-        outline = outline_model(
-            checkpoint="random",
-            img_size=cell.pixels,
-            patch_size=int(found["patch"]),
-            embed_dim=int(found["width"]),
-            depth=int(found["depth"] or UNKNOWN_DEPTH),
-            num_heads=int(found["heads"] or 1),
-            position_embedding="none" if found["table"] else cell.position_embedding,
-            first_block=cell.first_block,
-            **masks,
-        )
-        config = ClientConfig(**{name: of for name, of in facts.items() if of is not None})
-    except UserError:  # of another version
-        return refused
-    variants = ModelVariants(outline, META)
-    recorded = "client_label" in cell.other  # nobody can alter its block 0 any more
-    for name in names:
-        attack = find_attack(name)
-        assert not isinstance(attack, Control)
-        asked = Cell(
-            *(cell.model, cell.setting, cell.gamma, cell.dtype),  # type: ignore[arg-type]
-            *(AttackConfig(name), None, None, config),
-        )
-        altered = refused_by_block(outline, attack) if recorded else None
-        if altered or foreseen(variants, asked, attack.needs):
-            refused.add(name)
-    return refused

@@ -22,7 +22,7 @@ from mjp_privacy.report.clients import PUBLISHED, Client
 from mjp_privacy.report.figures import capped_median, exact_share, success_share, summary
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
 from mjp_privacy.report.lines import Line, once
-from mjp_privacy.report.tables.text import TextTable, capped, one_line
+from mjp_privacy.report.text import TextTable, capped, one_line
 from mjp_privacy.report.worst_case import DerivedLine
 
 NOT_RUN = "not run"

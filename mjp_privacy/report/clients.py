@@ -123,10 +123,8 @@ class Client:
 
     @cached_property
     def masks(self) -> bool:
-        """Whether it masks patches as MJP does; False: it shuffles at most.
-
-        An attack that applies to masked patches alone shows them by its success.
-        """
+        """Whether it masks patches as MJP does, which an attack that applies to masked patches
+        alone shows by its success; False: it shuffles at most."""
         return self.cell.gamma > 0 and (
             any(line.some_above_zero("zero_rows") for line in self.lines)
             or any(
@@ -249,10 +247,8 @@ def images_of(lines: Sequence[Line]) -> set[str]:
 
 def client_titles(clients: Sequence[Client]) -> list[str]:
     """Names that tell the clients apart: model, precision and run stand in a name only where they
-    differ, the number of the first line where nothing else does, and a word where the attacker asks
-    for the picture as it was shuffled: setting (b). Recorded uploads are called by their label in
-    place of their model, which is named after label and round; a client that is named after what
-    its label says needs no label."""
+    differ, the number of the first line where nothing else does. Recorded uploads are called by
+    their label in place of their model, which is named after label and round."""
     models, seeds, batches, runs = (
         len({attrgetter(fact)(client.lines[0]) for client in clients}) > 1
         for fact in ("cell.model", "cell.seed", "cell.batch", "run")

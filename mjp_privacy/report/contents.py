@@ -12,6 +12,7 @@ import pandas as pd
 from mjp_privacy.core.drawing import Chart
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import comparisons
 from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import HEADINGS, Card
 from mjp_privacy.report.clients import Client, attacked_ones, clients_of, derived_lines
@@ -27,9 +28,8 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.pictures import Gallery, fill_gallery
 from mjp_privacy.report.runs import Loaded, RunConfig, load_runs, run_configs
-from mjp_privacy.report.tables import comparisons
-from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
-from mjp_privacy.report.tables.text import TextTable, main_table
+from mjp_privacy.report.table5 import Row, table5, table5_rows
+from mjp_privacy.report.text import TextTable, main_table
 from mjp_privacy.report.tradeoff import clients_tradeoff
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -163,14 +163,13 @@ class Contents:
 
     @cached_property
     def charts(self) -> Mapping[str, tuple[Chart, ...]]:
-        """The charts by section of the page; a section without any is left out."""
-        charts = {
+        """The charts by section of the page, none where there is nothing to draw."""
+        return {
             "distributions": distribution_charts(self.card_lines),
             "uploads": uploads_charts(self.points),
             "batches": batches_charts(self.batches),
             "tradeoff": clients_tradeoff(self.clients),
         }
-        return {name: of_section for name, of_section in charts.items() if of_section}
 
     @cached_property
     def comparisons(self) -> list[TextTable]:

@@ -80,10 +80,7 @@ PSNR_TICKS = (0, 8, 12, 16, 20, 25, 30, 40, 60, 80, 100)
 
 
 def distribution_charts(lines: Sequence[Named]) -> tuple[Chart, ...]:
-    """The charts of PSNR, and of LPIPS or else SSIM, for lines with their titles.
-
-    Lines without any image that was tried are left out; empty if all are.
-    """
+    """The charts of PSNR, and of LPIPS or else SSIM, for lines of which some image was tried."""
     counts = [image_counts(line, "standard") for _, line in lines]
     tried = [named for named, of in zip(lines, counts, strict=True) if of.total > of.unscored]
     shown = tried[:MOST]
@@ -367,10 +364,8 @@ LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling
 
 
 def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
-    """A chart for each panel of what `curve_points` returns; none for no points.
-
-    Panels with two numbers of uploads are counted where there are some with more.
-    """
+    """A chart for each panel of what `curve_points` returns; of those with two numbers of uploads
+    their number, where there are some with more."""
     panels = [panel for _, panel in points.groupby("panel")] if len(points) else []
     shown = [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
     charts = [_panel_chart(panel, UPLOADS, number) for number, panel in enumerate(shown, 1)]

@@ -25,14 +25,7 @@ from mjp_privacy.metrics.statistics import (
     independent_trials,
     summarise,
 )
-from mjp_privacy.report.lines import (
-    ATTACK_FACTS,
-    DIAGNOSTIC,
-    Key,
-    Line,
-    fact,
-    once,
-)
+from mjp_privacy.report.lines import ATTACK_FACTS, DIAGNOSTIC, Key, Line, fact, once
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
 
@@ -112,6 +105,7 @@ def summary(line: Line, metric: str, variant: str) -> Summary:
     return summarise(values.to_numpy(), statuses, groups=groups, cap=cap)
 
 
+@once
 def accuracies(line: Line) -> tuple[Summary, Summary]:
     """Shares of images that the model took for what they are: as trained, and as the attack met
     it."""
@@ -140,11 +134,8 @@ def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -
 
 @once
 def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
-    """How many of the images an attacker was given are at or above `threshold` dB.
-
-    Images that the attack failed on or does not support count as not recovered; images that could
-    not be scored are left out.
-    """
+    """How many of the images an attacker was given are at or above `threshold` dB: those that the
+    attack failed on or does not support count as not recovered."""
     return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()), variant)
 
 
@@ -248,10 +239,8 @@ def published_row(model: str, setting: str) -> PublishedRow:
 
 
 def paper_row(line: Line) -> PublishedRow | None:
-    """The row of the paper's table that this line may stand beside; None where there is none.
-
-    Only attacks have one, and only where model family, input size and images are the paper's.
-    """
+    """The row of the paper's table that this line may stand beside: an attack, where model family,
+    input size and images are the paper's."""
     wanted = line.cell.paper_row if line.cell.role == "attack" else None
     if wanted is None:
         return None

@@ -64,16 +64,13 @@ def split(column: str) -> Key:
 
 
 def read_frame(store: RunStore, run_id: str) -> pd.DataFrame:
-    """A row for each image of a cell, by its id, with a column for each metric and variant; where
-    a run writes rows meanwhile, those of now.
-
-    Images that are marked ok and have no score at all count as failed.
-    """
+    """A row for each image of a cell, by its id, with a column for each metric and variant."""
     return image_frame(store.read(run_id, [*IMAGE, *scores_of(store.cell(run_id).columns)]))
 
 
 def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same of rows as they are stored."""
+    """The same of rows as they are stored. Images that are marked ok and have no score at all count
+    as failed."""
     frame = rows.set_index("image_id").sort_index(kind="stable")
     scores = scores_of(frame)
     frame["reason"] = frame["reason"].fillna("").astype(object)
@@ -83,7 +80,8 @@ def image_frame(rows: pd.DataFrame) -> pd.DataFrame:
         frame.loc[lost, "status"], frame.loc[lost, "reason"] = "failed", NO_NUMBER
     kinds: dict[str, Any] = dict.fromkeys(("status", "reason", "code", "label_source"), "category")
     kinds |= dict.fromkeys(scores, np.float64)
-    return frame.astype({name: kind for name, kind in kinds.items() if name in frame})
+    other = {n: kind for n, kind in kinds.items() if n in frame and frame[n].dtype != kind}
+    return frame.astype(other)
 
 
 def keys_of(frame: pd.DataFrame) -> list[Key]:
@@ -92,7 +90,9 @@ def keys_of(frame: pd.DataFrame) -> list[Key]:
     are rows that say so."""
     from mjp_privacy.metrics import METRICS
 
-    asked = [n for n in scores_of(frame) if n.startswith("top1.") or frame[n].notna().any()]
+    scores = scores_of(frame)
+    known = frame[scores].notna().any()
+    asked = [name for name in scores if known[name] or name.startswith("top1.")]
     if not (frame["status"] == "ok").all():
         asked += ["top1.intact", "top1.altered"]
         asked += [f"{METRICS[key].name}.{METRICS[key].variant}" for key in METRICS]
@@ -418,12 +418,8 @@ class Line:
 
     @property
     def has_truth(self) -> bool:
-        """Whether the private images behind the line were given, as its rows and pictures tell.
-
-        False where pictures are stored but none that they could be compared with. A line without
-        pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the
-        other lines of its client.
-        """
+        """Whether the private images behind the line were given, as its rows and pictures tell; a
+        line without pictures says nothing: True."""
         if ("psnr", "standard") in self.keys and (self.frame["status"] == "ok").any():
             return True
         tensors = self.reconstruction(self.picture_ids[0]) if self.picture_ids else None
@@ -450,10 +446,8 @@ class Line:
 
     @property
     def unshuffled_images(self) -> frozenset[str]:
-        """The images of which the attack read an upload in which nothing was shuffled.
-
-        As the uploads show it themselves, or as the client's own mask of the first one says.
-        """
+        """The images of which the attack read an upload in which nothing was shuffled, as the
+        uploads themselves or the client's own mask of the first one say."""
         seen = (self.scored(name, DIAGNOSTIC) for name in ("unshuffled_uploads", "empty_mask"))
         return frozenset(image for counts in seen for image in counts.index[counts > 0])
 

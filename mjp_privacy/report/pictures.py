@@ -45,7 +45,7 @@ from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.report.lines import Line, target_of
-from mjp_privacy.report.tables.text import capped
+from mjp_privacy.report.text import capped
 from mjp_privacy.report.worst_case import DerivedLine
 
 INDEX = "index.csv"
@@ -358,10 +358,8 @@ def _digest(image: Tensor) -> str:
 
 
 def images_in_order(pictured: Set[str], main: Line | None) -> Iterator[tuple[str, bool]]:
-    """The images, those of the strip first, then ever finer quantiles of the main line's PSNR.
-
-    Images that the main line did not score come last; without truth all images do.
-    """
+    """The images, those of the strip first, then ever finer quantiles of the main line's PSNR, then
+    those that it did not score."""
     known = {} if main is None else main.scored("psnr", "standard").to_dict()
     scores = {image: score for image, score in known.items() if image in pictured}
     ranked = sorted(scores, key=lambda image: (scores[image], image))

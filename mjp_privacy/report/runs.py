@@ -41,10 +41,7 @@ class Loaded:
 
 
 def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
-    """Lines of all runs, concatenated in the order given.
-
-    progress: counts the cells that were read
-    """
+    """Lines of all runs, concatenated in the order given; `progress` counts the cells."""
     check_folders(runs)
     names = [plain(run.resolve().name) for run in runs]
     names = names if len(set(names)) == len(names) else [plain(str(run)) for run in runs]

@@ -138,11 +138,8 @@ def _number(text: str) -> float:
 
 
 def clients_tradeoff(clients: Sequence[Client]) -> tuple[Chart, ...]:
-    """The chart of clients that are otherwise alike and differ in defence; none for few.
-
-    Of several groups of like clients the largest is drawn; clients on which fewer attacks were run
-    are left out and counted.
-    """
+    """The chart of the largest group of clients that are alike but for their defence; none for few.
+    Clients on which fewer attacks were run are left out and counted."""
     alike: dict[object, list[Client]] = {}
     for client in distinct_clients(clients):
         if client.one_upload is not None:
@@ -189,10 +186,7 @@ def _defence(client: Client) -> str:
 
 
 def points_from_comparison(table: pd.DataFrame, scope: str) -> list[TradeoffPoint]:
-    """The points of the table of `mjp compare`.
-
-    scope: "1 upload" or "any number of uploads".
-    """
+    """The points of the table of `mjp compare`, of "1 upload" or "any number of uploads"."""
     return [
         TradeoffPoint(
             str(row["label"]),
@@ -222,10 +216,8 @@ def comparable(table: pd.DataFrame, scope: str) -> pd.DataFrame:
 
 
 def pareto_front(points: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
-    """The clients that no other beats: none leaks as little and is as accurate, one of them more.
-
-    In the order of their leakage. Clients of whose images half or more have no score are left out.
-    """
+    """The clients that no other beats in both figures, in the order of their leakage; without those
+    of whose images half or more have no score."""
     front: list[TradeoffPoint] = []
     known = [point for point in points if point.drawable and not point.unattacked]
     for point in sorted(known, key=lambda point: (point.leakage, -point.accuracy)):
@@ -276,10 +268,7 @@ FOOTNOTE = (
 
 
 def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) -> Chart:
-    """The chart of some clients; those without accuracy or leakage are counted in the caption.
-
-    floor: PSNR of a uniform grey in dB
-    """
+    """The chart of some clients; `floor`: PSNR of a uniform grey in dB."""
     shown = [point for point in points if point.drawable]
     caption = CAPTION
     if math.isfinite(floor):

@@ -26,10 +26,7 @@ import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts, defaults_of
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.lines import (
-    OF_PICTURE,
-    Line,
-)
+from mjp_privacy.report.lines import OF_PICTURE, Line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,11 +141,9 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
 
 
 def adaptive_attacks(attacks: Sequence[Line], beside: Sequence[Line] = ()) -> list[Line]:
-    """The attacks on the trained model, if at least one of them is a match for the client.
+    """The attacks on the trained model, if at least one of them is a match for the client: what an
+    attack made for another one gets says nothing of this one.
 
-    Where a client masks patches, that is an attack which knows MJP and made a picture, or any that
-    got an exact one. Without one there is no worst case: what an attack made for another client
-    gets says nothing about this one.
     beside: all attacks on the client, which show whether it masks
     """
     trained = [line for line in attacks if line.meets_trained_model]
@@ -175,11 +170,8 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
 
 
 def _frame(members: Sequence[Line], chosen: pd.Series[int]) -> pd.DataFrame:
-    """The rows of the chosen reconstructions; where none was chosen, why.
-
-    What is the same for every attack on an image comes from the chosen line too, or else from the
-    first that has it.
-    """
+    """The rows of the chosen reconstructions, or why none was chosen. What is the same for every
+    attack on an image comes from the first that has it, where the chosen line has not."""
     kept = "|".join((*OF_IMAGE, *OF_RECONSTRUCTION, *(rf".*\.{of}" for of in OF_PICTURE)))
     parts = [line.frame.filter(regex=f"^(?:{kept})$") for line in members]
     every = pd.concat(parts, keys=range(len(members)))

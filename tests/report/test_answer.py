@@ -37,7 +37,6 @@ from tests.helpers.report_rows import (
     image_id,
     image_row,
     intact,
-    rows_of,
     run_of,
     unscored_run,
 )
@@ -63,7 +62,8 @@ EXACT = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO)
 
 
 def span(*psnr: float, **more: Any) -> list[Any]:
-    return [(intact("masked_span", **MASKED | more), [*psnr], ZERO)]
+    facts = MASKED | more
+    return [(intact(f"span {facts['gamma']}", attack="masked_span", **facts), [*psnr], ZERO)]
 
 
 def noised(line: tuple[Any, ...]) -> list[Any]:
@@ -118,6 +118,14 @@ def once(**psnr: float) -> list[Any]:
     ]
 
 
+def recorded(round: int, *psnr: float, label: str = "MJP", **facts: Any) -> tuple[Any, ...]:
+    """A line on uploads of one round: its own weights, and a model that is named after it."""
+    model = {"model": f"{label}, round {round}", "checkpoint_sha": f"{round:02d}" * 32}
+    run_id, facts = f"{label} {round}", MASKED | facts | model
+    entry = intact(run_id, attack="masked_span", client_label=label, round=round, **facts)
+    return entry, [*psnr], ZERO
+
+
 SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # the defended client, beside none; MJP before other defences; one that some attack knows
     ([PLAIN_LINE, WITHHELD], {"main": "plain, withhold pos embed", "beside": "0 of 2 exactly"}),
@@ -130,11 +138,9 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # one other defence beside none is what the run asks about; with several it is MJP
     ([PLAIN_LINE, *span(11.0), *defended("prune 0.1")], {"main": "plain, prune 0.1"}),
     ([PLAIN_LINE, *defended("prune 0.1"), *defended("int8"), TWO], {"main": "MJP γ .27"}),
-    (defended("prune 0.1"), {"main": "MJP γ .27, prune 0.1"}),
     ([FAILED], {"verdict": "Not shown|every attack|failed: so it is."}),
     ([HALF_FAILED], {"verdict": "!every attack"}),
     ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
-    ([*span(20.0, 30.0), (intact("x", batch=1), [9.0])], {"beside": "!batch"}),
     # the verdict
     (span(math.inf, 30.0, 12.0), {"verdict": "does not protect these|1 of 3 exactly"}),
     (span(21.0, 30.0, 12.0), {"verdict": "MJP γ .27|does not protect these|2 of 3 at 20 dB"}),
@@ -149,22 +155,23 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
         span(math.inf, notes=["unk_embed is not trained: set to zeros"]),
         {"verdict": "MJP γ .27 without its training|does not protect", "row": "untrained"},
     ),
-    (span(math.inf, notes=["trained for five epochs"]), {"verdict": "!trained"}),
     ([EXACT], {"verdict": "1 of 2 exactly", "row": "no_adaptive_attack"}),
-    ([EXACT, (intact("april_unk_aware", **MASKED), [8.0], ZERO)], {"verdict": "1 of 2 exactly"}),
     (planned(90.0, 80.0), {"verdict": "!missing", "best": "!unfinished"}),
     (planned(90.0), {"verdict": "missing", "best": "unfinished"}),
-    (planned(), {"verdict": "missing", "best": "unfinished"}),
+    ([recorded(7, 30.0)], {"verdict": "!round"}),
+    # the undefended client stands on it, also where it comes last and nothing that matches was run
+    (
+        [*(span(20.0, gamma=0.1 + i / 20)[0] for i in range(CARD_ROWS + 2)), (cell("p"), [15.0])],
+        {"rows": f"{CARD_ROWS} of {CARD_ROWS + 3}", "first": "plain"},
+    ),
     # what is assumed, and which uploads are used
     ([(intact("pixel_lattice", **MASKED), [30.0])], {"assumptions": "8-bit|batch 1|as declared"}),
     (span(30.0), {"assumptions": "!8-bit"}),
     (rounds("unsupported", "unsupported"), {"beside": " 2 uploads of"}),
-    (rounds("failed", "failed"), {"beside": " 2 uploads of"}),
     (rounds(60.0, "failed"), {"beside": " 6 uploads of"}),
     # which side of the floor, where the same images agree
     (floor(10.0, 30.0), {"beside": "!18.0 dB", "best": "!below_floor"}),
     (floor(18.0, 18.0), {"beside": "18.0 dB without", "verdict": "failed", "best": "below_floor"}),
-    (floor(20.0, 2.0), {"beside": "!18.0 dB", "verdict": "failed", "best": "below_floor"}),
     # why there is no figure, and what was not tried: also not in another setting or precision
     (april("unsupported"), {"published": "does not apply"}),
     (april("failed"), {"published": "failed"}),
@@ -175,7 +182,6 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     (token(25.0, "failed"), {"best": "cut_short", "vain": "!token_span"}),
     (token(12.0, 13.0, of=LATE), {"best": "cut_short", "vain": "token_span"}),
     (token("unsupported", "unsupported"), {"best": "!cut_short", "untried": "!token_span"}),
-    (token(20.0, setting="b"), {"untried": "token_span|!masked_span"}),
     (token(20.0, dtype="float64"), {"untried": "token_span|!masked_span"}),
     # of several settings the one that asks for the plain picture, there in the lowest precision
     (
@@ -183,7 +189,6 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
         {"level": "10.0 dB", "rows": "1 of 1"},
     ),
     (once(float64_c=30.0, float32_b=20.0, float32_a=10.0), {"level": "30.0 dB", "rows": "1 of 1"}),
-    (once(float32_a=10.0, float64_b=30.0), {"level": "30.0 dB", "rows": "1 of 1"}),
     (once(float64_a=10.0, bfloat16_a=25.0, float32_a=30.0), {"level": "25.0 dB", "rows": "1 of 1"}),
 ]
 """Lines, and what stands in a part of their answer, or after a `!` does not."""
@@ -196,7 +201,7 @@ def test_what_the_answer_says(tmp_path: Path, lines: list[Any], expected: dict[s
     said = {name: getattr(made, name) for name in ("verdict", "assumptions", "beside")}
     said |= {"main": row.client.title, "row": keys(row), "published": row.absent["published"]}
     said |= {"rows": f"{len(made.rows)} of {len(made.rows) + made.further}"}
-    said |= {"untried": untried, "vain": " ".join(others)}
+    said |= {"untried": untried, "vain": " ".join(others), "first": made.rows[0].client.title}
     if row.one_upload is not None:
         said |= {"best": keys(row.one_upload), "level": row.one_upload.level()}
     assert len(made.verdict.split()) <= WORDS
@@ -213,24 +218,6 @@ def test_a_report_without_any_picture_ends_as_one_that_failed(
 ) -> None:
     run = run_of(tmp_path / "run", (intact("masked_span"), psnr))
     assert main(["report", str(run)]) == code
-
-
-def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
-    """Also where it comes last, and no attack that matches it was run."""
-    gammas = [0.1 + i / 20 for i in range(CARD_ROWS + 2)]
-    cells = [intact(f"{g}", attack="masked_span", setting="c", gamma=g) for g in gammas]
-    made = card_of_lines(tmp_path, *((entry, [20.0]) for entry in cells), (cell("p"), [15.0]))
-    assert len(made.rows) == CARD_ROWS
-    assert (made.rows[0].client.title, made.rows[0].client.defended) == ("plain", False)
-    assert made.further == len(gammas) + 1 - CARD_ROWS
-
-
-def recorded(round: int, *psnr: float, label: str = "MJP", **facts: Any) -> tuple[Any, ...]:
-    """A line on uploads of one round: its own weights, and a model that is named after it."""
-    model = {"model": f"{label}, round {round}", "checkpoint_sha": f"{round:02d}" * 32}
-    run_id, facts = f"{label} {round}", MASKED | facts | model
-    entry = intact(run_id, attack="masked_span", client_label=label, round=round, **facts)
-    return entry, [*psnr], ZERO
 
 
 @pytest.mark.parametrize("worst", [*range(3), CARD_ROWS + 1])
@@ -250,10 +237,6 @@ def test_the_answer_is_about_the_round_that_leaks_most(tmp_path: Path, worst: in
     assert main.one_upload is not None
     assert f"{main.one_upload.exact} of {main.one_upload.of}" in made.verdict
     assert f"round {worst} " in made.verdict
-
-
-def test_one_round_needs_no_number_in_the_answer(tmp_path: Path) -> None:
-    assert "round" not in card_of_lines(tmp_path, recorded(7, 30.0)).verdict
 
 
 def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> None:
@@ -288,23 +271,6 @@ def test_crops_of_a_grey_count_by_photograph(tmp_path: Path, images: tuple[int, 
     (client,) = card_of(run_of(tmp_path, *lines, photographs=3)).rows
     assert client.floor is not None
     assert (client.floor.n, client.floor.photographs) == (6, 3)
-
-
-@pytest.mark.parametrize("psnr", [[30.0, math.nan], [math.nan, math.nan]])
-def test_rows_marked_ok_without_any_score_count_as_not_recovered(
-    tmp_path: Path, psnr: list[float]
-) -> None:
-    """Neither a line of such rows nor such rows of a line vanish."""
-    card_of_lines(tmp_path, (intact("patch_gradient"), psnr))
-    contents = read_contents([tmp_path])
-    lost = sum(map(math.isnan, psnr))
-    for table in contents.tables:
-        row = table.frame.iloc[0]
-        assert (row["n"], row["n_failed"]) == (2 - lost, lost)
-        assert row["psnr_from_20"] == 50 * (2 - lost)
-    samples = rows_of(contents.lines[0]).query("metric == 'psnr' and variant == 'standard'")
-    assert samples["status"].tolist() == ["ok"] * (2 - lost) + ["failed"] * lost
-    assert any("failed" in item for item in contents.reasons)
 
 
 def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) -> None:
@@ -526,27 +492,3 @@ def test_reasons_are_cut_to_a_line_and_counted() -> None:
     assert "5 further" in lines[6]
     assert len(lines) == 7
     assert console_text(made, []) == "A sentence.\n"
-
-
-@pytest.mark.parametrize(("exact", "share"), [(20, "57 %"), (5, "5 to 66 %")])
-def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> None:
-    """Wilson's interval over the photographs, not over the crops."""
-    figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
-    said = figure.counts()
-    assert said.startswith(f"{exact} of 20 ")
-    assert "6 photographs" in said
-    assert share in said
-    assert share not in figure.counts(crops=False)
-
-
-def test_the_attacks_of_a_figure_have_all_of_its_pictures(tmp_path: Path) -> None:
-    """Each picture is best by another attack; those that are not named are counted."""
-    for count in (1, 2, 3, 5):
-        lines = [
-            (intact(f"attack {at}"), [30.0 if picture == at else 10.0 for picture in range(count)])
-            for at in range(count)
-        ]
-        (row,) = card_of_lines(tmp_path / f"{count}", *lines).rows
-        assert row.one_upload is not None
-        numbers = re.findall(r" for (\d+)", row.one_upload.by())
-        assert sum(map(int, numbers)) == (count if count > 1 else 0)

@@ -111,9 +111,7 @@ def test_charts_are_equal_again_with_their_own_elements_and_colours(tmp_path: Pa
     "changes",
     [
         {},
-        {"psnr_median_lo": math.nan, "psnr_mean_hi": math.nan},
         {"grey_mean": math.nan},
-        {"psnr_mean": math.inf, "psnr_mean_hi": math.inf},
         {"uploads": 6},
     ],
 )
@@ -217,13 +215,10 @@ COMPARISON = pd.read_csv(Path(__file__).parents[2] / "results/defenses/compariso
         ("gaussian_noise 1e-05", "noise", 1e-5),
         ("dp_sgd 0.5 clip 2", "DP-SGD", 0.5),
         ("top_k 0.1", "sparsification", -0.1),
-        ("float16", "quantisation", 1 / 16),
         ("sign", "quantisation", 1.0),
         ("withhold pos_embed", "withheld", math.nan),
-        ("positions sinusoidal", "withheld", math.nan),
         ("MJP γ=0.27; dal; dp_sgd 0.01", "pairs with MJP", math.nan),
         ("dp_sgd 1; top_k 0.1", "other", math.nan),
-        ("something new 3", "other", math.nan),
     ],
 )
 def test_family_and_strength_of_a_defence(defence: str, family: str, strength: float) -> None:
@@ -293,7 +288,6 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
     ("changes", "on_front"),
     [
         ({}, True),
-        ({"n": 11, "not_scored": 9}, True),
         ({"n": 2, "not_scored": 18}, False),
         ({"n": 20, "not_reached": 12}, False),
     ],

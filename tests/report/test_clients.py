@@ -36,12 +36,10 @@ PLAIN, MATCHING, SPAN, PIXELS = (
 NAMES: list[tuple[list[str], dict[str, Any], float | None, str]] = [
     ([SPAN], {}, None, "plain"),
     ([SPAN], {"dal": True}, None, "plain, DAL in the loss"),
-    ([SPAN], {"batch": 4}, None, "plain"),
     ([SPAN], {"a fact of another version": ["a", {"b": 1}]}, None, "plain"),
     ([SPAN], {"steps": 3}, None, "plain, steps 3"),
     ([SPAN], {"gamma": 1.0}, None, "MJP γ 1"),
     ([SPAN], {"withhold": "pos_embed"}, None, "plain, withhold pos embed"),
-    ([SPAN], {"positions": "sinusoidal"}, None, "plain, positions sinusoidal"),
     ([SPAN], {"position_noise": 0.01}, None, "plain, position noise 0.01"),
     ([SPAN], MASKED | {"defenses": "int8"}, None, "MJP γ .27, int8"),
     # whether it masks is what the upload or an attack says
@@ -51,7 +49,6 @@ NAMES: list[tuple[list[str], dict[str, Any], float | None, str]] = [
     ([SPAN], MASKED, 0.0, "MJP γ .27"),  # an attack that knows masks found them
     # gradient matching runs with and without masks, so that its success shows neither
     ([MATCHING], MASKED, None, "γ .27"),
-    (["april_optimization"], MASKED, None, "γ .27"),
     ([MATCHING, SPAN], MASKED, None, "MJP γ .27"),
 ]
 """Attacks on a client, its facts, zero rows of its system, and its name."""
@@ -153,9 +150,7 @@ def test_titles_say_what_differs_and_no_more(
         ({"gamma": 0.5, "setting": "a"}, MASKED, ["grey"]),  # both ask for the plain picture
         ({"gamma": 0.27, "setting": "b"}, MASKED, []),  # what was fed is shuffled
         ({"gamma": 0.27, "setting": "b"}, {"gamma": 0.27, "setting": "b"}, ["grey"]),
-        ({"gamma": 0.5, "setting": "b"}, {"gamma": 0.27, "setting": "b"}, []),
         ({"seed": 1}, MASKED, []),
-        ({"size": 32}, MASKED, []),
         ({"augment": "flip"}, MASKED, []),
     ],
 )
@@ -207,28 +202,16 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(PLAIN, 30.0, of={"cond_a": math.inf})], ""),  # not bounded by the rank
     ([attack(PIXELS, 30.0)], "assumes_8_bit"),
     ([attack(PLAIN, 30.0, "failed")], "partly_inapplicable"),
-    ([attack(PLAIN, 30.0, "unsupported")], "partly_inapplicable"),
     ([attack(PLAIN, 30.0, "unscored")], "partly_unscored"),
-    ([attack(PLAIN, 30.0, "unscored", "failed")], "partly_inapplicable partly_unscored"),
     ([attack("april", 30.0, **ALTERED)], "altered_client; no_adaptive_attack"),
     ([attack(PLAIN, 30.0, **SHARED)], "unfinished"),
     ([attack(PLAIN, 30.0, "failed", **SHARED)], "partly_inapplicable"),  # it was run
-    ([attack(PLAIN, 30.0, 31.0, **SHARED)], ""),
     # a best of two: of those that it took some picture from
     ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 31.0, **MASKED)], "assumes_8_bit"),
     ([attack(SPAN, 30.0, 30.0, **MASKED), attack(PIXELS, 9.0, 29.0, **MASKED)], ""),
-    (
-        [attack(SPAN, 30.0, 9.0, **INT8), attack(PIXELS, 20.0, 20.0, **INT8)],
-        "assumes_8_bit noise_ignored",
-    ),
-    (
-        [attack("april", 40.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)],
-        "ill_conditioned",
-    ),
     ([attack("april", 10.0, 10.0, of=ILL, **CLOSED), attack(PLAIN, 20.0, 20.0, **CLOSED)], ""),
     # attacks that compete and have not the same images
     ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, **MASKED)], "unfinished"),
-    ([attack(SPAN, 30.0, **MASKED), attack("token_span", 25.0, 20.0, **MASKED)], "unfinished"),
     ([attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, 30.0, **MASKED)], ""),
     (
         [attack(SPAN, 30.0, 20.0, **MASKED), attack("token_span", 25.0, "failed", **MASKED)],
@@ -241,9 +224,7 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(SPAN, 30.0, plain_share=0.5, **MASKED)], "; some_unshuffled"),
     ([attack(SPAN, 30.0, plain_share=0.5, **MASKED | {"gamma": 0.0})], ""),
     ([attack(SPAN, 30.0, of={"empty_mask": 1.0}, **MASKED)], "; some_unshuffled"),
-    ([attack(SPAN, 30.0, of={"empty_mask": 0.0}, **MASKED)], ""),
     ([attack("patch_prior", 30.0, of={"undeclared_error": 1.0}, **MINE)], "; undeclared_error"),
-    ([attack("patch_prior", 30.0, of={"undeclared_error": 0.0}, **MINE)], ""),
 ]
 """Attacks on one client, and the flags of its figure; after a `;` those of the client itself."""
 
@@ -271,13 +252,10 @@ ROUNDS: dict[str, Any] = {"attack": "R=6", "attack_name": "multi_round", "upload
         ((LATTICE, [30.0]), {}, [], "fewer_attacks"),
         ((LATTICE, [30.0]), {}, [(LATTICE, [10.0])], ""),
         ((LATTICE, [30.0]), {}, [(LATTICE, ["failed"])], ""),  # tried, and marked
-        ((LATTICE, [30.0]), {"gamma": 0.3}, [], "fewer_attacks"),
-        ((LATTICE, [30.0]), {"dtype": "float64"}, [], "fewer_attacks"),
         ((LATTICE, [30.0]), {"model": "ViT-S"}, [], "fewer_attacks"),
         # not alike
         ((LATTICE, [30.0]), {"setting": "b"}, [], ""),
         ((LATTICE, [30.0]), {"batch": 4}, [], ""),
-        ((LATTICE, [30.0]), {"withhold": "pos_embed"}, [], ""),
         # failed on the first client too, or needs more uploads
         ((LATTICE, ["failed"]), {}, [], ""),
         ((ROUNDS, [30.0]), {}, [], ""),

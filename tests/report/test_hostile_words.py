@@ -17,10 +17,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from mjp_privacy.cli import main
-from mjp_privacy.report.tables.text import latex_text, markdown_text
+from mjp_privacy.report.text import latex_text, markdown_text
 from tests.helpers import runs
-from tests.report.page.test_page import Reader
 from tests.report.test_charts import ELEMENTS
+from tests.report.test_page import Reader
 
 MODEL = r"=[m](https://m.example)<b>`|$\frac{1}^^M_~*＼input{x}"
 IMAGES = [
@@ -62,7 +62,7 @@ def out(report: Path) -> Path:
 def test_the_page_has_no_element_or_address_of_theirs(out: Path) -> None:
     elements = Reader((out / "index.html").read_text(encoding="utf-8")).elements
     folder = Path(__file__).parents[2] / "mjp_privacy" / "report"
-    pages = [*folder.glob("page/templates/*"), *folder.glob("page/*.py")]
+    pages = [*folder.glob("templates/*"), folder / "write.py"]
     own = "\n".join(path.read_text(encoding="utf-8") for path in pages)
     own += "".join(f"<{tag.lower()}" for tag in ELEMENTS)
     assert {tag for tag, _, _ in elements if f"<{tag}" not in own} == set()

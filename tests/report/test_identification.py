@@ -19,7 +19,7 @@ from mjp_privacy.metrics.matching import distances, matched_distances, pointing,
 from mjp_privacy.metrics.pictures import alexnet_layers
 from mjp_privacy.metrics.statistics import DASH
 from mjp_privacy.models.jigsaw import to_patches
-from mjp_privacy.report.tables.comparisons import agreement_table, identification_table
+from mjp_privacy.report.comparisons import agreement_table, identification_table
 from tests.helpers.report_rows import (
     add_pictures,
     as_many,

@@ -90,25 +90,6 @@ def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
         line.figure("exactly")
 
 
-def test_machines_share_a_file_model_by_model(tmp_path: Path) -> None:
-    """A model of a new run replaces what was published of it; a run's name stays what it was."""
-    path = tmp_path / "all.parquet"
-    for place, model, value, commit in (("1", "A", 10.0, "a"), ("2", "B", 11.0, "b")):
-        folder = run(tmp_path / place / "attack", {"token_span": [value]}, model=model)
-        facts = {"commit": commit, "source": "x", "order": ["A", "B"]}
-        published_rows.write([folder], path, models=[model], **facts)
-    folder = run(tmp_path / "3" / "attack", {"token_span": [30.0]}, model="A")
-    published_rows.write([folder], path, commit="c", source="x", models=["A"], order=["A", "B"])
-    merged = read(path)
-    scores = {line.facts["model"]: line.scored("psnr").item() for line in merged.lines}
-    assert scores == {"A": 30.0, "B": 11.0}
-    assert [*scores] == ["A", "B"]
-    commits = {run["name"]: run["commits"] for run in merged.runs}
-    assert [commits[line.facts["run"]] for line in merged.lines] == ["c", "b"]
-    with pytest.raises(UserError, match="same images, got data 'x' and 'y'"):
-        published_rows.write([folder], path, commit="c", source="y", models=["A"])
-
-
 def test_other_files_are_refused(tmp_path: Path) -> None:
     pd.DataFrame({"line": [1]}).to_parquet(tmp_path / "other.parquet")
     for name, message in (("other", "Expected published rows"), ("missing", "no such file")):

@@ -15,7 +15,7 @@ import pytest
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.helpers.scripts import script
-from tools.model_cards import CARD, ROOT, ZOO, card
+from tools.publish import CARD, ROOT, ZOO, card
 
 
 @pytest.mark.nightly
@@ -68,7 +68,7 @@ def test_the_card_is_what_metadata_and_results_say() -> None:
     names = [file.stem for file in ZOO.glob("*.safetensors")]
     assert names
     assert all(f"| `{name}` |" in card() for name in names)
-    assert CARD.read_text(encoding="utf-8") == card(), "python -m tools.model_cards"
+    assert CARD.read_text(encoding="utf-8") == card(), "python -m tools.publish card"
     weights = [*ROOT.glob("mjp_privacy/**/*.safetensors"), *ROOT.glob("attacks/**/*.safetensors")]
     others = [file for file in weights if file.parent != ZOO]
     assert len(others) == 3

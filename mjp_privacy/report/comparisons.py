@@ -40,7 +40,7 @@ from mjp_privacy.report.figures import (
 )
 from mjp_privacy.report.flags import merged
 from mjp_privacy.report.lines import DIAGNOSTIC, Line
-from mjp_privacy.report.tables.text import (
+from mjp_privacy.report.text import (
     DASH,
     Column,
     Record,
@@ -55,10 +55,7 @@ from mjp_privacy.report.tables.text import (
     records,
     table_of,
 )
-from mjp_privacy.report.worst_case import (
-    ATTACKERS_CHOICE,
-    attackers_choice_by_image,
-)
+from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, attackers_choice_by_image
 
 CLIENTS_CAPTION = (
     "PSNR (standard) in dB, at most 100 in means: mean [95 % interval], with n where it is not the "
@@ -210,10 +207,8 @@ class Comparison:
 
 
 def tests_table(clients: Sequence[Client]) -> TextTable | None:
-    """Each defended client beside the undefended one, and the best attack beside April's.
-
-    At most 30 rows; the caption says how many were left out. None where nothing can be compared.
-    """
+    """Each defended client beside the undefended one, and the best attack beside April's; None
+    where nothing can be compared."""
     attacked = attacked_ones(clients)
     pairs = list(_between_clients(attacked))
     of_clients = [pair for pair in pairs if len(shared_scores(pair.first, pair.second))]

@@ -35,7 +35,7 @@ from mjp_privacy.report.figures import (
     summary,
 )
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
+from mjp_privacy.report.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
 from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
@@ -49,10 +49,8 @@ LEAK = (
 
 
 def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
-    """What leaks from a client, under LEAK: what the best attack gets of one upload, or of several
-    where no attack on one was run; of shuffled pictures (b) what the same client gives of the
-    plain ones (c), where that was asked, for it is the same upload. Empty where no attack was run.
-    """
+    """What the best attack gets of one upload, or else of several, under LEAK; of shuffled pictures
+    (b) what the same upload gives of the plain ones (c), where that was asked."""
     cell = client.cell
     order = "cb" if cell.setting == "b" else cell.setting
     same = [c for c in clients if same_client(c) == same_client(client) and c.cell.setting in order]

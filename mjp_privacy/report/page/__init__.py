@@ -1,1 +1,0 @@
-"""index.html: the whole report in one file that works offline."""
