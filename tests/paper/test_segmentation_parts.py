@@ -240,20 +240,11 @@ def test_heads_give_every_pixel_logits_and_all_weights_gradients(head: str, chan
         assert parameter.grad.any(), name
 
 
-def test_the_pyramid_sees_the_whole_picture() -> None:
-    """Each of its averages, also the one over all places, reaches logits far away and differs
-    from picture to picture."""
-    maps = maps_of(small())
-    head = PyramidHead(maps, CLASSES, 40).eval()
-    for layer in head.pooled:
+def test_the_pyramids_averages_differ_from_picture_to_picture() -> None:
+    """Also the one over all places, of which a norm of few channels would leave nothing."""
+    for layer in PyramidHead(maps_of(small()), CLASSES, 40).pooled:
         answers = [layer(torch.randn(1, 40, 1, 1)) for _ in range(20)]
         assert len({tuple((answer > 0).flatten().tolist()) for answer in answers}) > 5
-    pictures = [torch.randn(1, 16, 30, 30) for _ in maps]
-    changed = [picture.clone() for picture in pictures]
-    changed[-1][..., 25:, 25:] += 3
-    with torch.no_grad():
-        moved = (head(changed) - head(pictures)).abs()[0, :, :8, :8]
-    assert (moved > 1e-4).any()
 
 
 @pytest.mark.parametrize("changes", [{}, SWIN])
