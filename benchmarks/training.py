@@ -31,8 +31,7 @@ from torch import Tensor
 
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.training.config import TrainingConfig, load_training
-from mjp_privacy.training.learner import RoundedProducts, has_bfloat16
-from mjp_privacy.training.processes import World
+from mjp_privacy.training.processes import RoundedProducts, World, has_bfloat16
 from mjp_privacy.training.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "training"
