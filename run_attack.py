@@ -3,4 +3,4 @@
 from mjp_privacy.__main__ import main
 
 if __name__ == "__main__":
-    raise SystemExit(main("run_attack"))
+    raise SystemExit(main("attack"))

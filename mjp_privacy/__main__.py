@@ -11,14 +11,14 @@ import sys
 from mjp_privacy.core import stop
 
 
-def main(entry: str = "main") -> int:
-    """Run a command of `cli` and return its exit code: main(), or main("run_attack")."""
+def main(*words: str) -> int:
+    """Run a command and return its exit code; main("attack"): `mjp attack` and what follows."""
     open_missing_streams()
     stop.listen()
     try:
         from mjp_privacy import cli
 
-        code: int = getattr(cli, entry)()
+        code = cli.main([*words, *sys.argv[1:]])
         stop.finish()
         return code
     except BaseException:

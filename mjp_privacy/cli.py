@@ -127,25 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = did_you_mean(name, COMMANDS)
         print(f"error: mjp has no command {name!r}.{hint} See mjp --help.", file=sys.stderr)
         return BAD_USAGE
-    return run(name, rest, f"mjp {name}")
-
-
-def run(name: str, argv: list[str], prog: str) -> int:
-    """Run a registered command; its help and messages call it `prog`."""
     command = COMMANDS[name]
     if command.one_thread and "torch" not in sys.modules:
         os.environ.update(one_thread_environment())
-    return answered(command.load, argv, Usage(prog, f"mjp {command.example}", command.again))
-
-
-def run_attack() -> int:
-    """What `run_attack.py` does, the same as `mjp attack`."""
-    return run("attack", sys.argv[1:], "run_attack.py")
-
-
-def report() -> int:
-    """What `report.py` does, the same as `mjp report`."""
-    return run("report", sys.argv[1:], "report.py")
+    usage = Usage(f"mjp {name}", f"mjp {command.example}", command.again)
+    return answered(command.load, rest, usage)
 
 
 def overview() -> str:

@@ -1,4 +1,4 @@
-"""`mjp` and its commands: exit codes, messages without tracebacks, overrides, help."""
+"""`mjp` and its commands: exit codes, overrides, help."""
 
 import json
 import subprocess
@@ -63,48 +63,6 @@ def test_a_run_and_its_report(place: Workplace) -> None:
         assert (place.run / "report" / name).is_file()
 
 
-FILES = {
-    "empty.zip": b"PK\x05\x06" + bytes(18),
-    "labels.csv": b"file,label\n0.png,cat\n",
-    "a-file": b"x",
-}
-"""What mistakes are made with, beside one.yaml, images/ and an empty folder; further ones are in
-tests/inputs."""
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "said"),
-    [
-        ("config", "oen.yaml", "one.yaml"),
-        ("images", "imagse", "images"),
-        ("images", "no-picture", "no-picture"),
-        ("images", "empty.zip", "empty.zip"),
-        ("images", "~nobody-of-this-name/images", "~nobody-of-this-name/images"),
-        ("images", None, "--images PATH"),
-        ("labels", "lables.csv", "lables.csv"),
-        ("labels", "labels.csv", "labels.csv"),
-        ("limit", 0, "got 0"),
-        ("limit", "few", "limit"),
-        ("device", "gpu", "device"),
-        ("out", "a-file/run", "--out"),
-        ("weights", "Vit=x.pth", "ViT"),
-        ("block", 0, "block"),
-        ("client.mode", "test", "client.mode"),
-        ("dtypes", "float16", "dtypes"),
-    ],
-)
-def test_a_mistake_is_exit_code_2_and_named(
-    place: Workplace, argument: str, value: str | int | None, said: str
-) -> None:
-    (place.root / "no-picture").mkdir()
-    for name, content in FILES.items():
-        (place.root / name).write_bytes(content)
-    code, printed = place.attack(**{argument: value})
-    assert code == 2
-    assert said in " ".join(printed.split())
-    assert not list(place.root.glob("run/rows/*"))
-
-
 def test_reports_of_what_is_no_run(place: Workplace) -> None:
     out = place.root / "report"
     for run in (place.images, place.root / "nothing", place.config):
@@ -132,21 +90,14 @@ def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
 
 
 def test_overrides_replace_the_configs_values(place: Workplace) -> None:
-    code, _ = place.attack("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2)
+    words = ("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2)
+    code, _ = place.attack(*words, out="~/run")
     assert code == 0
     entry = cell(place.run)
     assert (entry["seed"], entry["dtype"]) == (7, "float64")
     written = yaml.safe_load((place.run / "experiment.yaml").read_text())["experiment"]
     assert (written["block"], written["client"]["dal"]) == (2, True)
     assert len(list(place.run.glob("rows/*/*.parquet"))) == 2
-
-
-def test_a_mistake_in_an_attack_names_the_file(place: Workplace) -> None:
-    wrong = [{"name": "april"}, {"name": "april_prior", "options": {"prior": "station"}}]
-    place.configured(attacks=wrong)
-    code, said = place.attack()
-    assert code == 2
-    assert f"{place.config}, attacks.1: " in said
 
 
 # one command --------------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
 
 Whatever a file is instead of what is expected becomes one sentence that names it. By the same rules
 images are decoded in `data` and tensors read in `models/tensor_files.py`; nobody else opens a file
-(`tests/test_gate.py`). Below: JSON, CSV, and YAML, as which configs are written:
-
-    read_mapping("demo")["name"], read_mapping("configs/training/cifar10.yaml"), from any folder
+(`tests/test_gate.py`). Below: JSON, CSV, and YAML, as which configs are written.
 """
 
 from __future__ import annotations

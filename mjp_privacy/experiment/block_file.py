@@ -2,7 +2,7 @@
 
     write_file(path, schema, pieces)          a table in pieces, with checksums of its pages
     BlockContent.of(path)                     its images and columns, or a UserError in one line
-    unpacked(read_pictures(path, group), 3)   the tensors of the fourth image of a row group
+    unpacked(read_pictures(path), 3)          the tensors of its fourth image
 
 `images`, the reconstructions, are float32 in [0, 1]. A picture's field has metadata: shape and
 dtype, or the name of another one that it equals, as a target does. Private pictures are compressed:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 OF_IMAGE = ("image_id", "block", "status", "reason", "code", "group", "label_source")
 """Columns without which a file is none of a run; its digests and labels stand beside them."""
-MOST_BYTES = 64 << 20  # of a row group that is put together of pieces
 ABOUT = b"mjp_privacy"  # key of a file's metadata: the cell, the code, the machine, as JSON
 
 ROWS = FileKind("a run's rows", "Run the attack again, which makes them again.", 1 << 50)
@@ -46,19 +45,24 @@ class BlockContent(NamedTuple):
 
     ids: list[str]  # its images, all of them
     has_picture: list[bool]  # which of them have pictures
-    columns: tuple[str, ...]  # without pictures
-    groups: tuple[int, ...]  # the rows of each row group
+    schema: pa.Schema
+    about: dict[str, Any]  # of its cell, its code and its machine
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all but pictures."""
+        return [column.name for column in self.schema if not is_picture(column)]
 
     @classmethod
     def of(cls, path: Path) -> BlockContent:
         """Read it; a UserError where it is no file of a block, or of another cell."""
         from pyarrow import types
 
+        about = about_of(path)
         with opened(path) as file:
-            schema, numbers = file.schema_arrow, range(file.num_row_groups)
+            schema = file.schema_arrow
             names = [name for name in ("image_id", "has_picture") if name in schema.names]
             table = file.read(names, use_threads=False)
-            groups = tuple(file.metadata.row_group(number).num_rows for number in numbers)
         if missing := [name for name in OF_IMAGE if name not in schema.names]:
             raise ROWS.refusal(path, f"no column {', '.join(missing)}")
         for column in schema:
@@ -69,33 +73,28 @@ class BlockContent(NamedTuple):
             is_right = right(column.type) or (may_be_null and types.is_null(column.type))
             if not is_right and (is_score or column.name in OF_IMAGE):
                 raise ROWS.refusal(path, f"values of type {column.type}", column.name)
-        if not is_of_its_cell(schema, path):
-            raise ROWS.refusal(path, "rows of another cell")
         ids = table["image_id"].to_pylist()
         if None in ids or len(set(ids)) < len(ids):
             raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
         known = "has_picture" in table.column_names
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
-        columns = tuple(column.name for column in schema if not is_picture(column))
-        return cls(ids, has, columns, groups)
+        return cls(ids, has, schema, about)
 
 
-def is_of_its_cell(schema: pa.Schema, path: Path) -> bool:
-    """Whether a file is of the cell in whose folder it lies, as far as it says."""
-    cell = about_of(schema, path).get("cell")
-    return not isinstance(cell, dict) or cell.get("run_id", path.parent.name) == path.parent.name
-
-
-def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """What a file says of its cell, its code and its machine."""
-    with ROWS.reading(path):
-        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
-    return about if isinstance(about, dict) else {}
+def about_of(path: Path) -> dict[str, Any]:
+    """What a file says of its cell, its code and its machine; a UserError where that cell is
+    another one than the folder's."""
+    with opened(path) as file:
+        said = json.loads((file.schema_arrow.metadata or {}).get(ABOUT, b"{}"))
+    about = said if isinstance(said, dict) else {}
+    cell = about.get("cell")
+    if isinstance(cell, dict) and cell.get("run_id", path.parent.name) != path.parent.name:
+        raise ROWS.refusal(path, "rows of another cell")
+    return about
 
 
 def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
-    """Write a table in pieces, which may lack columns of the schema; row groups hold MOST_BYTES or
-    one piece."""
+    """Write a table in pieces, which may lack columns of the schema."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -105,15 +104,9 @@ def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Non
         "write_statistics": [column.name for column in schema if not is_picture(column)],
         "write_page_checksum": True,
     }
+    whole = pa.concat_tables([schema.empty_table(), *pieces], promote_options="permissive")
     with ParquetWriter(path, schema, **layout) as writer:
-        group, size = [schema.empty_table()], 0
-        for piece in pieces:
-            if size and size + piece.nbytes > MOST_BYTES:
-                writer.write_table(pa.concat_tables(group, promote_options="permissive"))
-                group, size = [schema.empty_table()], 0
-            group.append(piece)
-            size += piece.nbytes
-        writer.write_table(pa.concat_tables(group, promote_options="permissive"))
+        writer.write_table(whole)
 
 
 @contextmanager
@@ -127,33 +120,27 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def schema_of(path: Path) -> pa.Schema:
-    """The columns of a file, pictures among them."""
-    with opened(path) as file:
-        return file.schema_arrow
-
-
 def read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """Columns of a file, all of which it has; None: all."""
     with opened(path) as file:
         return file.read(columns, use_threads=False)
 
 
-def read_pictures(path: Path, group: int) -> pa.Table:
+def read_pictures(path: Path) -> pa.Table:
+    """The columns of a file's pictures."""
     with opened(path) as file:
         names = [column.name for column in file.schema_arrow if is_picture(column)]
-        return file.read_row_group(group, names, use_threads=False)
+        return file.read(names, use_threads=False)
 
 
-def joined_schema(paths: Sequence[Path]) -> pa.Schema:
+def joined_schema(contents: Sequence[BlockContent]) -> pa.Schema:
     """The columns of several files, and what they say of their cell."""
     import pyarrow as pa
 
-    schemas = [schema_of(path) for path in paths]
-    abouts = [about_of(schema, path) for schema, path in zip(schemas, paths, strict=True)]
-    about = {key: value for each in abouts for key, value in each.items()}
-    about["code"] = {digest: of for each in abouts for digest, of in each.get("code", {}).items()}
-    bare = [schema.remove_metadata() for schema in schemas]
+    about = {key: value for each in contents for key, value in each.about.items()}
+    codes = [each.about.get("code", {}) for each in contents]
+    about["code"] = {digest: files for code in codes for digest, files in code.items()}
+    bare = [each.schema.remove_metadata() for each in contents]
     whole = pa.unify_schemas(bare, promote_options="permissive")
     return whole.with_metadata({ABOUT: json.dumps(about)})
 

@@ -1,7 +1,5 @@
 """One cell on one block of images: observe the uploads, attack them, score the reconstructions.
 
-    attack_cell(CellTask(...), records) -> CellResult   a row for each image, and its pictures
-
     Worker.work_block ─ attack_cell ─ CellTask.run ─ run_steps ─ Attack.run
 
 A block is attacked at once. Where memory does not hold it, it is halved; where something else

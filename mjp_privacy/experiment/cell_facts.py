@@ -31,16 +31,6 @@ OPTION = FileKind("a file that an attack's option names", "Give a smaller file."
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingFacts:
-    """What is asked of the model of a cell."""
-
-    setting: str
-    gamma: float
-    dtype: str
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class OutcomeFacts:
     """Which rows belong to the cell, and whether it could be run."""
 
@@ -137,12 +127,13 @@ class CommandFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellFacts(CommandFacts, ClientFacts, ModelFacts, AttackFacts, OutcomeFacts, SettingFacts):
-    """All facts of a cell: `facts.columns["attack"]` is a column of the list of cells.
+class CellFacts(CommandFacts, ClientFacts, ModelFacts, AttackFacts, OutcomeFacts):
+    """All facts of a cell: `facts.columns["attack"]` is a column of the list of cells."""
 
-    Its columns are the fields of the parts, those of the last named part first.
-    """
-
+    setting: str
+    gamma: float
+    dtype: str
+    seed: int
     other: Mapping[str, Any] = field(default_factory=dict)
     """Columns that only some sources have, such as the round of recorded uploads."""
 

@@ -9,8 +9,7 @@ it.
 
 Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
 within the package of an attack or defence that stands elsewhere; models, client and metrics are
-left out, because every cell has them in common. A command that finds finished
-units which other code made stops before it computes anything; `stale` decides what happens then.
+left out, because every cell has them in common.
 """
 
 from __future__ import annotations

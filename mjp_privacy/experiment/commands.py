@@ -28,9 +28,9 @@ from mjp_privacy.experiment.config import (
 from mjp_privacy.experiment.engines.options import AUTO, EngineConfig, engine_config
 from mjp_privacy.experiment.overrides import (
     unreached,
-    with_changes,
     with_only,
     with_published_attacks,
+    with_weights,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "
 """An experiment for --help without a config, or until the command line is parsed."""
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
 """Options of `mjp attack` that are fields of every model of the config."""
-SHARED = ("limit", "device", "into", "add")
+SHARED = ("limit", "attack_seconds", "device", "into", "add")
 """Options that simulated and recorded uploads have in common."""
 
 
@@ -182,7 +182,6 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
         },
     }
     out = arguments.out or run_folder(experiment, **changes)
-    experiment = with_changes(experiment, **changes, attack_seconds=arguments.attack_seconds)
     shared: dict[str, Any] = {
         **{name: getattr(arguments, name) for name in SHARED},
         "stale": stale_choice(arguments.fresh, arguments.keep),
@@ -190,11 +189,11 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     }
     if arguments.uploads is not None:
         return attack_uploads(experiment, arguments.uploads, out, **shared)
-    made_of = [model.checkpoint for model in experiment.models.values()]
+    models = with_weights(experiment, arguments.weights).models.values()
     for path in arguments.weights:
-        if (several := made_of.count(path)) > 1:
+        if (several := sum(model.checkpoint == path for model in models)) > 1:
             print(f"note: all {several} models are made of {shown(path)}", file=sys.stderr)
-    shared |= {"images": arguments.images, "labels": arguments.labels}
+    shared |= {"images": arguments.images, "labels": arguments.labels, **changes}
     return run_experiment(experiment, out=out, **shared)
 
 

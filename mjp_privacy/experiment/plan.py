@@ -9,8 +9,8 @@ what is said before a run is what its rows say after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor
 from attacks import ATTACKS, lacks_parts, traits_of
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.upload import HEAD, HEAD_BIAS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -33,8 +32,6 @@ from mjp_privacy.experiment.source import META, Block, ModelVariants, Names, Upl
 from mjp_privacy.interfaces import Attack, AttackerView, ClientUpdate, Control, Pixels, Refusal
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
 from mjp_privacy.uploads.folder import Series
-from mjp_privacy.uploads.memory import stacked
-from mjp_privacy.uploads.record import Upload
 
 NO_ONE_INPUT = Refusal(
     "target",
@@ -225,42 +222,10 @@ def foreseen(variants: ModelVariants, cell: Cell, names: Names) -> Refusal | Non
     further = {"partners": client.partners, "position_noise": client.position_noise}
 
     def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
-        update = trainer.described(_empty(model, trainer.wanted(needed)), **further)
+        update = trainer.described(empty_gradients(model, trainer.wanted(needed)), **further)
         return [update] * cell.uploads
 
-    return _asked(cell, model, names, uploads, labelled=True)
-
-
-def foreseen_of_series(
-    series: Sequence[Series],
-    outline: LoadedModel,
-    cell: Cell,
-    names: Names,
-    sent_by: Callable[[Upload], Set[str]],
-) -> Refusal | None:
-    """Why the attack does not apply to recorded uploads, or None.
-
-    sent_by: the names of an upload's tensors
-    """
-    assert not isinstance(cell.attacker, Control)
-    if refusal := lacking(series, cell.attacker, outline) or refused_by_setting(cell):
-        return refusal
-
-    def uploads(needed: Sequence[str]) -> Sequence[ClientUpdate]:
-        updates = []
-        for number in range(cell.uploads):
-            of_round = [each.uploads[number] for each in series]
-            sent = [name for name in needed if all(name in sent_by(each) for each in of_round)]
-            updates.append(replace(stacked(of_round[:1], [], META), grads=_empty(outline, sent)))
-        return updates
-
-    labelled = all(
-        first.header.labels is not None
-        # or readable off the classifier's gradient
-        or (first.header.batch == 1 and not sent_by(first).isdisjoint((HEAD, HEAD_BIAS)))
-        for first in (each.first for each in series)
-    )
-    return _asked(cell, outline, names, uploads, labelled=labelled)
+    return asked_of(cell, model, names, uploads, labelled=True)
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
@@ -275,7 +240,7 @@ def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Ref
     return None
 
 
-def _empty(model: LoadedModel, names: Sequence[str]) -> dict[str, Tensor]:
+def empty_gradients(model: LoadedModel, names: Sequence[str]) -> dict[str, Tensor]:
     """Gradients of one step (1, *shape) without values."""
     parameters = dict(model.named_parameters())
     return {
@@ -284,11 +249,11 @@ def _empty(model: LoadedModel, names: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def _asked(
+def asked_of(
     cell: Cell,
     model: LoadedModel,
     names: Names,
-    uploads: Callable[[Sequence[str]], Sequence[ClientUpdate]],
+    uploads: Callable[[Sequence[str]], Iterable[ClientUpdate]],
     *,
     labelled: bool,
 ) -> Refusal | None:
@@ -303,7 +268,7 @@ def _asked(
         needed = [name for name in names(model) if name in known]
     except Exception:  # an attack of anybody's
         return None
-    updates = uploads(needed)
+    updates = list(uploads(needed))
     card, batch = model.card, updates[0].batch
     labels = torch.zeros(batch, dtype=torch.long) if labelled else None
     pixels = Pixels(card.img_size, card.mean, card.std)

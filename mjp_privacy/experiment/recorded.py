@@ -12,21 +12,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mjp_privacy.client.upload import weights_of
+from mjp_privacy.client.upload import HEAD, HEAD_BIAS, weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.plan import NO_TRUTH, foreseen_of_series, lacking
+from mjp_privacy.experiment.plan import (
+    NO_TRUTH,
+    asked_of,
+    empty_gradients,
+    lacking,
+    refused_by_setting,
+)
 from mjp_privacy.experiment.simulated import check_labels, preprocessing
 from mjp_privacy.experiment.source import (
+    META,
     Block,
     ImageNote,
     ModelUploads,
@@ -36,10 +44,10 @@ from mjp_privacy.experiment.source import (
     UploadSource,
 )
 from mjp_privacy.experiment.store import NoRun, RunStore
-from mjp_privacy.interfaces import ClientInput, Control, Refusal
+from mjp_privacy.interfaces import ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
-from mjp_privacy.uploads.folder import REFUSED, Group, group_uploads
+from mjp_privacy.uploads.folder import REFUSED, Group, Series, group_uploads
 from mjp_privacy.uploads.memory import UNKNOWN_LABEL, labels_of, stacked
 from mjp_privacy.uploads.record import Upload
 
@@ -152,12 +160,28 @@ class Recorded(UploadSource):
                 self._sent[upload.name] = frozenset(upload.tensor_file().names)
             return self._sent[upload.name]
 
+        def updates(series: Sequence[Series], needed: Sequence[str]) -> Iterator[ClientUpdate]:
+            for number in range(cell.uploads):
+                of_round = [each.uploads[number] for each in series]
+                sent = [name for name in needed if all(name in sent_by(each) for each in of_round)]
+                update = stacked(of_round[:1], [], META)
+                yield replace(update, grads=empty_gradients(outline, sent))
+
         for block in blocks:
-            if not cell.uploads:
+            series = group.of(block.records)
+            if isinstance(cell.attacker, Control):
                 yield None if group.scored else NO_TRUTH
+            elif refusal := lacking(series, cell.attacker, outline) or refused_by_setting(cell):
+                yield refusal
             else:
-                series = group.of(block.records)
-                yield foreseen_of_series(series, outline, cell, names, sent_by)
+                labelled = all(
+                    first.header.labels is not None
+                    # or readable off the classifier's gradient
+                    or (first.header.batch == 1 and {HEAD, HEAD_BIAS} & sent_by(first))
+                    for first in (each.first for each in series)
+                )
+                uploads = partial(updates, series)
+                yield asked_of(cell, outline, names, uploads, labelled=labelled)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise where the run holds lines of another folder of this name, which these would

@@ -24,7 +24,6 @@ from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
-from mjp_privacy.data.decoding import Altered
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import Stale, check_stale, differences
@@ -43,7 +42,7 @@ from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated
-from mjp_privacy.experiment.source import ImageNote, UploadSource
+from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
 from mjp_privacy.uploads.folder import REFUSED, examine
@@ -120,7 +119,7 @@ def run_experiment(
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, (), here)
     source.check_models()
-    passed_over = source.choose(limit)
+    source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
     root = run_root(Path(out), into)
     places: dict[str, Any] = {
@@ -129,7 +128,7 @@ def run_experiment(
         "chosen": tuple(record.image_id for record in source.chosen),
     }
     job = Job.of(experiment, root, there, stale, **places)
-    summary = Run(root, job, source, workers, add, remarks, passed_over, opened.altered).run()
+    summary = Run(root, job, source, workers, add, remarks).run()
     if opened.altered.remark:
         print(opened.altered.remark, file=sys.stderr)
     return summary
@@ -174,8 +173,7 @@ def attack_uploads(
 
 @dataclass
 class Run:
-    """What a command asks for, and what is known of it so far: Run(root, job, source,
-    ...).run()."""
+    """What a command asks for, and what is known of it so far: Run(root, job, ...).run()."""
 
     root: Path  # the run folder, as the command named it
     job: Job
@@ -183,10 +181,6 @@ class Run:
     engine: EngineConfig
     add: bool  # whether the folder may hold another experiment
     remarks: Sequence[str] = ()  # what is said at the start about the experiment
-    passed_over: Sequence[ImageNote] = ()
-    """Files that are no images and are left out of the plan: failures without rows."""
-    altered: Altered = field(default_factory=Altered)
-    """Files whose pictures were turned, or are the first of several, as far as they were opened."""
     facts: dict[Cell, CellFacts] = field(default_factory=dict, init=False)
     not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Blocks that no worker finished, by reason."""
@@ -413,8 +407,8 @@ class Run:
 
     def _note(self, news: News) -> None:
         """Show and count what is told of a block."""
-        self.altered.turned.update(news.altered.turned)
-        self.altered.animated.update(news.altered.animated)
+        self.source.altered.turned.update(news.altered.turned)
+        self.source.altered.animated.update(news.altered.animated)
         for text, trace in news.messages:
             self._say(text, trace)
         self.progress.skip(news.finished)
@@ -471,7 +465,7 @@ class Run:
                 "which were kept; --fresh makes them again"
             )
         failures: dict[str, list[str]] = {}
-        for note in self.passed_over:
+        for note in self.source.passed_over:
             failures.setdefault(note.reason, []).append(note.record.image_id)
         not_done = rows[rows["status"].isin(NOT_DONE)]
         for place, reason in not_done[["place", "reason"]].itertuples(index=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,7 @@ class Simulated(UploadSource):
         self.experiment, self.images = experiment, images
         self.chosen = chosen  # those of `images` that are attacked
         self.data, self.labels = images.path.resolve().name, images.labels_described
+        self.altered = images.altered
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         return self.chosen
@@ -100,9 +102,9 @@ class Simulated(UploadSource):
         listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
         raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
 
-    def choose(self, limit: int | None) -> list[ImageNote]:
-        """Choose the images that are attacked, and return notes on files that were replaced: those
-        that are no images, or are smaller than the patch of a model that is attacked.
+    def choose(self, limit: int | None) -> None:
+        """Choose the images that are attacked, and pass over files that are no images, or are
+        smaller than the patch of a model that is attacked.
 
         Only a limit replaces files: without one every file is taken, and one that cannot be used
         has rows that say so. An image without a label belongs to every class.
@@ -118,23 +120,16 @@ class Simulated(UploadSource):
                     f"{choice.modulo} (the config's `classes`). Give images of these classes, or "
                     "remove `classes`."
                 )
-        least = self._largest_patch() if limit is not None else 1
-        seed = self.experiment.seed
+        least, seed = 1, self.experiment.seed
+        used = {name for entry in self.experiment.grid for name in entry.models}
+        for name in used if limit is not None else ():
+            with suppress(UserError):  # its cells are rows with this reason
+                least = max(least, self.outline(name).model.patch_size)
         self.chosen, unusable = readable_subset(images, records, limit, seed, min_side=least)
-        return [
+        self.passed_over = [
             ImageNote(record, file_sha256(images, record), "", f"{why}; another file replaced it")
             for record, why in unusable.items()
         ]
-
-    def _largest_patch(self) -> int:
-        """The side of the largest patch of the grid's models, of those that can be loaded."""
-        sides = [1]
-        for name in {name for entry in self.experiment.grid for name in entry.models}:
-            try:
-                sides.append(self.outline(name).model.patch_size)
-            except UserError:  # its cells are rows with this reason
-                continue
-        return max(sides)
 
     def check(self, store: RunStore) -> list[str]:
         """Raise if a chosen image has other pixels or another label than the run folder's image of

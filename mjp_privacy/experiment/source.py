@@ -22,6 +22,7 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import (
@@ -207,9 +208,13 @@ class UploadSource(ABC):
     place: str | None = None
     """What tells folders of recorded uploads of one name apart; None of images."""
     recorded: ClassVar[bool]  # whether the uploads were made before, by whoever it was
+    passed_over: Sequence[ImageNote] = ()
+    """Files that are no images and are left out of the plan: failures without rows."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.altered = Altered()
+        """Files whose pictures were turned, or are the first of several, as far as opened."""
         self._outlines: dict[str, ModelVariants] = {}
 
     @abstractmethod

@@ -31,11 +31,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -57,12 +55,10 @@ from mjp_privacy.experiment.block_file import (
     BlockContent,
     Pictures,
     about_of,
-    is_of_its_cell,
     joined_schema,
     picture_layout,
     read_pictures,
     read_table,
-    schema_of,
     unpacked,
     with_pictures,
     write_file,
@@ -82,8 +78,8 @@ OF_CELL = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "st
 FACTS = "facts"  # column of the list of cells: all facts of a cell, as JSON
 ASIDE = "damaged"
 FEWEST_FILES = 50  # a cell with fewer files is not compacted
-FULL = 256 << 20  # bytes of a file that compaction adds nothing to: damage costs no more than that
-GROUPS = 4  # row groups of pictures that a reader keeps
+FULL = 64 << 20  # bytes of a file that compaction adds nothing to: damage costs no more than that
+KEPT = 4  # files whose pictures a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
 CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else of them
@@ -109,10 +105,9 @@ class StoredFile(NamedTuple):
     def is_whole(self) -> bool:
         """Whether it is the file that was written here, bit for bit; one that is gone is."""
         try:
-            whole = digest_of(self.path) == self.digest
-            return whole and (
-                self.block == "cells" or is_of_its_cell(schema_of(self.path), self.path)
-            )
+            if self.block != "cells":
+                about_of(self.path)  # refused where it is of another cell
+            return digest_of(self.path) == self.digest
         except Unreadable:  # it may be sound
             raise
         except BadFile as error:
@@ -153,7 +148,7 @@ class RunStore:
         self.root = root.absolute() if looks_like_an_address else root
         self.left_out = frozenset(left_out)
         self._cells: dict[str, CellRows] = {}
-        self._picture_group = lru_cache(GROUPS)(read_pictures)  # a file never changes
+        self._pictures = lru_cache(KEPT)(read_pictures)  # a file never changes
 
     def folder(self, run_id: str) -> Path:
         return self.root / "rows" / run_id
@@ -196,9 +191,9 @@ class RunStore:
     def compact(self, run_id: str, fewest_files: int = FEWEST_FILES) -> int:
         """Tidy a cell after a run; how many files went.
 
-        Very many small files, or those with rows that later ones replaced, become few, with row
-        groups of about MOST_BYTES. No other process may write rows of the cell meanwhile; whoever
-        reads them reads either, and a kill leaves either or both.
+        Very many small files, or those with rows that later ones replaced, become few. No other
+        process may write rows of the cell meanwhile; whoever reads them reads either, and a kill
+        leaves either or both.
         """
         rows, folder, total = self.cell(run_id), self.folder(run_id), 0
         sizes = [file.path.stat().st_size for file in rows.files]
@@ -214,10 +209,10 @@ class RunStore:
                 raise ValueError(f"{shown(file.path)} changed after it was written")
             if kept[at].any():
                 total += sizes[at]
-                key = *picture_layout(schema_of(file.path)), total // FULL
+                key = *picture_layout(rows.contents[at].schema), total // FULL
                 groups.setdefault(key, []).append(at)
         for places in groups.values():
-            schema = joined_schema([rows.files[at].path for at in places])
+            schema = joined_schema([rows.contents[at] for at in places])
             write_pieces(folder, "all", schema, (rows.piece(at) for at in places))
         for at in chosen:
             rows.files[at].path.unlink(missing_ok=True)
@@ -260,9 +255,7 @@ class RunStore:
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""
-        return self.settled(
-            run_id, lambda rows: [about_of(schema_of(file.path), file.path) for file in rows.files]
-        )
+        return [content.about for content in self.cell(run_id).contents]
 
     # pictures -----------------------------------------------------------------------------------
 
@@ -280,10 +273,7 @@ class RunStore:
             at, row = rows.place.get(image_id, (-1, 0))
             if at < 0 or not rows.contents[at].has_picture[row]:
                 return None
-            ends = [*accumulate(rows.contents[at].groups)]
-            group = bisect_right(ends, row)
-            first = ends[group - 1] if group else 0
-            return unpacked(self._picture_group(rows.files[at].path, group), row - first)
+            return unpacked(self._pictures(rows.files[at].path), row)
 
         return self.settled(run_id, find)
 

@@ -2,9 +2,8 @@
 
     open the model -> read a block's images -> in every cell: attack and score (`cell`), write
 
-A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so
-a run that was killed goes on where it stopped and ends with the same rows: a block is attacked
-whole, even where some of its images are finished.
+A unit, one image in one cell, is finished when its row is on disk. A block is attacked whole, even
+where some of its images are finished, so that a run that was killed ends with the same rows.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,8 @@ ENDS: list[tuple[BaseException, int, str]] = [
     (MemoryError("Unable to allocate 9 PiB"), 71, "9 PiB"),
     (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 71, "libtorch"),
     (torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"), 71, "2 GiB"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 71, "Cannot allocate"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "DefaultCPUAllocator"),
 ]
 
 
@@ -72,6 +73,7 @@ class _Odd(Exception):
         TypeError("'int' is no\nname"),
         SystemExit(0),
         FileNotFoundError(errno.ENOENT, "No such file", "/etc/nothing"),
+        ImportError("x.so: cannot allocate memory in static TLS block"),
         _Odd(),
         GeneratorExit(),
     ],
@@ -115,29 +117,6 @@ def test_a_path_of_the_command_line_that_does_not_fit_is_a_mistake(
     assert ended(capsys, error, "--out", str(tmp_path / "other"))[0] == 70
 
 
-@dataclass
-class Named:
-    """A command with one option."""
-
-    name: str = "x"
-
-
-@pytest.mark.parametrize("words", [["--name="], ["--name", "x" * 2001], ["--name", "a\x1b[2J"]])
-def test_words_that_are_empty_or_that_nobody_can_read_are_refused(words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        USAGE.parse(Named, words)
-    assert len(str(caught.value)) < 400
-    assert "\x1b" not in str(caught.value)
-
-
-def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    told = {"~/run": "/home/me/run", "ViT=~/vit.pth": "ViT=/home/me/vit.pth", "a~b": "a~b"}
-    for word, meant in told.items():
-        assert USAGE.parse(Named, ["--name", word]).name == meant
-    assert USAGE.parse(Named, ["--name=~/run"]).name == "/home/me/run"
-
-
 # surroundings ------------------------------------------------------------------------------------
 
 MJP = f"{sys.executable} -m mjp_privacy"
@@ -171,16 +150,19 @@ def test_a_command_without_streams_ends_as_with_them_and_writes_into_no_other_fi
     assert (tmp_path / "kept").read_bytes() == b"kept"
 
 
-def test_a_current_folder_that_was_deleted_is_a_mistake(tmp_path: Path) -> None:
-    code, errors = shell(f"mkdir a && cd a && rmdir ../a && {MJP} list", tmp_path)
-    assert (code, errors.count("\n")) == (2, 1)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit addresses")
-def test_too_few_addresses_for_the_libraries(tmp_path: Path) -> None:
-    code, errors = shell(f"ulimit -v 1000000; {MJP} list attacks", tmp_path)
-    assert (code, errors.count("\n")) == (71, 1)
-    assert "ulimit -v" in errors
+@pytest.mark.parametrize(
+    ("line", "ends", "named"),
+    [
+        ("mkdir a && cd a && rmdir ../a && MJP list", 2, "cd"),
+        ("ulimit -v 1000000; MJP list attacks", 71, "ulimit -v"),
+    ],
+)
+def test_a_deleted_folder_and_too_few_addresses(
+    line: str, ends: int, named: str, tmp_path: Path
+) -> None:
+    code, errors = shell(line.replace("MJP", MJP), tmp_path)
+    assert (code, errors.count("\n"), named in errors) == (ends, 1, True)
 
 
 # progress -----------------------------------------------------------------------------------------

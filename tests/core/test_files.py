@@ -260,16 +260,8 @@ def test_libraries_words_are_understood(tmp_path: Path, error: Exception, number
 # whose fault an error is ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("file", "source", "place"),
-    [
-        ("/home/me/attacks/mine.py", "import json\n\njson.loads('{')", " (attacks/mine.py:3)"),
-        ("/x/lib/python3.11/site-packages/numpy/core.py", "1 / 0", "test_files.py:"),
-    ],
-)
-def test_the_place_is_the_innermost_line_that_is_no_librarys(
-    file: str, source: str, place: str
-) -> None:
-    with pytest.raises((ValueError, ZeroDivisionError)) as caught:
-        exec(compile(source, file, "exec"), {})
-    assert place in format_error(caught.value)
+def test_the_place_is_the_innermost_line_that_is_no_librarys() -> None:
+    source = "import json\n\njson.loads('{')"
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        exec(compile(source, "/home/me/attacks/mine.py", "exec"), {})
+    assert " (attacks/mine.py:3)" in format_error(caught.value)

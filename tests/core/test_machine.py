@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mjp_privacy.core import machine
-from mjp_privacy.core.text import first_of, one_line, plain, shown
+from mjp_privacy.core.text import plain, shown
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -30,7 +30,6 @@ def test_changed_or_new_code_has_a_plus(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(machine, "PACKAGE", tmp_path / "mjp_privacy")
     monkeypatch.setattr(machine, "__file__", str(tmp_path / "mjp_privacy/core/machine.py"))
     head = git(tmp_path, "rev-parse", "--short=12", "HEAD").strip()
-    assert machine.commit() == head
     for file, plus in (("results/rows.csv", ""), ("mjp_privacy/new.py", "+")):
         (tmp_path / file).write_text("changed = True\n")
         assert machine.commit() == head + plus
@@ -58,20 +57,6 @@ def test_free_memory_is_the_least_of_machine_and_container(
     assert unlimited is None or unlimited > 2_000_000
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (OSError(12, "Cannot allocate memory"), True),
-        (BlockingIOError(11, "write could not complete", 5), False),
-        (ImportError("x.so: cannot allocate memory in static TLS block"), False),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
-)
-def test_which_errors_say_that_memory_ran_out(error: Exception, expected: bool) -> None:
-    assert machine.out_of_memory(error) is expected
-
-
 def test_invisible_characters_are_escaped_and_long_and_many_words_are_cut() -> None:
     for text, drawn in (
         ("grün 猫 é", "grün 猫 é"),
@@ -82,9 +67,6 @@ def test_invisible_characters_are_escaped_and_long_and_many_words_are_cut() -> N
     ):
         assert shown(text) == drawn
         shown(text).encode()  # a lone surrogate would not be printable
-    text = shown("a" * 5000 + "z")
+    text = shown("a" * 5000 + "\x1b" * 5000 + "z")
     assert (len(text) <= 300, text[:3], text[-1]) == (True, "aaa", "z")
-    assert len(shown("\x1b" * 5000)) <= 300
     assert plain("a\nb\x1b", keep="\n") == "a\nb\\x1b"
-    assert (first_of([1, 2, 3], 2), first_of(["a"], 1)) == ("1, 2, …", "a")
-    assert one_line(ValueError("a\n  b")) == "a b"

@@ -137,7 +137,6 @@ class Header:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("[" * 100_000, ""),
         ('{"name": "a", "name": "b"}', "'name'"),
         ('{"name": "a", "noise": NaN}', "NaN"),
         ('{"name": "a", "rounds": 1' + "0" * 5000 + "}", ""),
@@ -215,10 +214,8 @@ def test_numbers_are_written_as_everywhere_else_and_a_config_may_repeat_itself()
 def test_a_sound_table(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes('\ufefflabel,file\r\n1,"a,b.png"\r\n\r\n2,"two\nlines"\r\n'.encode())
-    assert read_csv(path, KIND, needed=("file",)) == [
-        {"label": "1", "file": "a,b.png"},
-        {"label": "2", "file": "two\nlines"},
-    ]
+    table = read_csv(path, KIND, needed=("file",))
+    assert [(row["label"], row["file"]) for row in table] == [("1", "a,b.png"), ("2", "two\nlines")]
     lower = csv_rows("A,b\n1,2\n", path, KIND, column=str.lower)
     assert list(lower) == [(2, {"a": "1", "b": "2"})]
 

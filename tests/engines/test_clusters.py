@@ -20,13 +20,14 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.tasks import LocalEngine
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers import runs
-from tests.helpers.runs import attack, photographs
+from tests.helpers.runs import attack, photograph, photographs
 from tests.helpers.scripts import script
 from tests.helpers.trap import CONFIG, Trap, children_of, is_running, planted, until
 
@@ -37,12 +38,15 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray`
 
 @pytest.fixture(scope="module")
 def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
-    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
+    """Photographs of the classes 0 to 8, one of them turned: three blocks of the tiny configs."""
+    images, turned = photographs(tmp_path_factory.mktemp("nine_photographs"), 9), Image.Exif()
+    turned[0x0112] = 6
+    photograph(1).save(images / "1.png", exif=turned)
+    return images
 
 
 @pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
+def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     """The attack `trap`, known to this process and to those that it starts."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -52,20 +56,11 @@ def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 
 @pytest.fixture(scope="module")
-def here(
-    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def here(nine_photographs: Path, trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of CONFIG in this process."""
-    out = tmp_path_factory.mktemp("here")
-    attack(nine_photographs, out, CONFIG)
+    trap.reset()
+    attack(nine_photographs, out := tmp_path_factory.mktemp("here"), CONFIG)
     return out
-
-
-@pytest.fixture
-def trap(planted_trap: Trap, here: Path) -> Iterator[Trap]:
-    planted_trap.reset()
-    yield planted_trap
-    planted_trap.reset()
 
 
 def same_rows(one: Path, other: Path) -> None:
@@ -263,7 +258,7 @@ def kill_node(cluster: Any, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def slurm_cluster(planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def slurm_cluster(trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two nodes, each with one CPU; this process is its client."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     tool = script("slurm-here")
@@ -318,8 +313,12 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
 TWO = EngineConfig("local", workers=2)
 
 
-def test_a_killed_worker_changes_nothing(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
+def test_a_killed_worker_changes_nothing_and_what_workers_saw_is_told(
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "two"
     trap.hold()
@@ -330,6 +329,8 @@ def test_a_killed_worker_changes_nothing(
         assert run.result(SECONDS).exit_code == 0
     same_rows(here, out)
     assert len(trap.attacked()) == 7  # three blocks in two cells, and the one of the killed worker
+    [turned] = [line for line in capsys.readouterr().err.splitlines() if "EXIF" in line]
+    assert ("1.png" in turned, "0.png" in turned) == (True, False)
     before = sorted(out.glob("rows/*/*"))
     assert attack(nine_photographs, out, CONFIG).exit_code == 0
     assert sorted(out.glob("rows/*/*")) == before  # nothing was left to be done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import load_experiment
@@ -27,58 +25,31 @@ from mjp_privacy.experiment.plan import Forecast, make_plan
 from tests.helpers.runs import tiny
 
 ROOT = Path(__file__).parents[2]
-REFUSED = [
-    (["here", "--workers", "2"], "workers"),
-    (["local", "--partition", "gpu"], "partition"),
-    (["slurm", "--address", "head:6379"], "address"),
-    (["lokal"], "local"),
-    (["local", "--workers", "0"], "workers"),
-    (["nowhere.yaml"], "nowhere.yaml"),
-    (["flat.yaml"], "engine:"),
-    (["slurm", "--minutes", "2"], "minutes"),
-    (["slurm", "--gpus-per-task", "0.5"], "gpus_per_task"),
-]
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray, submitit and Slurm are here."""
+@pytest.mark.parametrize(
+    ("engine", "program", "package", "named"),
+    [
+        ("ray", "here", None, r"mjp-privacy\[ray\]"),
+        ("slurm", "here", None, r"mjp-privacy\[slurm\]"),
+        ("slurm", None, None, r"sbatch.*slurm-here"),
+        (EngineConfig("slurm", minutes=2), "here", "here", "minutes"),
+        (EngineConfig("slurm", gpus_per_task=0.5), "here", "here", "gpus_per_task"),
+    ],
+)
+def test_what_is_not_installed_or_not_possible_is_named(
+    engine: Any, program: Any, package: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong on the command line alone stands in tests/inputs."""
+    monkeypatch.setattr(options, "find_spec", lambda name: package)
+    monkeypatch.setattr("shutil.which", lambda name: program)
+    with pytest.raises(UserError, match=named):
+        engine_config(engine)
+
+
+def test_options_go_before_a_sites_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: name)
     monkeypatch.setattr("shutil.which", lambda name: name)
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("words", "name"), REFUSED)
-def test_what_cannot_be_is_refused(
-    words: list[str],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "flat.yaml").write_text(json.dumps({"kind": "slurm"}))
-    assert main(["attack", "demo", "--engine", *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert name in said
-    assert not (tmp_path / "results").exists()
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
-    for kind, program, named in (
-        ("ray", "here", r"mjp-privacy\[ray\]"),
-        ("slurm", "here", r"mjp-privacy\[slurm\]"),
-        ("slurm", None, r"sbatch.*slurm-here"),
-    ):
-        monkeypatch.setattr("shutil.which", lambda name, found=program: found)
-        with pytest.raises(UserError, match=named):
-            engine_config(kind)
-
-
-@pytest.mark.usefixtures("installed")
-def test_options_go_before_a_sites_file() -> None:
     path = ROOT / "configs" / "engines" / "slurm.yaml"
     engine = engine_config(EngineConfig(str(path), workers=3, partition="gpu"))
     assert (engine.kind, engine.workers, engine.partition) == ("slurm", 3, "gpu")
@@ -98,18 +69,18 @@ FOUR = {"cores": 4, "gpus": (), "free": 64 << 30}
 @pytest.mark.parametrize(
     ("machine", "engine", "images", "becomes"),
     [
-        pytest.param({}, AUTO, 9, ("local", 4), id="a worker a core"),
-        pytest.param({}, AUTO, 1, ("here", None), id="a small run"),
-        pytest.param({"cores": 1}, AUTO, 9, ("here", None), id="one core"),
-        pytest.param({"cores": 64}, AUTO, 9, ("local", 15), id="as many as there are tasks"),
-        pytest.param({}, EngineConfig("auto", 2), 1, ("local", 2), id="asked for"),
-        pytest.param({}, LOCAL, 1, ("local", 4), id="local is always local"),
-        pytest.param({"gpus": ("0", "1")}, AUTO, 9, ("local", 2), id="a worker a GPU"),
-        pytest.param({"free": None}, AUTO, 9, ("local", 4), id="memory is not known"),
-        pytest.param({}, EngineConfig("ray"), 9, ("ray", None), id="a cluster's own affair"),
-        pytest.param({"free": 5 * EACH // 2}, AUTO, 9, ("local", 2), id="memory holds fewer"),
-        pytest.param({"free": 1}, AUTO, 9, ("here", None), id="memory holds one"),
-        pytest.param({"free": 1}, EngineConfig("local", 4), 9, ("local", 4), id="who asks"),
+        ({}, AUTO, 9, ("local", 4)),
+        ({}, AUTO, 1, ("here", None)),  # a small run
+        ({"cores": 1}, AUTO, 9, ("here", None)),
+        ({"cores": 64}, AUTO, 9, ("local", 15)),  # as many as there are tasks
+        ({}, EngineConfig("auto", 2), 1, ("local", 2)),  # asked for
+        ({}, LOCAL, 1, ("local", 4)),
+        ({"gpus": ("0", "1")}, AUTO, 9, ("local", 2)),
+        ({"free": None}, AUTO, 9, ("local", 4)),
+        ({}, EngineConfig("ray"), 9, ("ray", None)),  # a cluster's own affair
+        ({"free": 5 * EACH // 2}, AUTO, 9, ("local", 2)),  # memory holds fewer
+        ({"free": 1}, AUTO, 9, ("here", None)),
+        ({"free": 1}, EngineConfig("local", 4), 9, ("local", 4)),  # who asks gets it
     ],
 )
 def test_how_many_work(

@@ -43,28 +43,12 @@ case "$*" in "show config") echo "MaxArraySize            = $(cat "$HERE/longest
 
 @dataclass(frozen=True)
 class FakeSlurm:
-    """`slurm = FakeSlurm.installed(tmp_path, monkeypatch); slurm.say({"1_0": "RUNNING"})`"""
+    """The commands' folder, with what they answer: `longest` of scontrol, `states` of squeue, which
+    fails without, and `refusal` of sbatch, which takes everything without."""
 
     folder: Path
 
-    @classmethod
-    def installed(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-        """The commands before all others in the PATH of this process."""
-        (folder / "bin").mkdir(parents=True)
-        for name, lines in SCRIPTS.items():
-            path = folder / "bin" / name
-            note = f'echo "{name} $*" >> "$HERE/calls"'
-            path.write_text(f"#!/bin/sh\nHERE='{folder}'\n{note}\n{lines}\n")
-            path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        slurm = cls(folder)
-        slurm.answer("longest", "1001")
-        slurm.say({})
-        return slurm
-
     def answer(self, name: str, text: str | None) -> None:
-        """What the commands answer: `longest` of scontrol, `states` of squeue, which fails without,
-        and `refusal` of sbatch, which takes everything without."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         if text is not None:
@@ -74,19 +58,20 @@ class FakeSlurm:
         """What squeue answers: {"1_0": "PENDING|Resources"}."""
         self.answer("states", "\n".join(f"{task}|{state}" for task, state in states.items()))
 
-    def calls(self, name: str) -> list[str]:
-        """The arguments with which a command was called."""
+    def cancelled(self) -> list[str]:
+        """The arguments with which scancel was called."""
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [line.partition(" ")[2] for line in lines if line.split(" ")[0] == name]
+        return [line.partition(" ")[2] for line in lines if line.startswith("scancel ")]
 
     def scripts(self) -> list[str]:
         """The batch scripts that were submitted."""
         return [path.read_text() for path in sorted(self.folder.glob("*.sh"))]
 
-    def environment(self, number: int) -> str:
-        """The environment that sbatch had at its n-th call, and would give to the tasks."""
-        return (self.folder / f"{number}.environment").read_text()
+    def arrays(self) -> list[str]:
+        """The sizes of the arrays that were submitted."""
+        found = [re.search(r"--array=([^%]+)", script) for script in self.scripts()]
+        return ["single" if match is None else match[1] for match in found]
 
 
 def engine_in(folder: Path, on_gpu: bool = False, **options: Any) -> SlurmEngine:
@@ -100,16 +85,21 @@ def engine_in(folder: Path, on_gpu: bool = False, **options: Any) -> SlurmEngine
     return made
 
 
-def arrays(slurm: FakeSlurm) -> list[str]:
-    """The sizes of the arrays that were submitted."""
-    found = [re.search(r"--array=([^%]+)", script) for script in slurm.scripts()]
-    return ["single" if match is None else match[1] for match in found]
-
-
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Its commands stand before all others in the PATH of this process."""
     monkeypatch.setattr(slurm_module, "LOOK", 0.0)
-    return FakeSlurm.installed(tmp_path / "slurm", monkeypatch)
+    made = FakeSlurm(tmp_path / "slurm")
+    (made.folder / "bin").mkdir(parents=True)
+    for name, lines in SCRIPTS.items():
+        path = made.folder / "bin" / name
+        note = f'echo "{name} $*" >> "$HERE/calls"'
+        path.write_text(f"#!/bin/sh\nHERE='{made.folder}'\n{note}\n{lines}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{made.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    made.answer("longest", "1001")
+    made.say({})
+    return made
 
 
 # what becomes of a job ----------------------------------------------------------------------------
@@ -142,7 +132,7 @@ def test_every_end_is_named_and_jobs_that_wait_or_run_are_not_gone(
     assert [*gone] == ([3] if name else [])
     assert all(name in words for words in gone.values())
     never = bool(name) and "PENDING" in str(state)
-    assert slurm.calls("scancel") == (["--quiet 1"] if never else [])
+    assert slurm.cancelled() == (["--quiet 1"] if never else [])
 
 
 def test_jobs_of_an_array_are_told_apart_with_their_last_words(
@@ -188,7 +178,7 @@ def test_what_sbatch_does_not_take_now_waits_and_what_it_never_takes_is_said(
     assert not engine.gone()
     slurm.answer("refusal", None)
     engine.gone()
-    assert arrays(slurm) == ["0-1", "single"]
+    assert slurm.arrays() == ["0-1", "single"]
 
 
 def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -211,7 +201,7 @@ def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path)
     assert not [flag for flag in flags if flag.startswith("wckey")]
     assert re.search(r"--job-name=mjp-my-run-[0-9a-f]{8}$", script, re.MULTILINE)
     assert lines.index("export OMP_NUM_THREADS=1") < lines.index("module load python")
-    assert arrays(slurm) == ["0-2", "0-2", "single"]
+    assert slurm.arrays() == ["0-2", "0-2", "single"]
     engine_in(tmp_path, gpus_per_task=2).start([0])
     assert "gpus" not in slurm.scripts()[3]
     folder = tmp_path / "my run" / "work" / "slurm" / engine.name
@@ -227,10 +217,11 @@ def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
     engine_in(tmp_path).start([0])
-    assert "SLURM_MEM_PER_CPU=1000" in slurm.environment(1)  # a setting of the user's own
+    first, second = (slurm.folder / f"{number}.environment" for number in (1, 2))
+    assert "SLURM_MEM_PER_CPU=1000" in first.read_text()  # a setting of the user's own
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     engine_in(tmp_path).start([0])
-    inherited = [line for line in slurm.environment(2).splitlines() if line.startswith("SLURM_")]
+    inherited = [line for line in second.read_text().splitlines() if line.startswith("SLURM_")]
     assert inherited == ["SLURM_CONF=/etc/slurm.conf"]
     assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
 
@@ -249,7 +240,7 @@ def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, 
         (folder / f"1_{number}_0_result.pkl").touch()
 
     def cancelled() -> bool:
-        return any(f"--name={engine.name}" in call for call in slurm.calls("scancel"))
+        return any(f"--name={engine.name}" in call for call in slurm.cancelled())
 
     engine.close()
     assert cancelled() == (ended < 2)

@@ -365,22 +365,6 @@ def test_an_option_that_entries_do_not_take_is_told_and_refused_where_none_does(
     assert "--client.batch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(["--gamma", "0.5"], ["--client.defenses", "int8"], ["--weights", "a.pth"]),
-        *(["--model", "vit"], ["--images", "photographs"], ["--images", "embedded"]),
-    ],
-)
-def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["attack", "uploads", "--uploads", "x", "--out", str(run), *options]) == 2
-    assert options[0].partition(".")[0] in capsys.readouterr().err
-    assert not run.exists()
-
-
 # conditions of the grid, a model of one's own -----------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,22 +88,18 @@ def test_images_that_cannot_be_used_are_rows_with_a_reason(own: Path, tmp_path: 
     same_results(run, tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("spoilt", ["no image", "smaller than a patch"])
 def test_with_a_limit_another_file_takes_the_place_of_one_that_cannot_be_used(
-    own: Path, tmp_path: Path, spoilt: str
+    own: Path, tmp_path: Path
 ) -> None:
     """Each is named, and the images are as many as asked for."""
-    for name in ("0.png", "3.png"):
-        (own / name).write_bytes(b"no image")
-        if spoilt != "no image":
-            Image.new("RGB", (7, 7)).save(own / name)
-    summary = attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=3)
-    assert summary.images == 3
-    assert {*statuses(tmp_path / "run").values()} == {"ok"}
-    assert summary.exit_code == (3 if summary.failures else 0)
-    told = attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=4).failures
-    assert len(statuses(tmp_path / "run")) == 4
-    assert all(any(name in line for line in told) for name in ("0.png", "3.png"))
+    (own / "0.png").write_bytes(b"no image")
+    Image.new("RGB", (7, 7)).save(own / "3.png")  # smaller than a patch
+    for limit in (3, 4):
+        summary = attack(own, tmp_path / "run", one_cell(attacks=SPAN), limit=limit)
+        assert summary.images == limit
+        assert [*statuses(tmp_path / "run").values()] == ["ok"] * limit
+    assert all(any(name in line for line in summary.failures) for name in ("0.png", "3.png"))
+    assert summary.exit_code == 3
 
 
 def test_a_client_step_falls_with_its_image(
@@ -147,11 +142,8 @@ def test_a_model_without_a_checkpoint_fails_alone_and_is_made_good(
     assert summary.exit_code == 3
     [line] = summary.failures
     assert line.startswith("MJP: ")
-    status = [(e["model"], e["setting"], e["status"]) for e in cells(run)]
-    assert status == [
-        *(("ViT", setting, "ok") for setting in "ab"),
-        *(("MJP", setting, "failed") for setting in "abc"),
-    ]
+    status = [(e["model"], e["status"]) for e in cells(run)]
+    assert status == [("ViT", "ok")] * 2 + [("MJP", "failed")] * 3
     done = written(run)
     save_file(load_model(**{**MJP, "seed": 5}).state_dict(), path)
     assert attack(three, run, config, weights=(f"MJP={path}",)).exit_code == 0
@@ -161,9 +153,8 @@ def test_a_model_without_a_checkpoint_fails_alone_and_is_made_good(
     assert [e["status"] for e in cells(run)] == ["ok"] * 5
     assert cell(run, model="MJP", setting="c")["checkpoint"] == "mjp.safetensors"
 
-    before, files = cells(run), written(run)  # the path of a checkpoint is no part of a run_id
+    files = written(run)  # the path of a checkpoint is no part of a run_id
     attack(three, run, config, weights={"MJP": path.rename(tmp_path / "moved.safetensors")})
-    assert [e["run_id"] for e in cells(run)] == [e["run_id"] for e in before]
     assert written(run) == files
 
 
@@ -306,15 +297,17 @@ def _registered() -> Iterator[None]:
         yield
 
 
-def with_faulty(**options: Any) -> dict[str, Any]:
-    return one_cell(attacks=[{"name": "faulty", "options": options}, *SPAN])
-
-
-def test_a_faulty_attack_is_rows_with_the_reason(three: Path, tmp_path: Path) -> None:
-    """The image that it bears where it is alone, 2.png, has its picture."""
+def test_a_faulty_attack_or_defence_is_rows_with_the_reason(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image that the attack bears where it is alone, 2.png, has its picture."""
+    monkeypatch.setattr(GaussianNoise, "apply", lambda *_: 1 / 0)
     wrong = [{"name": "faulty", "label": a, "options": {"answer": a}} for a in ANSWERS]
     before = [{"name": "faulty", "label": m, "options": {"member": m}} for m in BEFORE_IT_RUNS]
-    assert attack(three, tmp_path, one_cell(attacks=[*wrong, *before, *SPAN])).exit_code == 3
+    entry = {"models": ["ViT"], "settings": ["a"]}
+    noisy = {"client": {"defenses": [{"gaussian_noise": 0.1}]}, "attacks": ["patch_gradient"]}
+    config = one_cell(attacks=[*wrong, *before, *SPAN], grid=[entry, entry | noisy])
+    assert attack(three, tmp_path, config).exit_code == 3
     traced = [line["message"] for line in logged(tmp_path) if line.get("traceback")]
     for answer in ANSWERS:
         told = outcome(tmp_path, attack=answer)
@@ -326,31 +319,23 @@ def test_a_faulty_attack_is_rows_with_the_reason(three: Path, tmp_path: Path) ->
     for member in BEFORE_IT_RUNS:
         assert {status for status, _ in outcome(tmp_path, attack=member).values()} == {"failed"}
         assert all(f"({FILE}:" in reason for _, reason in outcome(tmp_path, attack=member).values())
-    assert {*statuses(tmp_path, attack="patch_gradient").values()} == {"ok"}
-
-
-def test_a_defence_that_fails_is_the_rows_of_its_clients(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GaussianNoise, "apply", lambda *_: 1 / 0)
-    entry = {"models": ["ViT"], "settings": ["a"]}
-    grid = [entry, entry | {"client": {"defenses": [{"gaussian_noise": 0.1}]}}]
-    assert attack(three, tmp_path, one_cell(grid=grid, attacks=SPAN)).exit_code == 3
-    statuses = rows(tmp_path).groupby("defenses")["status"].unique().str.join(",")
-    assert statuses.to_dict() == {"": "ok", "gaussian_noise 0.1": "failed"}
+    for defenses, status in (("", "ok"), ("gaussian_noise 0.1", "failed")):
+        told = statuses(tmp_path, attack="patch_gradient", defenses=defenses)
+        assert {*told.values()} == {status}
 
 
 def test_a_stop_is_no_fault_of_the_attack(
     three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = one_cell(attacks=[{"name": "faulty"}])
     with monkeypatch.context() as patch:
         patch.setitem(ANSWERS, "runtime", lambda view: raised(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            attack(three, tmp_path, with_faulty())
+            attack(three, tmp_path, config)
     # nor is whatever an attack raises after a signal: libraries turn it into errors of their own
     monkeypatch.setattr(step, "interrupted", lambda: True)
     with pytest.raises(RuntimeError, match="sizes do not match"):
-        attack(three, tmp_path, with_faulty())
+        attack(three, tmp_path, config)
 
 
 # memory -------------------------------------------------------------------------------------------
@@ -360,7 +345,7 @@ def in_batches(**changes: Any) -> dict[str, Any]:
     attacks = [*SPAN, {"name": "masked_span"}, *GREY]
     grid = [{"models": ["MJP"], "settings": ["a", "c"], "gammas": [0.5]}]
     content = {"dtypes": ["float64"], "block": 6, "attacks": attacks, "models": {"MJP": MJP}}
-    return tiny(**content, grid=grid, **changes)
+    return tiny(**(content | changes), grid=grid)
 
 
 def cramped(patch: pytest.MonkeyPatch, most: int, error: Exception | None = None) -> list[int]:
@@ -402,13 +387,9 @@ def test_the_rows_of_a_split_block_are_those_of_the_whole(
             assert (stored["images"] - right[name]["images"]).abs().max() < 1e-5
 
 
-def test_what_memory_holds_is_learnt_or_known_before(
+def test_what_memory_holds_is_known_before(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        tried = cramped(patch, 1)
-        attack(images, tmp_path / "learnt", one_cell(attacks=SPAN))
-        assert tried == [3, 1, 1, 1] * 2
     monkeypatch.setattr(cell_module, "free_bytes", lambda device: 20_000_000)
     tried = cramped(monkeypatch, 100)
     attacks = [*SPAN, {"name": "masked_span"}, *GREY]
@@ -422,14 +403,14 @@ def test_where_memory_never_suffices_the_images_fail_and_a_moving_model_is_not_s
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = cramped(monkeypatch, 0)
-    assert attack(images, tmp_path / "run", in_batches(), limit=2).exit_code == 3
-    assert {*rows(tmp_path / "run")["status"]} == {"failed"}
-    for reason in rows(tmp_path / "run")["reason"]:
-        assert all(n in reason for n in ("out of memory", "1 image", "client.batch"))
-    tried.clear()
-    attack(images, tmp_path / "moving", in_batches(client={"server_lr": 0.1}))
-    assert {*tried} == {6}
-    assert "6 image" in rows(tmp_path / "moving")["reason"].iloc[0]
+    for client, together in (({}, 1), ({"server_lr": 0.1}, 6)):
+        tried.clear()
+        out = tmp_path / f"{together}"
+        assert attack(images, out, in_batches(client=client, attacks=SPAN)).exit_code == 3
+        assert min(tried) == together
+        assert {*rows(out)["status"]} == {"failed"}
+        for reason in rows(out)["reason"]:
+            assert all(n in reason for n in ("out of memory", f"{together} image", "client.batch"))
 
 
 # time ---------------------------------------------------------------------------------------------
@@ -445,9 +426,7 @@ def with_slow(budget: Any = 0.3, **options: Any) -> dict[str, Any]:
 def test_an_attack_that_looks_gives_its_best_so_far_and_its_neighbours_are_not_concerned(
     three: Path, tmp_path: Path
 ) -> None:
-    started = time.process_time()
     assert attack(three, tmp_path / "looks", with_slow(looks=True)).exit_code == 0
-    assert time.process_time() - started < 15  # it wants 3 s; the rest is torch's start
     expected = {"0.png": ("ok", ""), "1.png": ("ok", REASON), "2.png": ("ok", "")}
     assert outcome(tmp_path / "looks") == expected
     found = rows(tmp_path / "looks").set_index("metric")

@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 
 from attacks import ATTACKS
-from mjp_privacy.cli import main
 from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
@@ -34,113 +33,87 @@ from tests.helpers.uploads import edit, edit_all
 
 PACKAGE = "workbench"
 
-TONE = '''"""Pictures of one tone."""
+SOURCES = {
+    "__init__": "",
+    "levels": "LEVEL = 0.5\n",
+    "shade": "from .levels import LEVEL\n",
+    "tone": """
 from dataclasses import dataclass
 from typing import ClassVar
-
 from tests.helpers.own_attacks import Own, grey
-from workbench.shade import shade
+from workbench.shade import LEVEL
 from mjp_privacy.interfaces import Reconstruction
-
 
 @dataclass(frozen=True)
 class Tone(Own):
     name: ClassVar[str] = "tone"
 
     def run(self, view, *, generator):
-        return Reconstruction(2 * shade() * grey(view))
-'''
-SHADE = '''"""Between the attack and what it needs."""
-from .levels import LEVEL
-
-
-def shade():
-    return LEVEL
-'''
-DIMMED = '''"""Sends half of the upload."""
+        return Reconstruction(2 * LEVEL * grey(view))
+""",
+    "dimmed": """
 from dataclasses import dataclass
 from typing import ClassVar
-
 from mjp_privacy.client.defenses.disturbance import Disturbed
-
 
 @dataclass(frozen=True)
 class Dimmed:
-    """Sends half."""
-
     name: ClassVar[str] = "dimmed"
     main: ClassVar[str | None] = None
 
     def apply(self, sent, draws):
         return Disturbed({name: g * 0.5 for name, g in sent.items()}, {}, {})
-'''
-
-
-SOURCES = {"__init__": "", "tone": TONE, "shade": SHADE, "dimmed": DIMMED}
-SOURCES["levels"] = "LEVEL = 0.5\n"
+""",
+}
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A package of source files; `edit` replaces a text in one, or makes it of `new` where `old` is
-    empty, and makes Python import it anew."""
+    """A package of source files with an attack `tone` and a defence `dimmed`."""
 
     folder: Path
 
     def edit(self, module: str, old: str, new: str) -> None:
+        """Replace a text in a source, or write it where there is none, and import it anew."""
         path = self.folder / f"{module}.py"
-        text = path.read_text() if old else ""
-        assert old in text
-        path.write_text(text.replace(old, new) if old else new)
-        forget()
-
-
-def forget() -> None:
-    """Take the package for never imported."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-    defense_of.cache_clear()
+        path.write_text(path.read_text().replace(old, new) if old else new)
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        defense_of.cache_clear()
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """The package, with its attack `tone` and its defence `dimmed` registered."""
+    """Both are registered."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two edits can share a second
     made = Workbench(tmp_path / PACKAGE)
     made.folder.mkdir()
     for name, text in SOURCES.items():
-        (made.folder / f"{name}.py").write_text(text)
+        made.edit(name, "", text)
     with (
         patch.dict(ATTACKS, {"tone": Entry("workbench.tone:Tone")}),
         patch.dict(DEFENSES, {"dimmed": Entry("workbench.dimmed:Dimmed")}),
     ):
         yield made
-    forget()
+    made.edit("levels", "", "")
 
 
 TWO = one_cell(attacks=[{"name": "tone"}, {"name": "grey"}], block=3)
 
 
-@pytest.fixture
-def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
-    """A finished run of `tone` and `grey`, two blocks of three images each."""
-    attack(images, tmp_path / "run", TWO)
-    return tmp_path / "run"
-
-
 def refusal(images: Path, out: Path, config: Mapping[str, Any] = TWO, **arguments: Any) -> str:
     """What the same command says of the results there; it must not have written a file."""
-    before = everything(out)
+
+    def everything() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    before = everything()
     with pytest.raises(UserError) as raised:
         attack(images, out, config, **arguments)
-    assert everything(out) == before
+    assert everything() == before
     return str(raised.value)
-
-
-def everything(out: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 DEFENDED = {**TWO, "client": {"defenses": ["dimmed"]}}
@@ -158,7 +131,11 @@ def levels(out: Path) -> dict[str, float]:
     return {name: float(parts["images"].mean()) for name, parts in stored.items()}
 
 
-# stop ---------------------------------------------------------------------------------------------
+@pytest.fixture
+def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
+    """A finished run of `tone` and `grey`, two blocks of three images each."""
+    attack(images, tmp_path / "run", TWO)
+    return tmp_path / "run"
 
 
 def test_every_changed_added_and_removed_file_is_named(
@@ -196,16 +173,6 @@ def test_attacks_on_recorded_uploads_stop_too(
     assert written(tmp_path / "run") == before
     assert again(stale="keep").of_other_code == 2
     assert again(stale="fresh").of_other_code == 0
-
-
-def test_both_options_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["attack", "demo", "--out", str(tmp_path / "run"), "--fresh", "--keep"]
-    assert main(words) == 2
-    assert "--keep" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-# make again, or keep ------------------------------------------------------------------------------
 
 
 def test_a_killed_fresh_run_goes_on(
@@ -303,7 +270,6 @@ def test_the_normal_form_is_the_same_in_every_python() -> None:
         ("a = 'x' 'y'", '# why\na = u"xy"  # one\n\n'),
         ("def f():\n return 1", 'def f():\n    """One.\n\n    Two."""\n    return 1'),
         ("def f(): pass", 'def f():\n    "text"'),
-        ("class C:\n a = 1", 'class C:\n    a = 1\n    """What a is."""'),
     ):
         assert normal_form(ast.parse(one)) == normal_form(ast.parse(same))
 
@@ -311,7 +277,7 @@ def test_the_normal_form_is_the_same_in_every_python() -> None:
 # which files --------------------------------------------------------------------------------------
 
 
-def test_every_module_that_an_attack_imports_counts() -> None:
+def test_every_module_that_is_imported_counts_and_so_do_defences_and_presets() -> None:
     """At least those within `attacks` that Python itself imports, but for the registry."""
     script = "import attacks.masked_span, sys; print(*sys.modules)"
     printed = subprocess.check_output(
@@ -324,9 +290,6 @@ def test_every_module_that_an_attack_imports_counts() -> None:
     assert wanted <= {file.replace("/", ".") for file in counted}
     assert {"attacks/__init__.py", "attacks/april.py"}.isdisjoint(files)
     assert all(file.startswith("attacks/") for file in files)
-
-
-def test_defences_and_presets_count() -> None:
     reader = SourceReader()
     plain, defended = reader.code_of("grey"), reader.code_of("grey", ["top_k 0.1", "int8"])
     assert {*defended.files} - {*plain.files} == {

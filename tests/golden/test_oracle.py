@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 
 from tests.golden import oracle
+from tests.helpers.night import nightly
 from tools import convert_run
 
 Inputs = Callable[[str], Path]
@@ -47,15 +48,12 @@ def inputs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return cache(lambda name: oracle.inputs(name, tmp_path_factory.mktemp(name)))
 
 
+@pytest.mark.parametrize("workers", [0, nightly(2)])
 @pytest.mark.parametrize("name", oracle.CASES)
-def test_in_this_process(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
-    same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run"))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", oracle.CASES)
-def test_by_two_workers(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
-    same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run", workers=2))
+def test_here_and_by_two_workers(
+    name: str, workers: int, inputs_of: Inputs, tmp_path: Path
+) -> None:
+    same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run", workers))
 
 
 @pytest.mark.nightly

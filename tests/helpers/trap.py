@@ -88,6 +88,8 @@ class Trap:
         return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def hold(self) -> None:
+        """Let attacks wait from now on, and forget what was attacked before."""
+        self.reset()
         (self.folder / "hold").touch()
 
     def release(self) -> None:

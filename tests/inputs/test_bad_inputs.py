@@ -94,6 +94,18 @@ CHECK = ("check", "uploads")
 ZIPPED = with_words("attack", images="images.zip")
 
 
+IDLE = [
+    *(("gamma", "0.5"), ("client.defenses", "int8"), ("weights", "a.pth"), ("model", "vit")),
+    *(("images", "photographs"), ("images", "embedded")),
+]
+"""Options of simulated clients, which say nothing of recorded uploads."""
+ENGINES = {
+    **{"here --workers 2": "workers", "local --partition gpu": "partition", "lokal": "local"},
+    **{"slurm --address head:6379": "address", "local --workers 0": "workers"},
+    **{"nowhere.yaml": "nowhere.yaml", "training.yaml": "engine:"},
+}
+
+
 def own(weights: str) -> Words:
     """`mjp attack own` of these weights."""
     heads = ("--num-heads", "2", "--mean", "0.5", "--std", "0.25")
@@ -193,6 +205,7 @@ REFUSED: list[tuple[str, Words, Spoil]] = [
     (MODEL, own(MODEL), with_tensors(tensor_changes()["all complex64"])),
     ("model.pth", own("model.pth"), with_state(lambda state: [1, 2])),
     ("images/labels.csv", ("sample", *GOOD["sample"]), labels("a.png,1", "b.png,2")),
+    ("images/labels.csv", ATTACK, labels("0.png,cat")),
     ("images/labels.csv", ATTACK, labels("0.png\x1b[2J,1", "\x1b]0;x\x07.png,2")),
     ("images.zip", ZIPPED, zip_of({"../../0.png": png(8)})),
 ]
@@ -218,15 +231,43 @@ BORNE: list[tuple[str, Words, Spoil]] = [
     ("images/a\x1b[2Jb.png", ATTACK, written(b"x")),
 ]
 """Files without which a command may go on."""
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
+PRIOR = {"name": "april_prior", "label": "leak", "options": {"prior": "station"}}
+MISTAKES: list[tuple[Words, str]] = [
+    (("attack", "experimint.yaml"), "experiment.yaml"),
+    (("attack", "experiment.yaml", "--out", "out"), "--images PATH"),
+    *(
+        (with_words("attack", images=name), name)
+        for name in ("imagse", "~nobody-of-this-name/images")
+    ),
+    (with_words("attack", labels="lables.csv"), "lables.csv"),
+    (with_words("attack", limit="0"), "got 0"),
+    (with_words("attack", weights="Mm=x.pth"), "Mm"),
+    (with_words("attack", out="model.pth/run"), "--out"),
+    *((with_words("attack", **{name: "few"}), name) for name in ("limit", "device", "dtypes")),
+    *((with_words("attack", **{name: "0"}), name) for name in ("block", "client.mode")),
+    ((*ATTACK, "--fresh", "--keep"), "--keep"),
+    *(((*ATTACK_UPLOADS, f"--{name}", word), f"--{name.partition('.')[0]}") for name, word in IDLE),
+    *(((*ATTACK, "--engine", *words.split()), name) for words, name in ENGINES.items()),
+]
+"""What a command line says wrong, and what is named."""
 INSIDE = {"attack": "images", "sample": "images", "train": "classes", "federate": "classes"}
 CASES = [
     *(Case(a, (2, 3), Path(f.replace("*", "")).stem, f, spoil) for f, a, spoil in REFUSED),
     *(Case(argv, MAYBE, "", file, spoil) for file, argv, spoil in BORNE),
     Case(ATTACK, (2, 3), "img_size", "experiment.yaml", field("models.M.img_size", 10**9)),
+    *(Case(words, (2,), name) for words, name in MISTAKES),
+    Case(
+        ATTACK, (2,), "experiment.yaml, attacks.0: ", "experiment.yaml", field("attacks.0", PRIOR)
+    ),
+    Case(with_words("attack", images="new"), (2,), "new", "new", Path.mkdir),
+    Case(with_words("attack", images="new.zip"), (2,), "new.zip", "new.zip", written(EMPTY_ZIP)),
     *(Case(words, (2,)) for words in ((), ("a\x1b[2Jb",), ("x" * 5000,))),
     Case(ATTACK[:-1], (2,), "--out"),
     *(Case(with_words(c, out="null"), FULL, "", "null", null_device) for c in ("attack", "score")),
     Case(with_words("report", out="/".join(["x" * 200] * 30)), FULL),
+    *(Case(with_words("attack", out=word), (2,)) for word in ("x" * 2001, "a\x1b[2J", "")),
+    Case((*ATTACK, "--out", "again"), (2,), "--out"),
     Case(with_words("analyse", limit="$(touch OWNED)"), (2,)),
     *(Case(with_words(c, out=f"{place}/out"), (2,), "--out") for c, place in INSIDE.items()),
     *(Case((c, *GOOD[c], "--surprize"), (2,), "surprize") for c in GOOD),
@@ -242,6 +283,7 @@ def test_bad_input(case: Case, base: Path, tmp_path: Path) -> None:
     outcome = case.outcome(base, tmp_path / "inputs")
     assert not (faults := outcome.faults(case.codes, case.name)), "\n".join(faults)
     assert not (tmp_path / "inputs" / "OWNED").exists()
+    assert outcome.code != 2 or not (tmp_path / "inputs" / "out" / "rows").exists()
     thesis = tmp_path / "inputs" / THESIS
     assert not thesis.exists() or thesis.read_text() == "mine"
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -49,6 +48,7 @@ def renamed(path: Path, make: Callable[[Path], object]) -> Path:
 
 def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
     """test_machine.py has those of every kind."""
+    assert scores(store) == store.finished("c1") == {}
     path = write(store, {"a": 5, "b": 700}).path
     assert store.pictures("c1", "c") is None
     assert pq.read_schema(path).field("target").metadata[b"same"] == b"plain"
@@ -73,35 +73,21 @@ def test_bytes_of_an_early_version_are_read(store: RunStore) -> None:
     assert same_pictures(store.pictures("c1", "a"), 5)
 
 
-def test_values_columns_and_order(store: RunStore) -> None:
-    assert scores(store) == {}
-    assert store.finished("c1") == {}
-    numbers = {"b": 1 / 3, "a": 5e-324, "c": -0.0}
-    for block, (image, value) in zip((2, 10, 1), numbers.items(), strict=True):
-        rows = rows_of({image: 1}).assign(**{"psnr.standard": value, f"own{block}.x": 1.5})
-        store.write("c1", block, rows)
-    read = store.read("c1")
-    assert read["image_id"].tolist() == ["c", "b", "a"]
-    assert read["psnr.standard"].tolist() == [-0.0, 1 / 3, 5e-324]
-    assert np.signbit(read["psnr.standard"][0])
-    assert read["own10.x"].isna().tolist() == [True, True, False]
-    assert store.read("c1", ["image_id", "no such"]).columns.tolist() == ["image_id"]
-    assert read["label"].tolist() == [3, 3, 3]
-
-
-def test_files_of_other_columns_are_compacted_together_and_full_ones_stay(
+def test_files_of_other_columns_are_read_in_order_compacted_together_and_full_ones_stay(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = {f"{block}": -1.0 if block == 3 else float(block) for block in range(8)}
-    for block in range(8):
+    for block in (5, 0, 7, 1, 2, 3, 4, 6):
         status = "failed" if block == 3 else "ok"
         path = write(store, {f"{block}": block}, block=block, status=status).path
-    rows = rows_of({"x": 9}).assign(**{"once.diagnostic": 2.5})
+    rows = rows_of({"x": 9}).assign(**{"once.diagnostic": 2.5, "psnr.standard": 5e-324})
     store.write("c1", 9, rows, by_image(["x"], tensors_of([9])))
+    assert store.read("c1")["image_id"].tolist() == [*numbers, "x"]
+    assert store.read("c1", ["image_id", "no such"]).columns.tolist() == ["image_id"]
     monkeypatch.setattr(store_module, "FULL", 3 * path.stat().st_size)
     assert store.compact("c1", fewest_files=5) == 9
     assert 3 <= len(store.files("c1")) <= 5  # with pictures and without
-    assert scores(store) == numbers | {"x": 9.0}
+    assert scores(store) == numbers | {"x": 5e-324}
     assert store.read("c1")["once.diagnostic"].dropna().tolist() == [2.5]
     assert {"c0ffee": {"april.py": "1f"}} in [about["code"] for about in store.about("c1")]
     monkeypatch.setattr(store_module, "FULL", 1000)

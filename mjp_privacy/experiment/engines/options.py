@@ -5,9 +5,8 @@
       partition: gpu
       gpus_per_task: 1
 
-Options on the command line go before those of the file. Each worker computes with one thread, and
-none of the options changes a number of the run. Nothing large is imported here: what is wrong with
-the options is said at once.
+Options on the command line go before those of the file; none changes a number of the run. Nothing
+large is imported here: what is wrong with the options is said at once.
 """
 
 from __future__ import annotations

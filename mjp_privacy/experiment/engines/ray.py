@@ -4,9 +4,8 @@
     --engine ray --address auto         the cluster that this machine is part of
     --engine ray --address HOST:PORT    the cluster whose head listens there
 
-The command runs on a machine of the cluster. All machines see the run folder, images and weights by
-the same paths, and have this package installed for the same Python; no code is sent. Ray gives
-nothing again by itself, so that a lost worker is the same with every engine.
+The command runs on a machine of the cluster. All machines see the same files by the same paths and
+have this package for the same Python; no code is sent. Ray gives nothing again by itself.
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@ path and numbers alone (`SlurmWorker`). Nodes must see the run folder, the image
 this Python environment under the same paths. submitit reads states by `sacct`, which many clusters
 do not have; `squeue` is asked here.
 
-A job that is preempted or comes to its time limit is requeued and goes on with what is not
-finished. One that ends otherwise is gone, and the coordinator gives its task again. When the
-command ends, what is left of its jobs is cancelled; those of a command that was killed are
-cancelled by the next one on the same folder.
+A job that is preempted or comes to its time limit is requeued and goes on; one that ends otherwise
+is gone. What is left of a command's jobs is cancelled at its end, or by the next one on the folder.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@ each, and a coordinator gives them out and watches what is told.
 
     serve("RUN/work/job.json", 3)
 
-is a worker, wherever it runs: it knows the job's file and its own number, and does one task after
-the other that stands in RUN/work/worker-3.task. Its process keeps the plan, the model and the block
-that it had last. Nothing but files goes between it and the coordinator, so an engine needs to start
-processes and to know which have ended:
+is a worker, wherever it runs. Nothing but files goes between it and the coordinator, so an engine
+needs to start processes and to know which have ended:
 
     RUN/work/job.json       the experiment, the images by name, the device
     RUN/work/worker-N.task  the task of worker N, "M B G K", or `end`
@@ -14,10 +12,8 @@ processes and to know which have ended:
                             try, and what its worker did of it (`work.News`)
     RUN/work/*.log          what workers printed
 
-The folder is removed when the run ends. Weights and images are read by their paths, so whoever
-works must see the same files as the process that planned the run. Rows and pictures never go this
-way: they are in the run folder before a task's file tells of them, and a task given again finds
-what is there. The usual engine, of processes of this machine, stands here too.
+Weights and images are read by their paths. Rows are in the run folder before a task's file tells of
+them, so that a task given again finds what is there. The engine of this machine stands here too.
 """
 
 from __future__ import annotations
@@ -192,8 +188,7 @@ def do_task(job_file: str, task: Task) -> None:
                     finished=told.finished + news.finished,
                     messages=(*told.messages, *news.messages),
                 )
-        if isinstance(worker.source, Simulated):
-            told = replace(told, altered=worker.source.images.altered)
+        told = replace(told, altered=worker.source.altered)
     except Exception as error:
         text, number = traceback.format_exc(), 0
         if isinstance(error, UserError):  # the worker lacks something that the command found
