@@ -105,7 +105,7 @@ _attack(
 )
 _attack(
     "token_peeling",
-    "token_peeling:TokenPeeling",
+    "layer_span:TokenPeeling",
     "one upload: every token out of block 0's gradients, masked or not, with or without positions",
 )
 _attack(

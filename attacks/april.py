@@ -1,4 +1,4 @@
-r"""APRIL's closed form (arXiv 2112.14087), as breaching runs it, and a variant that knows E_unk.
+r"""APRIL's closed form (arXiv 2112.14087), as breaching runs it, knowing E_unk, and with a prior.
 
 With a block 0 that has neither norm1 nor residuals, attention sees z itself, and one upload holds
 
@@ -7,21 +7,16 @@ With a block 0 that has neither norm1 nor residuals, attention sees z itself, an
 So Z = lstsq(A^T, b), and each patch is x_i = W^+ (z_i - e_i - beta). Two limits come from
 arithmetic and must not be taken for privacy: W^+ cannot restore what W drops (width below patch
 length: the rank ceiling), and a large cond(A) uses up the gradient's precision. Apart from these
-the solution is exact for batch 1 with N+1 <= D. E_unk is the unknown embedding that MJP adds at
-masked positions.
+the solution is exact for batch 1 with N+1 <= D.
 
-APRIL's equations with a Gaussian patch prior, which lifts the rank ceiling and weighs noise.
-
-With the altered block 0, b = Wq^T dWq + Wk^T dWk + Wv^T dWv = sum_i g_i z_i^T over all tokens. The
-class token and what is added to the patches are known, so
+`april_prior` lifts the rank ceiling and weighs noise. The class token and what is added to the
+patches are known, so
 
     b - g_0 z_0^T - A^T (1 beta^T + E) = A^T X W^T + noise,
 
-and `prior.gaussian` gives the posterior mean E[X] in place of W^+ (lstsq): directions that W drops,
-and mixtures of patches that are lost in float32 rounding, are filled by the prior instead of zeros
-or noise. The noise level is measured on the upload itself. Masked positions (zero rows) have E_unk
-added, and one row, dL/dE_unk, stands for all of them: it gives the content that they share, not
-that of each patch.
+and `prior.gaussian` gives E[X] in place of W^+ (lstsq), with the noise measured on the upload.
+Masked positions (zero rows) have E_unk added, and one row, dL/dE_unk, stands for all of them: it
+gives the content that they share, not that of each patch.
 """
 
 from __future__ import annotations
@@ -35,8 +30,8 @@ import torch
 from torch import Tensor
 
 from attacks.equations import QKV, TABLE, UNKNOWN
-from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.patch_system import (
+    condition_and_rank,
     is_disturbed,
     lacks_positions,
     located,

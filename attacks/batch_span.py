@@ -1,40 +1,25 @@
 r"""What one upload of a batch says of its pictures: all but their differences' span.
 
-`equations.batches` has the algebra. The row space of what the rows of the table's gradient
-leave of G is the span S of the pictures' differences, N (B - 1) directions of a patch's p (and of
-the patches that MJP masked). Off S all pictures of the batch are equal at each position, and the
-upload gives them exactly: this part of the *mean picture* is certain, and no other part of it is,
-because the same two gradients belong to other pictures too. A prior fills S.
+`batch_span`. The row space of what the rows of the table's gradient leave of G is the span S of the
+pictures' differences, N (B - 1) directions of a patch's p, and of masked patches
+(`equations.batches`). Off S all pictures are equal at each position, and the upload gives them
+exactly; in S it says nothing of a single picture, and a prior fills it. A step's pictures are
+returned as two guesses: first the most probable single picture, close to the smoothest one of the
+batch, then, for each of the others, what the most probable mean picture leaves for them. For one
+picture a step, and for uploads whose errors are known, this is `masked_span`. It needs N B <= D and
+N (B - 1) < p. `known_share` is the share of a patch's directions that is known.
 
-A step's B pictures are returned as two guesses: first the most probable single picture, which is
-close to the smoothest one of the batch, then, for each of the others, what the most probable mean
-picture leaves for them. The order within a step means nothing. For one picture a step, and for
-uploads whose errors are known, this is `masked_span`, which weighs errors.
+`span_matching` moves what that leaves open, a of C_i + a_i V of all B pictures together, by L-BFGS
+in coordinates in which patches of photographs have unit variance, until their gradients are those
+that were sent:
 
-It needs N B <= D and N (B - 1) < p. `known_share` is the share of a patch's directions in which
-every picture of the batch, and so their mean, is known exactly.
-
-One upload of a batch: gradient matching inside the span of the pictures' differences.
-
-`batch_span` leaves of each picture's patches C_i + a_i V only a open: N^2 B (B - 1) numbers for the
-batch in place of N p B pixels. Here L-BFGS moves a of all B pictures together, in coordinates in
-which patches of photographs have unit variance, until the pictures' gradients are those that were
-sent (`batch_span`):
-
-    d(x) + prior_weight E(x) / pixels + mean of the squares by which pixels leave [0, 1].
-
-It starts at `batch_span`'s guesses, then at random pictures of the span; the best end is kept. The
-labels are those that the attacker knows, or else the ones that the classifier's gradient tells.
-Where `layer_span` applies it finds far more in less time. In half a minute of one core a batch of
-two photographs gains 6 dB over `batch_span`, one of four nothing in a minute. It also takes what
-`layer_span` refuses: B (N + 1) >= D, and patches that MJP masked in all pictures of the batch.
-
-How far the gradients of candidate pictures are from those of one step's upload.
-
-    d(x) = mean over tensors w of  1 - <g_w(x), g_w> / (|g_w(x)| |g_w|)
+    d(x) + prior_weight E(x) / pixels + mean of the squares by which pixels leave [0, 1],
+    d(x) = mean over tensors w of  1 - <g_w(x), g_w> / (|g_w(x)| |g_w|).
 
 Each tensor counts the same: over all numbers together the classifier and the last blocks outweigh
-the first ones, which say most of the patches.
+the first ones, which say most of the patches. It starts at `batch_span`'s guesses, then at random
+pictures of the span. Labels are known, or read off the classifier. `layer_span` finds far more in
+less time where it applies; this also takes B (N + 1) >= D, and patches masked in all pictures.
 """
 
 from __future__ import annotations
@@ -54,11 +39,12 @@ from attacks.equations.batches import Superposition, superposed, too_many_pictur
 from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
 from attacks.equations.layers import StepUpload, client_model
-from attacks.equations.least_squares import condition_and_rank, lbfgs
 from attacks.equations.patch_system import (
     black_and_white,
+    condition_and_rank,
     is_disturbed,
     lacks_patch_system,
+    minimised,
     patch_system,
     per_image,
     pictures_of,
@@ -79,19 +65,11 @@ class BatchSpanAttack(Usual):
 
     prior: str = "fitted"
     name: ClassVar[str] = "batch_span"
-    traits: ClassVar[tuple[str, ...]] = (
-        *("batches", "masks", "noise"),
-        *("public photographs", "patches"),
-    )
-
-    @property
-    def alone(self) -> MaskedSpan:
-        """The attack on one picture a step."""
-        return MaskedSpan(self.prior)
+    traits = ("batches", "masks", "noise", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """What `masked_span` needs; for batches the first two are read."""
-        return self.alone.needs(model)
+        return MaskedSpan(self.prior).needs(model)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the span of its batch, or None."""
@@ -101,7 +79,7 @@ class BatchSpanAttack(Usual):
         """Two guesses for the pictures of each step, and what is certain of them."""
         update = view.updates[0]
         if update.batch == 1 or is_disturbed(update):
-            return self.alone.run(view, generator=generator)
+            return MaskedSpan(self.prior).run(view, generator=generator)
         system = patch_system(view, update)
         patches, left_open = list[Tensor](), list[int]()
         for index, hidden in enumerate(system.hidden):
@@ -127,7 +105,6 @@ class BatchSpanAttack(Usual):
 
 SPREAD = 0.7  # standard deviations of the prior by which random starts leave the mean picture
 HISTORY = 50  # steps that L-BFGS remembers
-AT_ONCE = 10  # steps between looks at the time
 
 
 @dataclass(frozen=True)
@@ -145,14 +122,7 @@ class SpanMatching(Usual):
     prior: str = "fitted"
     prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
     name: ClassVar[str] = "span_matching"
-    traits: ClassVar[tuple[str, ...]] = (
-        "batches",
-        "masks",
-        "noise",
-        "steps",
-        "public photographs",
-        "patches",
-    )
+    traits = ("batches", "masks", "noise", "steps", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """All gradients but the localization regressor's, which does not depend on the pixels."""
@@ -236,17 +206,10 @@ class _Fit:
     labels: Tensor
     prior_weight: float
 
-    @property
-    def root(self) -> Tensor:
-        """L of L L^T = V Sigma^-1 V^T: coordinates a L have unit variance."""
-        basis = self.guess.basis
-        return torch.linalg.cholesky(basis @ self.energy.patch_precision @ basis.mT)
-
     def start(self, batch: int, generator: torch.Generator) -> Tensor:
         """Random pictures (B, N, p) of the span, about the mean one."""
-        basis, mean = self.guess.basis, self.guess.mean
-        units = torch.linalg.solve_triangular(self.root, basis, upper=False)
-        noise = torch.randn(batch, len(mean), len(basis), generator=generator).to(mean)
+        mean, (units, _) = self.guess.mean, self.guess.units(self.energy)
+        noise = torch.randn(batch, len(mean), len(units), generator=generator).to(mean)
         return mean + SPREAD * noise @ units
 
     def ordered(self, pictures: Tensor) -> Tensor:
@@ -260,28 +223,12 @@ class _Fit:
 
     def descended(self, start: Tensor, steps: int) -> tuple[Tensor, float]:
         """The best pictures (B, N, p) on the way from a start, and the objective there."""
-        basis, root = self.guess.basis, self.root
-        units = torch.linalg.solve_triangular(root, basis, upper=False)
-        known = start - (start @ basis.mT) @ basis
-        moves = ((start @ basis.mT) @ root).requires_grad_()
-        best = start, float("inf")
-        optimizer = lbfgs(moves, AT_ONCE, HISTORY)
-
-        def closure() -> Tensor:
-            nonlocal best
-            optimizer.zero_grad()
-            pictures = known + moves @ units
-            value = self._objective(pictures)
-            value.backward()
-            if float(value.detach()) < best[1]:
-                best = pictures.detach().clone(), float(value.detach())
-            return value.detach()
-
-        for _ in range(0, steps, AT_ONCE):
-            optimizer.step(closure)
-            if spent():
-                break
-        return best
+        basis, (units, root) = self.guess.basis, self.guess.units(self.energy)
+        known, moves = start - (start @ basis.mT) @ basis, (start @ basis.mT) @ root
+        best, least = minimised(
+            lambda moves: self._objective(known + moves @ units), moves, steps, HISTORY
+        )
+        return known + best @ units, least
 
     def _objective(self, pictures: Tensor) -> Tensor:
         """The objective of pictures (B, N, p)."""

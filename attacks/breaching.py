@@ -6,18 +6,11 @@ torch's compiler and SymPy: two seconds and 1,500 modules. The attackers need to
     with parts_of_breaching():
         from breaching.attacks.analytic_attack import AprilAttacker
 
-Nothing of breaching is changed or copied: the class comes from breaching's own file, and whoever
-imports breaching later gets the whole of it.
-
-`reconstruct_one_by_one` runs breaching's own AprilAttacker; `BatchedAprilAttacker` is a subclass
-that solves many images at once. breaching reads gradients by their place in a list and casts them
-to its own dtype, so named gradients are put where it looks and its `impl.dtype` is set to theirs.
-
-breaching differentiates `model.parameters()` and pairs the results with the uploaded gradients by
-their place in the list, so it gets a wrapper whose parameters are the uploaded ones in that order.
-
-It sums its objective and what each `Term` gives for the candidate pictures (B, C, H, W), which are
-normalised. A term is its weight times a mean over the pictures.
+Nothing of breaching is changed or copied, and whoever imports it later gets the whole of it. It
+reads gradients by their place in a list and casts them to its own dtype, so named gradients are put
+where it looks and its `impl.dtype` is set to theirs. It differentiates `model.parameters()`, so it
+gets a wrapper whose parameters are the uploaded ones in that order. It sums its objective and what
+each `Term`, a weight times a mean over pictures, gives for candidates (B, C, H, W), normalised.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
-from attacks.equations.least_squares import minimum_norm_solve, pseudo_inverse
+from attacks.equations.patch_system import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer

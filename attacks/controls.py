@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.equations.least_squares import pseudo_inverse
+from attacks.equations.patch_system import pseudo_inverse
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction, Truth
 from mjp_privacy.models import LoadedModel

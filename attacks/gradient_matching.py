@@ -9,10 +9,9 @@ distance for dL/dE_pos alone, which tells patches apart by their position:
 
     ... + positions * (1 - cos(g_pos(x), g_pos)).
 
-(APRIL's paper measures all gradients by their squared distance; here both attacks use the cosine,
-so that they differ in one term only.) It works with any block 0 and any batch size. The attacker
-knows the labels; the mask is read off the zero rows of `pos_embed.grad`, in a batch those that are
-zero for all of its images. Gradients that were not uploaded are left out.
+(Its paper measures all gradients by their squared distance; here both attacks use the cosine, so
+that they differ in one term only.) The attacker knows the labels; the mask is read off the zero
+rows of `pos_embed.grad`, in a batch those that are zero for all of its images.
 
 GradViT (Hatamizadeh et al., CVPR 2022, arXiv 2203.11894; its code is not public) looks for
 
@@ -21,16 +20,13 @@ GradViT (Hatamizadeh et al., CVPR 2022, arXiv 2203.11894; its code is not public
 the gradients alone first and the image prior later, from several seeds that are drawn towards what
 they agree in. Here breaching's loop does it, each part a switch, with differences:
 
-- GradViT's image prior is the distance to the batch-norm statistics of a convolutional network that
-  was trained on photographs. None comes with this package; the energy of a Gaussian field
-  (`attacks.prior`) stands in its place.
+- The energy of a Gaussian field (`attacks.prior`) stands in place of a distance to the batch-norm
+  statistics of a convolutional network, of which none comes with this package.
 - The squared distance is in units of the upload's norm and terms are means, so that weights do not
   depend on the model. They are ours, and so is the schedule in two halves.
-- What the budget of a CPU shows decides what is on where no option is given: the cosine distance,
-  and one seed. GradViT's own choice is `distance: squared` and several `seeds`.
+- Defaults are what a CPU's budget favours: the cosine distance, and one seed.
 - Seeds come together once, after half of the steps: they are registered on the best of them, and
-  each goes on with a term towards their mean. Under MJP the masked patches have no place in the
-  gradient; they are registered by assignment.
+  each goes on with a term towards their mean. Masked patches are registered by assignment.
 """
 
 from __future__ import annotations

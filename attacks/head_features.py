@@ -1,23 +1,21 @@
 r"""What the classifier's gradient says: each picture's class and feature, and a picture with it.
 
-A client that trains the classifier alone (linear probing of a frozen backbone) sends
+A client that trains the classifier alone (linear probing) sends
 
     dL/dW = sum_b d_b h_b^T / B,   dL/db = sum_b d_b / B,   d_b = softmax(W h_b + b) - onehot(c_b),
 
-with h_b the feature of picture b, which enters the classifier. Of one picture this is h itself. Of
-a batch it is one equation for each class, C x D numbers for B x D unknowns: with features at hand
-the d_b are known, and with the d_b the features solve a linear system. Rounds of both, then a
-descent, end at the features unless a picture hardly has a part in the gradient, as one of which
-the classifier is sure: `features_misfit` is what they leave unexplained (after Maui, arXiv
-2509.11451, which inverts features by a trained decoder).
+with h_b the feature of picture b. Of one picture this is h itself. Of a batch it is one equation
+for each class, C x D numbers for B x D unknowns: with features at hand the d_b are known, and with
+the d_b the features solve a linear system. Rounds of both, then a descent, end at the features
+unless a picture hardly has a part in the gradient: `features_misfit` is what they leave unexplained
+(after Maui, arXiv 2509.11451).
 
 A feature is D numbers of a picture's p N. L-BFGS looks for a picture that has it,
 
     |f(x) - h|^2 / |h|^2 + prior_weight |z|^2 / pixels + mean of the squares beyond [0, 1],
 
-in coordinates z of a Gaussian field (`attacks.prior`) in which photographs have unit variance.
-What comes out has the picture's feature, and not its pixels: expect little more than its colours.
-What is sure to leak is the feature, which other photographs can be compared with.
+in coordinates z of a Gaussian field (`attacks.prior`) in which photographs have unit variance:
+expect little more of its pixels than colours. What is sure to leak is the feature.
 """
 
 from __future__ import annotations
@@ -30,12 +28,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.budget import image, spent
+from attacks.budget import image
 from attacks.equations import HEAD, HEAD_BIAS
 from attacks.equations.completion import field_energy
 from attacks.equations.layers import client_model
-from attacks.equations.least_squares import lbfgs
-from attacks.equations.patch_system import black_and_white, gradient, lacks_gradients, to_unit_range
+from attacks.equations.patch_system import (
+    black_and_white,
+    gradient,
+    lacks_gradients,
+    lbfgs,
+    minimised,
+    to_unit_range,
+)
 from mjp_privacy.client.upload import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
@@ -45,7 +49,6 @@ ROUNDS = 50  # of features and class probabilities, at most
 SETTLED = 1e-12  # relative change of the features from one round to the next at which to stop
 REFINED, REFINEMENT = 1e-16, 500  # a misfit, squared, that is not refined; steps of a refinement
 HISTORY = 20  # steps that L-BFGS remembers
-AT_ONCE = 10  # steps between looks at the time
 
 
 @dataclass(frozen=True)
@@ -125,25 +128,14 @@ class HeadFeatures(Usual):
             return (seen.double() - feature).square().sum() / length
 
         noise = torch.randn(energy.precision.shape[1:], generator=generator)
-        z = (0.1 * noise).to(energy.precision).requires_grad_()
-        best, least = z.detach().clone(), float("inf")
-        optimizer = lbfgs(z, AT_ONCE, HISTORY)
 
-        def closure() -> Tensor:
-            nonlocal best, least
-            optimizer.zero_grad()
+        def value(z: Tensor) -> Tensor:
             x = picture(z)
             beyond = ((low - x).relu() + (x - high).relu()).square().mean()
-            total = distance(x) + self.prior_weight * z.square().mean() + beyond
-            total.backward()
-            if float(total.detach()) < least:
-                best, least = z.detach().clone(), float(total.detach())
-            return total.detach()
+            return distance(x) + self.prior_weight * z.square().mean() + beyond
 
-        for _ in range(0, self.steps, AT_ONCE):
-            optimizer.step(closure)
-            if spent():
-                break
+        start = (0.1 * noise).to(energy.precision)
+        best, _ = minimised(value, start, self.steps, HISTORY)
         with torch.no_grad():
             found = picture(best)
             return found, float(distance(found).sqrt())

@@ -1,38 +1,27 @@
-"""How badly two patches fit side by side, for every ordered pair.
+"""Puts patches of unknown order back: jigsaw puzzles by what continues what.
 
-With l the last and l' the last but one column of the left patch, and r the first of the right one
-(P pixels of C channels each), it is Mahalanobis gradient compatibility (Gallagher, CVPR 2012): the
-step r - l against the mean and covariance over the P rows of the left patch's own last step l - l',
-plus the same from the right patch; here its square root, which is more robust. On exact pixels it
-puts back more pieces than sum |r - l|^2 does; under noise the two do equally well. Each is divided
-by the cost of the third best patch for the same place, so that a flat patch, which fits everywhere,
+**Borders.** With l the last and l' the last but one column of the left patch, and r the first of
+the right one (P pixels of C channels each), a border costs the Mahalanobis gradient compatibility
+(Gallagher, CVPR 2012): the step r - l against the mean and covariance over the P rows of the left
+patch's own last step l - l', plus the same from the right patch; here its square root, divided by
+the cost of the third best patch for the same place, so that a flat patch, which fits everywhere,
 does not outweigh a textured one.
 
-Puts patches of unknown order back: a jigsaw puzzle with some of its pieces already in place.
-
-The pieces are the image's patches at the masked positions, in any order; the other patches are
-known. The solution is the arrangement of least total border cost,
+**One picture** (`solve`), some of whose pieces are in place. The arrangement of least total cost,
 
     E = sum over neighbouring positions (q right of or below p) of cost(piece at p, piece at q),
 
-a quadratic assignment problem. An arrangement is grown inward from the known patches and improved
-by moves that are each optimal; then parts of it are taken out and grown again, ROUNDS times, and
-kept where E does not rise. It uses neither the truth nor learned weights, and its random choices
-are seeded, so the same input gives the same answer.
+is grown inward from the known patches and improved by moves that are each optimal; then parts of it
+are taken out and grown again, ROUNDS times, and kept where E does not rise. Random choices are
+seeded, so the same input gives the same answer.
 
-Sorts the patches of several pictures, whose places are known, into pictures: each must continue
-its neighbours.
+**Several pictures** (`sorted_into_pictures`) whose patches' places are known. Groups of places in
+which it is decided which patches belong together grow by pairs: first the pair whose best matching
+fits best beside how others would, so that a border of two flat patches is decided last.
 
-Groups of places in which it is decided which patches belong together grow by pairs of groups: first
-the pair whose best matching of their pictures fits best beside how others would. So a border of two
-flat patches, where any picture would do, is decided last, when others speak too.
-
-Two searches for the same pictures may differ in ways that an upload cannot tell, or that a search
-slides along, and a mean over such results is a blur. So a result is first laid on the reference:
-
-    pictures  of a batch that have the same label, by assignment
-    patches   that were masked, among themselves, by assignment: no gradient tells their places
-    shifts    by whole pixels, at most REACH each way
+**Laid on one another**: searches for the same pictures may differ in ways that an upload cannot
+tell, and a mean over them is a blur. So a result is first laid on the reference: pictures of the
+same label and masked patches by assignment, shifts by whole pixels, at most REACH each way.
 """
 
 from __future__ import annotations
@@ -222,11 +211,8 @@ def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Pl
         filled = (arranged[board.neighbours[places]] < empty).sum(1)
         edge = np.flatnonzero(filled == filled.max())
         costs = board.at(arranged, places[edge])[:, pieces]
-        choice = 0
-        if len(pieces) > 1 and filled.max() > 0:
-            best, second = np.partition(costs, 1, axis=1)[:, :2].T
-            choice = int(((best + 1e-9) / (second + 1e-9)).argmin())
-        place, piece = edge[choice], int(costs[choice].argmin())
+        choice, piece = _surest(costs if filled.max() > 0 else costs[:1])
+        place = edge[choice]
         arranged[places[place]] = pieces[piece]
         places, pieces = np.delete(places, place), np.delete(pieces, piece)
     return arranged

@@ -1,39 +1,38 @@
-r"""The pictures of a batch, each verified by its layers' inputs: by a search, or by a lattice.
+r"""Pictures by what the layers of the first blocks are given: token by token, as whole pictures, or
+by a lattice; `certain` says which of them their layers' inputs verify.
 
-`layer_span`, one upload. `batch_span` leaves N^2 (B - 1) numbers of a picture open. The weight
-gradients of the first blocks say the rest: the inputs of every linear layer lie in the row spaces
-of their gradients (`equations.layers`), which a picture of the batch passes to rounding and a
-mixture does not. Tokens are taken out of block 0's gradients (`equations.token_peeling`), and
-attention tells which stood together (`equations.token_patches`). Pictures that are found are taken
-out: each one's class is read off the classifier and its gradient computed, which leaves that of a
-smaller batch (`equations.layers`). What is left, or where block 0 is another one, is searched as
-whole pictures. No label need be known.
+`token_peeling`, one upload. Tokens are taken out of the gradients of block 0's layers one after
+another (`equations.token_peeling`); each one's few equations give its patch and its place
+(`equations.token_patches`). Neither the position table's gradient, a prior, labels nor whole pixel
+values are needed, and masked patches are as exact as others. Their order is not in the gradient:
+borders tell it (`jigsaw`), or, without a table, attention (`equations.attention`), which tells the
+pictures of a batch apart, too. Without the patch embedding's gradient patches with fewer values
+than the embedding is wide stay exact; of larger ones the prior says the rest. It needs
+B (N + 1) < D tokens that gradients show above their rounding: those of trained networks, and of
+networks that pool all tokens. Where tokens are missing, the prior fills their patches. With masked
+patches no picture is certain.
 
-It needs B (N + 1) < D, exact gradients and pictures without masked patches. Pictures that are not
-found are returned as `batch_span` guesses them. `certain` says which were found, `outside` what
-share of their layers' inputs lies outside the spans.
+`layer_span`, one upload of a batch. Pictures whose tokens are all found are taken out; what is
+left, or where block 0 is another one, is searched as whole pictures whose layers' inputs lie in the
+row spaces of their gradients (`equations.layers`). No label need be known. It needs B (N + 1) < D,
+exact gradients and nothing masked. Pictures that are not found are returned as `batch_span` guesses
+them. `outside` is the share of layers' inputs outside the spans.
 
-`batch_lattice`, uploads of one batch of 8-bit pictures: the lattice of their differences, and every
-picture. `batch_span` determines the patches of a batch except for their part in the span S of the
-pictures' differences. Decoded pictures are integers, so the integer vectors of S are a lattice,
-which the differences generate: LLL finds it, as in `pixel_lattice`. At each position all B patches
-are integer vectors a few steps of that lattice apart, and LayerNorm's length tells which they are
-(`equations.lattice_pictures`). Borders sort them into pictures (`jigsaw`), and layers' inputs of
-the first blocks say where borders are wrong and verify whole pictures. Verified pictures are taken
-out of the upload, which leaves a smaller batch. No label need be known.
+`batch_lattice`, uploads of one batch of 8-bit pictures. `batch_span` determines the patches of a
+batch except for their part in the span S of the pictures' differences, whose integer vectors are a
+lattice that LLL finds. At each position all B patches are integer vectors a few steps of it apart,
+and LayerNorm's length tells which (`equations.lattice_pictures`). Borders sort them into pictures,
+layers' inputs correct and verify these, and verified pictures are taken out of the upload.
 
     attack = find_attack("batch_lattice")                  # one upload, where N B < D
     attack = find_attack("batch_lattice", {"uploads": 2})  # of the same batch, fixed partners
 
 It needs at most 80 differences N (B - 1), R (D - N - 1) >= N (B - 1) for R uploads, exact
-gradients, pixels that are multiples of 1/255 and pictures without masked patches; what verifies
-pictures needs B (N + 1) < D. `certain` says which are verified; the others are made of the patches
-found and, in place of those that are not, the most probable ones.
+gradients, pixels that are multiples of 1/255 and nothing masked.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -65,17 +64,73 @@ from attacks.equations.patch_system import (
     patch_system,
     pictures_of,
 )
-from attacks.equations.token_batches import BatchTokens
-from attacks.equations.token_patches import (
-    StepTokens,
-    lacks_equations,
-    lacks_tokens,
-    needs_tokens,
-)
-from attacks.masked_span import MaskedSpan
+from attacks.equations.token_batches import token_pictures
+from attacks.equations.token_patches import StepPicture, lacks_equations, lacks_tokens, needs_tokens
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import copied
+
+
+@dataclass(frozen=True)
+class TokenPeeling(Usual):
+    """All tokens of a step by block 0's equations.
+
+    prior  of the patches that are not found: `fitted`, `stationary`, or the path of a fitted prior
+    """
+
+    prior: str = "fitted"
+    name: ClassVar[str] = "token_peeling"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "batches", "public photographs", "patches")
+
+    def needs(self, model: MJPVisionTransformer) -> tuple[str, ...]:
+        """Gradients of block 0's layers behind its attention; where they are sent, of the patch
+        embedding and, to verify, of the first blocks' linear layers."""
+        return needs_tokens(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why no token can be found in the upload, or None."""
+        return lacks_tokens(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of every step."""
+        update = view.updates[0]
+        model = client_model(view, update).double()
+        if why := lacks_equations(model, update.batch):
+            places = range(update.steps_in_all * update.batch)
+            return Reconstruction(None, inapplicable=dict.fromkeys(places, why))
+        found = list[StepPicture]()
+        for step in range(update.steps_in_all):
+            with image(step * update.batch, update.batch):
+                found += token_pictures(view, update, step, model, self.prior)
+        images = [self._shown(view, one) for one in found]
+        known = [one.token >= 0 for one in found]
+        masks = view.model.unk_embed is not None and view.model.pos_embed is not None
+        orders = torch.stack([one.order for one in found]) if masks else None
+        return Reconstruction(
+            pictures_of(view, torch.stack(images)),
+            mask=torch.stack([one.hidden for one in found]) if masks else None,
+            permutation=orders if view.against == "plain" else None,
+            diagnostics={
+                "certain": torch.tensor([one.is_verified for one in found]).double(),
+                "outside": torch.tensor([one.outside for one in found]).double(),
+                "patches_found": torch.stack(known).double().mean(1),
+                "token_misfit": torch.tensor([one.misfit for one in found]).double(),
+            },
+        )
+
+    @staticmethod
+    def _shown(view: AttackerView, found: StepPicture) -> Tensor:
+        """The patches; the mean of masked ones in their places, where the picture as fed is wanted:
+        their order there is not in the gradient."""
+        masked = view.model.unk_embed is not None and bool(found.hidden.any())
+        if view.against == "plain" or not masked:
+            return found.patches
+        patches = found.patches.clone()
+        patches[found.hidden] = patches[found.hidden].mean(0)
+        return patches
+
+
+# whole pictures ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,33 +146,18 @@ class LayerSpan(Usual):
     searches: Annotated[int, Field(ge=1, le=10_000)] = 12
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
-    traits: ClassVar[tuple[str, ...]] = (
-        "batches",
-        "masks",
-        "noise",
-        "public photographs",
-        "patches",
-    )
-
-    @property
-    def alone(self) -> MaskedSpan:
-        """The attack on one picture a step."""
-        return BatchSpanAttack(self.prior).alone
+    traits = ("batches", "masks", "noise", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
-        return (*self._needed(model), UNKNOWN, *needs_tokens(model))
-
-    def _needed(self, model: MJPVisionTransformer) -> Sequence[str]:
-        layers = layers_of(model, self.blocks)
-        return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers), HEAD)
+        return (*_verifying(model, self.blocks), UNKNOWN, *needs_tokens(model))
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the upload does not show the spans of its batch, or None."""
         return (
             BatchSpanAttack(self.prior).unsupported(view)
-            or lacks_gradients(view, *self._needed(view.model))
+            or lacks_gradients(view, *_verifying(view.model, self.blocks))
             or lacks_layer_spans(view.model, view.updates[0].batch)
         )
 
@@ -147,9 +187,9 @@ class LayerSpan(Usual):
 
     def _pictures(
         self, view: AttackerView, step: int, left: StepUpload, generator: torch.Generator
-    ) -> list[_Picture]:
+    ) -> list[BatchPicture]:
         """The pictures of one step, as many as its batch has, those that were found first."""
-        found = list[_Picture]()
+        found = list[BatchPicture]()
         for picture in self._by_tokens(view, step, left):
             found.append(picture)
             if left.update.batch == 1:
@@ -159,40 +199,26 @@ class LayerSpan(Usual):
             update, batch = left.update, left.update.batch
             guess = superposed(view, update, patch_system(view, update), 0, self.prior)
             spans = LayerSpans.of(left.model, left.grads, batch, self.blocks)
-            enough = FOUND * torch.finfo(update.dtype).eps ** 2
-            if spans is None:
-                return [*found, *(_Picture(one) for one in guess.pictures(batch))]
-            size = view.model.patch_size
-            energy = field_energy(self.prior, size, view.pixels).on(guess.mean.device)
-            search = LayerSearch(spans, guess, energy)
-            patches_and_share = search.found(batch, self.searches, enough, generator)
-            if patches_and_share is None:
-                return [*found, *(_Picture(one) for one in guess.pictures(batch))]
-            found.append(_Picture(*patches_and_share))
+            picture_and_share = None
+            if spans is not None:
+                enough = FOUND * torch.finfo(update.dtype).eps ** 2
+                energy = field_energy(self.prior, view.model.patch_size, view.pixels)
+                search = LayerSearch(spans, guess, energy.on(guess.mean.device))
+                picture_and_share = search.found(batch, self.searches, enough, generator)
+            if picture_and_share is None:
+                return [*found, *map(BatchPicture, guess.pictures(batch))]
+            found.append(BatchPicture(*picture_and_share))
             if batch == 1:
                 return found
-            left = left.without(patches_and_share[0])
+            left = left.without(found[-1].patches)
 
-    def _by_tokens(self, view: AttackerView, step: int, left: StepUpload) -> list[_Picture]:
+    def _by_tokens(self, view: AttackerView, step: int, left: StepUpload) -> list[BatchPicture]:
         """The pictures of a step whose tokens are all found, and that their layers verify."""
-        if lacks_tokens(view) is not None:
+        sent, model = view.updates[0], copied(left.model).double()
+        if lacks_tokens(view) is not None or lacks_equations(model, sent.batch):
             return []
-        model = copied(left.model).double()
-        sent = view.updates[0]
-        if lacks_equations(model, sent.batch):
-            return []
-        of_step = StepTokens if sent.batch == 1 else BatchTokens
-        pictures = of_step(view, sent, step, model, self.prior, self.blocks).pictures()
-        return [_Picture(one.patches, one.outside) for one in pictures if one.is_verified]
-
-
-@dataclass(frozen=True)
-class _Picture:
-    """One picture of a batch: normalised patches (N, p), and what share of its layers' inputs lies
-    outside their spans; NaN for a guess."""
-
-    patches: Tensor
-    outside: float = math.nan
+        pictures = token_pictures(view, sent, step, model, self.prior, self.blocks)
+        return [BatchPicture(one.patches, one.outside) for one in pictures if one.is_verified]
 
 
 # 8-bit pictures, by a lattice ---------------------------------------------------------------------
@@ -213,25 +239,12 @@ class BatchLattice(Usual):
     blocks: Annotated[int, Field(ge=1, le=100)] = 2
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
-    traits: ClassVar[tuple[str, ...]] = (
-        "batches",
-        "masks",
-        "noise",
-        "8 bit",
-        "public photographs",
-        "patches",
-    )
-
-    @property
-    def alone(self) -> MaskedSpan:
-        """The attack on one picture a step."""
-        return BatchSpanAttack(self.prior).alone
+    traits = ("batches", "masks", "noise", "8 bit", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
         the classifier; of the unknown embedding for single pictures."""
-        layers = layers_of(model, self.blocks)
-        return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers), HEAD, UNKNOWN)
+        return (*_verifying(model, self.blocks), UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why the uploads do not show the lattice of their batch, or None."""
@@ -267,3 +280,8 @@ class BatchLattice(Usual):
                 "lattice_found": torch.tensor([float(one.by_lattice) for one in found]).double(),
             },
         )
+
+
+def _verifying(model: MJPVisionTransformer, blocks: int) -> Sequence[str]:
+    """Gradients of a batch's span, of the layers that verify pictures, and of the classifier."""
+    return (*PATCH_SYSTEM, *(f"{name}.weight" for name in layers_of(model, blocks)), HEAD)

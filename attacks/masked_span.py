@@ -1,43 +1,29 @@
-r"""An attack that knows MJP: it solves for the span of the masked patches; a prior does the rest.
+r"""Attacks that know MJP: they solve for the span of the masked patches; a prior does the rest.
 
-`equations.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
-patch, masked or not, at its true place: shuffling the masked patches does not change their span,
-so their *order* is all that MJP hides, and the open part a is small. The LayerNorm of block 0
-determines one more direction. `equations.completion` fills what is left with
-the most probable picture.
+`masked_span`, `multi_round`. `equations.span` turns one upload, or several of one picture, into
+x_i = known_i + a_i B for every patch, masked or not, at its true place: shuffling the masked
+patches does not change their span, so their *order* is all that MJP hides. The LayerNorm of block 0
+determines one more direction, and `equations.completion` fills what is left with the most probable
+picture. One upload leaves about as many open directions as patches were masked, several as many as
+were masked every time. With none left the picture is exact, and it is the *plain* one.
 
-One upload (`masked_span`) leaves about as many open directions as patches were masked; several
-(`multi_round`) leave as many as there are patches that were masked every time. With no open
-direction left the picture is exact, and it is the *plain* one.
+`token_span` reads no gradient of the position table. The row space of patch_embed.proj.weight.grad
+is the span of all patches; with block 0's equations it determines every patch where
 
-`token_span` needs two weight gradients, and none of the position table. A client that freezes the
-position embeddings, or does not upload their gradient, still uploads the row space of
-patch_embed.proj.weight.grad, which is the span of all patches, and block 0's equations
-(`equations.span`). Together they determine every patch where
+    D - N - 2 >= N + 1     (equations per patch against unknowns per patch)
 
-    D - N - 2 >= N + 1     (equations per patch against unknowns per patch),
+and the rows beta + e_i are linearly independent: for ViT-B/16, not for ViT-S/16; for learned
+tables, not for the fixed sine table. A patch is taken for masked where E_unk fits and its own
+position embedding does not. Needs batch 1.
 
-and the rows beta + e_i are linearly independent. The first holds for ViT-B/16 and not for ViT-S/16;
-the second for learned tables and not for the fixed sine table (sums of a row's and a column's
-vector). Elsewhere the prior fills what stays open. A patch is taken for masked where E_unk fits
-block 0's equations and its own position embedding does not. Needs batch 1 and the values of the
-embeddings, which are public.
-
-One upload of 8-bit pixels (`pixel_lattice`): the masked patches are integer vectors in their span.
-`masked_span` determines every patch except for its part in the span S of the masked ones. A client
-that feeds decoded pictures feeds multiples of 1/255, so the integer vectors of S form a lattice
-that the masked patches generate (`lattice.unmixing`). LLL finds the lattice, and a model of what
-photographs look like tells its patches from their combinations. An unmasked patch is then the
-integer vector of c_i + S nearest to `masked_span`'s guess. The places of the masked patches are
-still unknown; `jigsaw` puts them where their borders fit, which gives the plain picture.
-Where the picture as the client fed it is wanted, each masked place gets the mean of the masked
-patches, because their order there is not in the gradient.
-
-The result is exact where the search finds the patches among their combinations, which is easier
-with large patches and exact gradients. `lattice_found` says only that there was a lattice; whether
-the picture is right shows in its own gradient (`gradient_residual`). Falls back to `masked_span`
-where pixels are not multiples of 1/255 (interpolation in floating point or mixing after decoding),
-the gradient is too noisy, or too many patches are masked.
+`pixel_lattice`, one upload of 8-bit pixels. `masked_span` determines every patch except for its
+part in the span S of the masked ones, whose integer vectors are a lattice that the masked patches
+generate (`lattice.unmixing`). An unmasked patch is then the integer vector of c_i + S nearest to
+`masked_span`'s guess; `jigsaw` puts the masked ones where their borders fit. As the client fed it,
+each masked place gets the mean of the masked patches, because their order is not in the gradient.
+Exact where the search finds the patches among their combinations, which is easier with large ones
+and exact gradients; `lattice_found` says only that there was a lattice. Falls back to `masked_span`
+where pixels are not multiples of 1/255, the gradient is too noisy, or too many are masked.
 """
 
 from __future__ import annotations
@@ -53,12 +39,13 @@ from torch import Tensor
 
 from attacks.budget import image, spent
 from attacks.equations import PATCH, PATCH_BIAS, PATCH_SYSTEM, QKV, TABLE, UNKNOWN
+from attacks.equations.attention import PatchOrder
+from attacks.equations.block import PROJ
 from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, Filling, Solution
-from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.patch_order import PatchOrder
 from attacks.equations.patch_system import (
     PatchSystem,
+    condition_and_rank,
     error_of,
     gradient,
     is_disturbed,
@@ -71,13 +58,11 @@ from attacks.equations.patch_system import (
     pictures,
     too_few_equations,
 )
-from attacks.equations.second_branch import PROJ
 from attacks.equations.sent_gradients import shows_its_rows
 from attacks.equations.span import (
     ABOVE_NOISE,
     TINY,
     Knowledge,
-    UploadSpan,
     combine,
     from_tokens_alone,
     hull_rows,
@@ -97,13 +82,10 @@ from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 WEIGHED = 5e-4
 """Relative error of the patch embedding's gradient above which the errors of several uploads are
-weighed. Below it the exact intersection of their spans is better, by 5 dB at 1e-4 and 1 dB at 3e-4
-under MJP (on photographs that appear in no results table): it knows which directions are open."""
+weighed. Below it the exact intersection of their spans is better: it knows which are open."""
 WEIGHED_TOTAL = 5e-3
 """The same for one upload and for several where the rows are known exactly and only the patch
-embedding's gradient has an error, as under autocast. bf16 rounds by 1.7e-3, where the exact
-solution with its doubtful directions open was better on most of the few pictures that were
-compared, in a fiftieth of the time."""
+embedding's gradient has an error, as under autocast: bf16 rounds by 1.7e-3."""
 
 
 @dataclass(frozen=True)
@@ -174,19 +156,18 @@ class MaskedSpan(Usual):
         return weighs.tolist()
 
     def _with_tokens(
-        self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]
+        self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[Knowledge]
     ) -> Knowledge:
         """Add block 0's equations of every upload. They apply to directions that are still open
-        only, because they are less exact than the spans: used first, before the uploads were
-        combined, they took six uploads of a picture from 90 to 65 dB."""
+        only, because they are less exact than the spans."""
         if not self.tokens or not len(knowledge.basis):
             return knowledge
-        refined = UploadSpan(knowledge.basis, knowledge.known, knowledge.hidden)
+        refined = knowledge
         for update, span in zip(view.updates, spans, strict=True):
             if lacks_tokens(view, update) is None:
                 equations = token_equations(view, update, index)
                 refined = refine(replace(refined, hidden=span.hidden), equations)
-        return Knowledge(refined.complement, refined.basis, knowledge.hidden)
+        return replace(refined, hidden=knowledge.hidden)
 
 
 @dataclass(frozen=True)
@@ -238,7 +219,7 @@ class TokenSpan(Usual):
         return Solution(rounds, knowledge, patches, noisy).reconstruction(view)
 
 
-def _spans(view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
+def _spans(view: AttackerView, update: ClientUpdate) -> list[Knowledge]:
     """What one upload says about each of its pictures."""
     total = gradient(view, update, PATCH).flatten(2)
     error = error_of(update, PATCH)
@@ -357,11 +338,10 @@ class PixelLattice(Usual):
         wide = hull_rows(rest, sums, count)
         if not len(wide):
             return None
-        pixels, size = view.pixels, view.model.patch_size
-        unmixed = unmix(wide, mean=pixels.mean, std=pixels.std, patch_size=size)
+        unmixed = unmix(wide, view.pixels, view.model.patch_size)
         if unmixed is None or spent():  # a search that was ended has found no photographs yet
             return None
-        restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
+        restored, whole = unmixed.complete(span.known[~hidden], patches[~hidden])
         whole = (whole & _possible(restored)).to(patches.device).unsqueeze(1)
         patches[~hidden] = torch.where(whole, restored.to(patches), patches[~hidden])
         members = torch.full((len(hidden),), FIXED)
@@ -378,7 +358,7 @@ class PatchLattice(PixelLattice):
     Networks without a table of positions (RoPE, relative bias), and clients that keep its gradient,
     send sum_i g_i x_i^T and, as the gradient of the bias, sum_i g_i: what dL/dE_unk is to masked
     patches. Their places are those where their borders fit, and then those that attention tells
-    (`equations.patch_order`), which `order_found` confirms.
+    (`equations.attention`), which `order_found` confirms.
     """
 
     tokens: bool = field(default=False, init=False)

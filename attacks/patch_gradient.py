@@ -19,8 +19,12 @@ from typing import ClassVar
 import torch
 
 from attacks.equations import PATCH_SYSTEM
-from attacks.equations.least_squares import minimum_norm_solve
-from attacks.equations.patch_system import lacks_patch_system, patch_system, solution
+from attacks.equations.patch_system import (
+    lacks_patch_system,
+    minimum_norm_solve,
+    patch_system,
+    solution,
+)
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 

@@ -1,13 +1,11 @@
 r"""Attacks on the system of `patch_gradient`: with a picture prior, of a step that MJP's recipe
 left unshuffled, for the masked positions alone, for clients that shuffle patches and mask none.
 
-`pos_embed` is a table, and a masked position does not look up its row. The gradient of that row is
-zero, or exactly what the client's recipe adds independently of the picture (weight decay in a
-weight difference, L_DAL), or, where noise was added to every row, nothing but noise.
+The gradient of a masked position's row of `pos_embed` is zero, or exactly what the client's recipe
+adds independently of the picture, or, where noise was added to every row, nothing but noise.
 
-Without E_unk every patch keeps its row of the position table's gradient, so `patch_gradient` gets
-the picture as the client fed it, exactly. What is left is a jigsaw puzzle most of whose pieces lie
-where they belong:
+Without E_unk every patch keeps its row, so `patch_gradient` gets the picture as fed, exactly. What
+is left is a jigsaw puzzle most of whose pieces lie where they belong:
 
     one upload       a patch may be elsewhere if at half of its borders or more another patch would
                      fit better (RIVAL other patches, see `jigsaw`)
@@ -15,9 +13,7 @@ where they belong:
                      sort it; a patch with two votes or more for a place belongs there, if no other
                      patch or place has more
 
-The others are sorted by `jigsaw`. A photograph's own places may be suspected too; they come
-back where the borders speak for them. As it was fed an upload errs where it was shuffled, which is
-elsewhere in each; sorted it errs where borders mislead, which may be alike in all.
+The others are sorted by `jigsaw`.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from torch import Tensor
 
 from attacks.budget import image
 from attacks.equations import PATCH, TABLE
-from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
@@ -43,6 +38,7 @@ from attacks.equations.patch_system import (
     lacks_patch_system,
     lacks_positions,
     located,
+    minimum_norm_solve,
     patch_system,
     per_image,
     pictures,

@@ -1,23 +1,18 @@
 r"""Finds the pictures that batches share, and solves for each exactly: no partner hides it.
 
-One upload of a batch of B pictures leaves every patch open along N (B - 1) directions, those of the
-differences between the batch's pictures (`equations.batches`). A picture that meets other
-partners in another upload is where both open spaces meet (`equations.agreement`), so a client that
-reshuffles its batches gives each picture away once it stood in two of them. Nothing says which
-uploads share pictures: a search finds out. The weights may move between the uploads.
+One upload of B pictures leaves every patch open along the N (B - 1) directions of their differences
+(`equations.batches`). A picture that meets other partners in another upload is where both open
+spaces meet (`equations.agreement`), so a client that reshuffles its batches gives each picture away
+once it stood in two of them. A search finds out which uploads share pictures.
 
     attack = find_attack("shared_picture", {"uploads": 6})   # reads six rounds
     attack.run(view, generator=...).diagnostics["certain"]   # 1 where a picture is verified
 
-Pictures that no two uploads share are guessed from one upload; those that stood together in every
-upload are guessed from the few directions that their differences leave. `certain` tells both from
-pictures that are verified: all equations of the uploads that hold them agree, at every position and
-within the uploads' own errors, leave no direction open, and the values are those of pixels.
-A picture that was found is not subtracted from its batches: the open space of the one that is left
-would not shrink.
-
-What is found is the one point that the batches' affine hulls have in common. It is a picture unless
-the client mixes pictures (mixup): then it may be a mixture, and one that stood in no batch.
+Pictures that no two uploads share are guessed from one upload, those that always stood together
+from the few directions that their differences leave. `certain` are those of which all equations
+agree within the uploads' own errors at every position, leave no direction open, and give values of
+pixels. What is found is the one point that the batches' affine hulls have in common: of a client
+that mixes pictures (mixup) it may be a mixture.
 """
 
 from __future__ import annotations
@@ -71,13 +66,7 @@ class SharedPictures(Usual):
     prior: str = "fitted"
     completion: Completion = "field"
     name: ClassVar[str] = "shared_picture"
-    traits: ClassVar[tuple[str, ...]] = (
-        "batches",
-        "masks",
-        "shared pictures",
-        "public photographs",
-        "patches",
-    )
+    traits = ("batches", "masks", "shared pictures", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and MJP's unknown embedding."""
@@ -217,7 +206,9 @@ def _too_large(view: AttackerView, uploads: int) -> Refusal | None:
     model, batch = view.model, view.updates[0].batch
     patches, width = model.grid.patches, model.embed_dim
     length = model.patch_embed.proj.weight[0].numel()
-    masked = _always_masked(view)
+    masked = 0  # the most positions that are masked in all pictures of an upload
+    if not any(update.grads[TABLE].is_meta for update in view.updates):  # no outline
+        masked = max(int(located(view, update).sum(-1).max()) for update in view.updates)
     open_directions = patches * (batch - 1) + masked
     # A patch's gradient is orthogonal to ones, whose part LayerNorm takes out: D - 1 are free.
     largest = min(
@@ -243,13 +234,6 @@ def _too_large(view: AttackerView, uploads: int) -> Refusal | None:
     )
 
 
-def _always_masked(view: AttackerView) -> int:
-    """The most positions that are masked in all pictures of an upload; 0 in an outline."""
-    if any(update.grads[TABLE].is_meta for update in view.updates):
-        return 0
-    return max(int(located(view, update).sum(-1).max()) for update in view.updates)
-
-
 @dataclass(frozen=True)
 class BatchUploads:
     """R rounds of n steps: upload r n + s is that of step s in round r.
@@ -271,8 +255,8 @@ class BatchUploads:
         taken for one of that many."""
         spans: list[BatchSpan] = []
         by_rank: list[int | None] = []
-        for update in view.updates:
-            system = patch_system(view, update)
+        systems = [patch_system(view, update) for update in view.updates]
+        for update, system in zip(view.updates, systems, strict=True):
             precision = torch.finfo(update.dtype).eps
             can_mask = view.model.unk_embed is not None
             for step, total in enumerate(system.total):
@@ -284,4 +268,4 @@ class BatchUploads:
         steps = first.steps_in_all
         several = len(view.updates) > 1
         rounds = [number // steps for number in range(len(spans))] if several else None
-        return cls(spans, steps, first.batch, by_rank[:steps], patch_system(view, first), rounds)
+        return cls(spans, steps, first.batch, by_rank[:steps], systems[0], rounds)

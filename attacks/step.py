@@ -10,7 +10,7 @@ numbers, or one that an attack of somebody's own does not bear, does not spoil t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -147,21 +147,42 @@ def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
 
 
 def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
-    """The results of single steps as those of all."""
-    size = height_width(view.pixels.size)
-    nothing = torch.full((batch, len(view.pixels.mean), *size), torch.nan)
+    """The results of single steps as those of all.
+
+    What one step has and another lacks is filled in there. A step that lacks something broke down,
+    so its images are failures and the filling is never read.
+    """
     answers = [part.reconstruction for part in parts]
-    pictures = any(answer.images is not None for answer in answers)
-    filled = [a if a.images is not None else replace(a, images=nothing) for a in answers]
-    whole = joined(filled)
-    if whole.mask is not None and not pictures:  # an attack that only names the masked positions
-        whole = replace(whole, images=None)
-    failed = {
-        step * batch + place: reason
-        for step, part in enumerate(parts)
-        for place, reason in part.failed.items()
-    }
-    return Done(whole, failed, {key: text for part in parts for key, text in part.traces.items()})
+    pictures, mask = [answer.images for answer in answers], [answer.mask for answer in answers]
+    if all(one is None for one in mask) or any(one is not None for one in pictures):
+        size = height_width(view.pixels.size)
+        nothing = torch.full((batch, len(view.pixels.mean), *size), torch.nan)
+        pictures = [nothing if images is None else images for images in pictures]
+    names = dict.fromkeys(name for answer in answers for name in answer.diagnostics)
+    told = {name: _filled([a.diagnostics.get(name) for a in answers], torch.nan) for name in names}
+
+    def placed(by_step: Iterable[Mapping[int, str]]) -> dict[int, str]:
+        steps = enumerate(by_step)
+        return {step * batch + place: why for step, one in steps for place, why in one.items()}
+
+    whole = Reconstruction(
+        _filled(pictures, torch.nan),
+        _filled(mask, False),
+        _filled([answer.permutation for answer in answers], 0),
+        {name: values for name, values in told.items() if values is not None},
+        placed(answer.inapplicable for answer in answers),
+    )
+    traces = {key: text for part in parts for key, text in part.traces.items()}
+    return Done(whole, placed(part.failed for part in parts), traces)
+
+
+def _filled(parts: Sequence[Tensor | None], missing: float) -> Tensor | None:
+    """The steps' parts as one tensor (m, ...), a missing one filled; None if all miss."""
+    like = next((part for part in parts if part is not None), None)
+    if like is None:
+        return None
+    filler = torch.full_like(like, missing)
+    return torch.cat([(filler if part is None else part).cpu() for part in parts])
 
 
 def without_reconstruction(reconstruction: Reconstruction, count: int) -> dict[int, str]:
@@ -173,44 +194,6 @@ def without_reconstruction(reconstruction: Reconstruction, count: int) -> dict[i
         return dict.fromkeys(wanted, "the attack returned no reconstruction")
     finite = reconstruction.images.isfinite().flatten(1).all(-1).tolist()
     return {at: "the reconstruction is not finite" for at in wanted if not finite[at]}
-
-
-def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
-    """The reconstructions of successive steps as one; all of them hold images.
-
-    What one part has and another lacks is filled in there. A part that lacks something broke down,
-    so its images are failures and the filling is never read.
-    """
-    counts = [len(part.images) for part in parts if part.images is not None]
-    starts = [sum(counts[:at]) for at in range(len(counts))]
-    names = dict.fromkeys(name for part in parts for name in part.diagnostics)
-    diagnostics = {
-        name: _filled([part.diagnostics.get(name) for part in parts], counts, torch.nan)
-        for name in names
-    }
-    return Reconstruction(
-        _filled([part.images for part in parts], counts, torch.nan),
-        _filled([part.mask for part in parts], counts, False),
-        _filled([part.permutation for part in parts], counts, 0),
-        {name: values for name, values in diagnostics.items() if values is not None},
-        {
-            start + place: reason
-            for start, part in zip(starts, parts, strict=True)
-            for place, reason in part.inapplicable.items()
-        },
-    )
-
-
-def _filled(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
-    """The parts as one tensor (m, ...), a missing part filled with `missing`; None if all miss."""
-    example = next((part for part in parts if part is not None), None)
-    if example is None:
-        return None
-    filled = [
-        example.new_full((count, *example.shape[1:]), missing) if part is None else part
-        for part, count in zip(parts, counts, strict=True)
-    ]
-    return torch.cat([part.cpu() for part in filled])
 
 
 # whether an answer is one -------------------------------------------------------------------------

@@ -94,7 +94,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         example="check results/minute/uploads",
     ),
     "fit-prior": CommandEntry(
-        "attacks.prior.commands:fit",
+        "attacks.prior:fit",
         "fit the attacks' picture prior to another patch size",
         example="fit-prior --images photos --patch 8 --out mine.safetensors",
     ),

@@ -1,4 +1,4 @@
-r"""Where uploads of batches meet: what pictures that stand in all of them must be.
+r"""Where uploads of batches meet: what pictures that stand in several of them must be.
 
 A picture x in uploads r = 1..R obeys (I - P_r) x_i = c_{r,i} for each (`equations.batches`), so
 
@@ -8,12 +8,7 @@ Directions in which M vanishes belong to the span of every upload. Where the upl
 pictures these are the differences between the shared ones, N (m - 1) directions, and the patches
 that were masked in all uploads: with none the picture is one, and determined. Where they share no
 picture, the equations contradict each other as soon as there are more of them than unknowns, sum_r
-(p - q_r) > p.
-
-What counts as zero, of a direction or of a contradiction, is decided by the errors that each upload
-shows of itself, never by pictures.
-
-What uploads of batches agree in: the equations of a picture that stands in all of them.
+(p - q_r) > p. What counts as zero is decided by the errors that each upload shows of itself.
 
 With a mask for each picture an upload does not say whether a visible position is visible in the
 picture that is shared. So at each position the upload's known part or zero counts, whichever
@@ -22,13 +17,10 @@ it is masked in all of them shows nothing. Nor does one whose patch they mask el
 each of two batches masks a patch of one white border, this patch meets the equations of masked
 positions everywhere.
 
-Finds the pictures that uploads of batches share, without being told which upload holds which.
-
-Two uploads share a picture if their equations do not contradict each other. Clients that shuffle
-their pictures often have several in common between two uploads, whose differences then stay open.
-So sets of uploads grow depth first, as long as they agree, until one picture is left; then every
-further upload that agrees joins, since it holds this picture too, and makes it more exact. A set
-whose pictures are all found already is not looked at again.
+The search: clients that shuffle often have several pictures in common between two uploads. So sets
+of uploads grow depth first, as long as they agree, until one picture is left; then every further
+upload that agrees joins and makes it more exact. A set whose pictures are all found already is not
+looked at again.
 """
 
 from __future__ import annotations
@@ -152,12 +144,6 @@ class Contradiction:
         return decidable & (self.missed <= tolerance)
 
 
-def equations_left(spans: Sequence[BatchSpan]) -> int:
-    """By how many the equations of these uploads exceed the unknowns of a patch."""
-    width = spans[0].basis.shape[1]
-    return sum(width - len(span.basis) for span in spans) - width
-
-
 # what uploads agree in ----------------------------------------------------------------------------
 
 
@@ -176,6 +162,7 @@ class SharedPicture:
     visible: Tensor  # (R, N) bool: where it is visible in each of them
     undecided: Tensor  # (N,) bool: nothing says whether it is masked, so that it is not known
     error: Tensor  # (N,) expected length of the error of each patch
+    count: int  # how many pictures these uploads share: this is known of each
 
     @property
     def knowledge(self) -> Knowledge:
@@ -194,45 +181,35 @@ class SharedPicture:
         return self.determined and other.determined and apart <= TOLERANCE * error
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Uploads that agree: at least one picture stands in all of them."""
+def _shared(
+    uploads: tuple[int, ...],
+    meeting: Meeting,
+    visible: Tensor,
+    undecided: Tensor,
+    rivals: Tensor | None = None,
+) -> SharedPicture:
+    """What is known of each picture that uploads share, visible (R, N) in them.
 
-    uploads: tuple[int, ...]
-    meeting: Meeting
-    visible: Tensor  # (R, N)
-    patches: Tensor
-    contradiction: Contradiction
-    undecided: Tensor  # (N,)
-    rivals: Tensor  # (N,) bool: a second patch agrees, as visible elsewhere: another shared picture
+    rivals  (N,) bool: a second patch agrees, as visible elsewhere: another shared picture
 
-    @property
-    def picture(self) -> SharedPicture:
-        """What is known of each picture that these uploads share."""
-        return SharedPicture(
-            self.patches,
-            self.meeting.basis,
-            self.uploads,
-            self.visible,
-            self.undecided | self.rivals,
-            self.meeting.error(self.contradiction.expected),
-        )
-
-    @property
-    def pictures(self) -> int:
-        """How many pictures these uploads share: each but the first adds N differences, fewer if
-        patches are equal. A few directions more are flat patches', of other pictures too. Where one
-        picture is masked while another is not their difference is not open, but they are rivals."""
-        anchored = all(bool(span.masked.gain > 0) for span in self.meeting.spans)
-        hidden = ~self.visible.any(0)
-        of_masked = max(int(hidden.sum()) - anchored, 0)
-        by_open = 1 + round(max(self.meeting.open - of_masked, 0) / len(hidden))
-        return max(by_open, 2) if bool(self.rivals.any()) else by_open
+    Each picture but the first adds N differences, fewer if patches are equal. A few directions more
+    are flat patches', of other pictures too. Where one picture is masked while another is not their
+    difference is not open, but they are rivals.
+    """
+    anchored = all(bool(span.masked.gain > 0) for span in meeting.spans)
+    hidden = ~visible.any(0)
+    of_masked = max(int(hidden.sum()) - anchored, 0)
+    count = 1 + round(max(meeting.open - of_masked, 0) / len(hidden))
+    if rivals is not None and bool(rivals.any()):
+        count, undecided = max(count, 2), undecided | rivals
+    patches = meeting.patches(visible)
+    error = meeting.error(meeting.contradiction(patches, visible).expected)
+    return SharedPicture(patches, meeting.basis, uploads, visible, undecided, error, count)
 
 
 def agreement(
     uploads: tuple[int, ...], meeting: Meeting, visible: Tensor | None = None
-) -> Agreement | None:
+) -> SharedPicture | None:
     """What uploads agree in, or None if they contradict each other.
 
     uploads  their numbers; `meeting` is theirs
@@ -241,11 +218,9 @@ def agreement(
     shown = torch.stack([~span.hidden for span in meeting.spans])
     if any(span.mixed for span in meeting.spans):
         return _with_masks(uploads, meeting, _guesses(meeting.spans, shown, visible))
-    patches = meeting.patches(shown)
-    contradiction = meeting.contradiction(patches, shown)
-    none = torch.zeros_like(shown[0])
-    agreed = Agreement(uploads, meeting, shown, patches, contradiction, none, none)
-    return agreed if contradiction.none else None
+    if not meeting.contradiction(meeting.patches(shown), shown).none:
+        return None
+    return _shared(uploads, meeting, shown, torch.zeros_like(shown[0]))
 
 
 def _guesses(spans: Sequence[BatchSpan], shown: Tensor, visible: Tensor | None) -> Sequence[Tensor]:
@@ -263,7 +238,7 @@ def _guesses(spans: Sequence[BatchSpan], shown: Tensor, visible: Tensor | None) 
 
 def _with_masks(
     uploads: tuple[int, ...], meeting: Meeting, guesses: Sequence[Tensor]
-) -> Agreement | None:
+) -> SharedPicture | None:
     """The set with the first guess that agrees at each position, or None where too few do.
 
     A position that agrees with no guess may be masked in all uploads, if they have a direction in
@@ -276,9 +251,7 @@ def _with_masks(
     unexplained = bool((undecided & ~free).any()) or (bool(undecided.any()) and not meeting.open)
     if unexplained or not _evident(meeting, visible, agrees & ~masked):
         return None
-    patches = meeting.patches(visible)
-    contradiction = meeting.contradiction(patches, visible)
-    return Agreement(uploads, meeting, visible, patches, contradiction, undecided, rivals)
+    return _shared(uploads, meeting, visible, undecided, rivals)
 
 
 def _best(meeting: Meeting, guesses: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -333,9 +306,6 @@ def _evident(meeting: Meeting, visible: Tensor, shown: Tensor) -> bool:
 MOST_MEETINGS = 50_000
 """Sets of uploads that are solved before the search ends with what it has."""
 
-Group = tuple[int, SharedPicture]
-"""How many pictures some uploads share, and what is known of each of them."""
-
 
 @dataclass
 class Search:
@@ -348,13 +318,16 @@ class Search:
     spans: Sequence[BatchSpan]
     rounds: Sequence[int] | None = None
     found: list[SharedPicture] = field(default_factory=list)
-    several: list[Group] = field(default_factory=list)  # sets that share more than one picture
+    several: list[SharedPicture] = field(
+        default_factory=list
+    )  # sets that share more than one picture
     meetings: int = 0
 
     def pictures(self) -> list[SharedPicture]:
         """Every picture that at least two uploads share and that they tell from others."""
         for first in range(len(self.spans)):
-            self._extend((first,), self._partners[first])
+            later = range(first + 1, len(self.spans))
+            self._extend((first,), [number for number in later if self._agree(first, number)])
         return self.found
 
     @property
@@ -362,9 +335,9 @@ class Search:
         """What is left, once for each picture: those that nothing tells from others with which
         they stood together. Groups with the fewest open directions come first."""
         groups: list[SharedPicture] = []
-        for count, each in sorted(self.several, key=lambda g: (g[0], -len(g[1].uploads))):
+        for each in sorted(self.several, key=lambda group: (group.count, -len(group.uploads))):
             others = sum(set(each.uploads) <= set(group.uploads) for group in groups)
-            groups += [each] * (count - self._known(each.uploads) - others)
+            groups += [each] * (each.count - self._known(each.uploads) - others)
         return groups
 
     @cached_property
@@ -376,16 +349,10 @@ class Search:
         ]
         return {pair for pair in pairs if not self._testable(pair) or self._set(pair)}
 
-    @cached_property
-    def _partners(self) -> list[list[int]]:
-        """For every upload those after it with which it agrees."""
-        return [
-            [b for b in range(a + 1, len(self.spans)) if (a, b) in self.agreeing]
-            for a in range(len(self.spans))
-        ]
-
     def _testable(self, uploads: Sequence[int]) -> bool:
-        return equations_left([self.spans[number] for number in uploads]) > 0
+        """Whether these uploads have more equations than a patch has unknowns."""
+        width = self.spans[0].basis.shape[1]
+        return sum(width - len(self.spans[number].basis) for number in uploads) > width
 
     def _extend(self, uploads: tuple[int, ...], further: Sequence[int]) -> None:
         """Look for pictures in these uploads and at least one of `further`."""
@@ -396,12 +363,12 @@ class Search:
                 self._extend(grown, later)
                 continue
             agreed = self._set(grown)
-            if agreed is None or self._known(grown) >= agreed.pictures:
+            if agreed is None or self._known(grown) >= agreed.count:
                 continue
-            if agreed.pictures == 1:
+            if agreed.count == 1:
                 self._record(self._completed(agreed))
             else:
-                self.several.append((agreed.pictures, agreed.picture))
+                self.several.append(agreed)
                 self._extend(grown, later)
 
     def _agree(self, one: int, other: int) -> bool:
@@ -425,16 +392,16 @@ class Search:
             visible=torch.cat((better.visible, other.visible[more])),
         )
 
-    def _completed(self, agreed: Agreement) -> SharedPicture:
+    def _completed(self, agreed: SharedPicture) -> SharedPicture:
         """The one picture of these uploads, with all others that hold it."""
         for number in range(len(self.spans)):
             if number in agreed.uploads:
                 continue
             if all(self._agree(number, member) for member in agreed.uploads):
                 agreed = self._set((*agreed.uploads, number), agreed.visible) or agreed
-        return agreed.picture
+        return agreed
 
-    def _set(self, uploads: tuple[int, ...], visible: Tensor | None = None) -> Agreement | None:
+    def _set(self, uploads: tuple[int, ...], visible: Tensor | None = None) -> SharedPicture | None:
         """`agreement` of these uploads, as long as the search may go on."""
         if self.meetings >= MOST_MEETINGS or spent():
             return None

@@ -1,4 +1,4 @@
-r"""What one upload of a batch says of each of its B pictures, and how exactly it says it.
+r"""What one upload of a batch says of each of its B pictures, how exactly, and two guesses.
 
 With patches x_{b,i} of picture b at position i, and g_{b,i} their gradients, the upload holds
 
@@ -15,51 +15,32 @@ A_v the visible rows, holds what all pictures have in common off S:
 
     (I - P_S) x_{b,i} = C_i  where position i is visible in picture b,  and c where it is masked,
 
-with c = 0. Where the gradient of E_unk is sent, which is the sum of the masked g_{b,i}, it is one
-more row of A_v; then S has the differences of masked patches only, q is one less and c is C's last
-row.
+with c = 0; where the gradient of E_unk is sent, the sum of the masked g_{b,i}, it is one more row
+of A_v, q is one less and c is C's last row.
 
-How exact that is follows from the upload itself. Singular values of H beyond the q-th would be zero
-but for rounding, so the first of them is the size e of the upload's errors. An error of size e
-tilts the basis row v_j by e / s_j. So a patch x with the lift a = x V^T meets its equation up to
+The first singular value of H beyond the q-th is the size e of the upload's errors, which tilt the
+basis row v_j by e / s_j. So a patch x with the lift a = x V^T meets its equation up to
 
     e sqrt( |(a - L_i V^T) / s|^2 + |row i of (A_v^T)^+|^2 ),   L = lstsq(A_v^T, G).
 
-The pictures of a batch, guessed from what one upload says of them together.
-
-With these V, C and L, the patches x_{b,i} of all B pictures obey
-
-    x_{b,i} = C_i + a_{b,i} V.
-
-Off V the pictures are equal at each position, so the mean picture is C there, exactly. Along V the
-two gradients determine no picture and no mean: whatever x'_{b,i} = C_i + a'_{b,i} V spans the same
-space has gradients g' of its own, with the same sums over b and the same G. What they hold along V
-is one superposition of the pictures,
-
-    L_i = sum_j sum_b w_ij,b x_{b,j},   w_ij,b = (row i of (A^T)^+) . g_{b,j},
-
-whose weights are unknown but for their sums over b, 1 for i = j and 0 for other j. Two guesses come
-from it. Both know what photographs look like (`equations.completion`), and they differ in what they
-take the part along V for.
+**Guesses.** x_{b,i} = C_i + a_{b,i} V. Along V the gradients determine no picture and no mean; they
+hold one superposition of the pictures, L_i = sum_j sum_b w_ij,b x_{b,j}, whose weights are unknown
+but for their sums over b, 1 for i = j and 0 for other j.
 
 mean       The g_{b,i} of a position differ from their mean as much across the rows of A as along
-           them, and across they show: H = (I - Q Q^T) G. So G = A^T X + noise, X the mean picture,
-           with independent rows of noise of covariance H^T H / (D - v), v rows of A being visible.
-           The most probable X minimises
+           them, and across they show: G = A^T X + noise, X the mean picture, with independent rows
+           of noise of covariance H^T H / (D - v), v rows of A being visible. The likeliest X has
 
-               B (X - m)^T Sigma^-1 (X - m) + sum_k (D - v) / s_k^2 |A^T (a_k - l_k)|^2,
+               B (X - m)^T Sigma^-1 (X - m) + sum_k (D - v) / s_k^2 |A^T (a_k - l_k)|^2  least,
 
            a and l the coordinates along V of X and L, s the singular values of H.
-smoothest  The most probable single picture C + a V. Every picture of the batch has this form; the
-           guess comes close to the one with the least contrast where the others have much more.
+smoothest  The most probable single picture C + a V: close to the one with the least contrast where
+           the others have much more.
 
-The span of a batch's differences from all uploads of the same batch, and what lies off it.
-
-Each upload r of B pictures gives H_r = (I - Q_r Q_r^T) G_r, whose rows lie in the span S of the
-pictures' differences. S is the same whatever the weights, while an upload leaves D - N - 1 rows, as
-the gradients of LayerNorms' inputs are orthogonal to ones: so R uploads show it where R (D - N - 1)
->= N (B - 1), also where one does not. The patches off S, which are the same too, are averaged by
-how exact they are.
+**Several uploads of one batch** (`differences`). S is the same whatever the weights, while an
+upload leaves D - N - 1 rows of H, as the gradients of LayerNorms' inputs are orthogonal to ones: so
+R uploads show it where R (D - N - 1) >= N (B - 1). The patches off S are averaged by how exact they
+are.
 """
 
 from __future__ import annotations
@@ -77,8 +58,7 @@ from attacks.equations.completion import (
     conjugate_gradients,
     field_energy,
 )
-from attacks.equations.least_squares import minimum_norm_solve
-from attacks.equations.patch_system import PatchSystem
+from attacks.equations.patch_system import PatchSystem, minimum_norm_solve
 from attacks.equations.span import Knowledge, noise_edge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -214,6 +194,12 @@ class Superposition:
         rest = (batch * self.mean - self.smoothest) / max(batch - 1, 1)
         return torch.stack([self.smoothest, *[rest] * (batch - 1)])
 
+    def units(self, energy: FieldEnergy) -> tuple[Tensor, Tensor]:
+        """Steps (q, p) along which patches of photographs have unit variance, and the L (q, q) that
+        takes coordinates along the basis to such: L L^T = V Sigma^-1 V^T."""
+        root = torch.linalg.cholesky(self.basis @ energy.patch_precision @ self.basis.mT)
+        return torch.linalg.solve_triangular(root, self.basis, upper=False), root
+
 
 def superposed(
     view: AttackerView, update: ClientUpdate, system: PatchSystem, index: int, prior: str
@@ -224,16 +210,12 @@ def superposed(
     shown = span.strength.isfinite() & (span.strength > SHOWN * span.noise)
     basis = span.basis[shown]
     rows = system.rows[index]
-    variance = span.strength[shown].square() / _free(rows, span.hidden)
+    free = max(rows.shape[1] - int((~span.hidden).sum()), 1)  # D - v, what visible rows leave
+    variance = span.strength[shown].square() / free
     mixture = span.complement + span.mixture @ span.basis
     mean = _most_probable_mean(rows, mixture, basis, variance, energy, update.batch)
     common = mixture - (mixture @ basis.mT) @ basis
     return Superposition(span, basis, mean, complete(Knowledge(common, basis, span.hidden), energy))
-
-
-def _free(rows: Tensor, hidden: Tensor) -> int:
-    """D - v: how many directions the visible rows of A leave over, at least 1."""
-    return max(rows.shape[1] - int((~hidden).sum()), 1)
 
 
 def _most_probable_mean(

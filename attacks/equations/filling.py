@@ -1,31 +1,27 @@
 r"""Fills the directions that uploads leave open with the most probable picture.
 
-Where an upload is known to be noisy, quantised or sparsified, solving it exactly (`equations.span`)
-amplifies the errors that a defence added. Here each equation
-for a picture X (N, p) is weighed by its known error (`NoisyUpload`). With A_r, G_r and the hidden
-patches H_r of upload r, b_k the directions that these leak into and P_r = I - sum_k w_k b_k b_k^T,
-the picture is where
+Solving an upload that is known to be noisy exactly (`equations.span`) amplifies its errors. Here
+each equation for a picture X (N, p) is weighed by its known error (`NoisyUpload`). With A_r, G_r
+and the hidden patches H_r of upload r, b_k the directions that these leak into and P_r = I - sum_k
+w_k b_k b_k^T, the picture is where
 
     sum_r tr((A_r^T X - G_r) P_r (A_r^T X - G_r)^T) / t_r^2
         + sum_r sum_{j in H_r} |x_j P_r|^2 / s_r^2
         + (X - m)^T Sigma^-1 (X - m)
 
-is least. w_k is 1 - LEAK (e / strength)^2, where e is the strength that noise alone would reach.
-Directions no stronger than noise are removed too, because a leak misleads more than noise of its
-size; what is left of a direction still counts where nothing else determines it. t^2 = var(G) +
-var(A) sum_i E x_i^2, the second term because A is noisy as well (errors in variables), and at least
-what A leaves unexplained of G. The second sum says that hidden patches lie in their span; it is
-used where all directions of the span are above the noise.
+is least. w_k is 1 - LEAK (e / strength)^2, e the strength that noise alone would reach: directions
+no stronger than noise are removed too, because a leak misleads more than noise of its size. t^2 =
+var(G) + var(A) sum_i E x_i^2, the second term because A is noisy as well, and at least what A
+leaves unexplained of G. The second sum says that hidden patches lie in their span; it is used where
+all directions of the span are above the noise.
 
-The quadratic is minimised by conjugate gradients. They start at the exact solution or, where noise
-spoilt that, at the prior's mean. The preconditioner is the quadratic with each patch alone,
+Conjugate gradients start at the exact solution or, where noise spoilt that, at the prior's mean.
+Their preconditioner is the quadratic with each patch alone,
 
     S (x) M + I (x) Sigma_p^-1,   S = sum_r (A_r A_r^T / t_r^2 + I_{H_r} / s_r^2),
 
-M the mean of the P_r.
-
-G also says something about A: given a picture, the rows of A have a mean and a spread that follow
-from what was sent and from G = A^T X. With these a better picture is found, PASSES times.
+M the mean of the P_r. Given a picture, the rows of A have a mean and a spread that follow from what
+was sent and from G = A^T X. With these a better picture is found, PASSES times.
 """
 
 from __future__ import annotations
@@ -48,10 +44,10 @@ from attacks.equations.completion import (
     whole_picture,
 )
 from attacks.equations.patch_system import PatchSystem, error_of, per_image, pictures
-from attacks.equations.span import Knowledge, UploadSpan, noise_edge, off_the_visible
+from attacks.equations.span import Knowledge, noise_edge, off_the_visible
 from attacks.prior.files import patch_moments
 from attacks.prior.gaussian import JITTER, TINY, expected_square, noise_variance
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction
 
 Completion = Literal["field", "patch", "none"]
 MOST = 40
@@ -74,31 +70,22 @@ class Filling:
     exact: bool = False
 
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
-        """Normalised patches (N, p) of each picture."""
-        fill = self._filler(view)
-        patches = []
+        """Normalised patches (N, p) of each picture: exact where they can be had so, else the most
+        probable."""
+        patch, pixels, patches = view.model.patch_size, view.pixels, list[Tensor]()
         for index, picture in enumerate(knowledge):
             with image(index):
-                patches.append(fill(picture))
+                if self.completion == "none":
+                    likely = picture.known
+                elif self.completion == "patch":
+                    likely = complete_patchwise(picture, *patch_moments(self.prior, patch, pixels))
+                else:
+                    energy = field_energy(self.prior, patch, pixels)
+                    likely = complete(picture, energy)
+                    if self.exact and 0 < len(picture.basis) <= MOST:
+                        likely = whole_picture(picture, likely, energy, pixels)
+                patches.append(likely)
         return patches
-
-    def _filler(self, view: AttackerView) -> Callable[[Knowledge], Tensor]:
-        """The function that completes one picture, with the prior loaded once."""
-        if self.completion == "none":
-            return lambda knowledge: knowledge.known
-        patch, pixels = view.model.patch_size, view.pixels
-        if self.completion == "patch":
-            mean, covariance = patch_moments(self.prior, patch, pixels)
-            return lambda knowledge: complete_patchwise(knowledge, mean, covariance)
-        energy = field_energy(self.prior, patch, pixels)
-        return lambda knowledge: self._completed(knowledge, energy, pixels)
-
-    def _completed(self, knowledge: Knowledge, energy: FieldEnergy, pixels: Pixels) -> Tensor:
-        """Normalised patches (N, p), exact where they can be had so, else the most probable."""
-        likely = complete(knowledge, energy)
-        if not self.exact or not 0 < len(knowledge.basis) <= MOST:
-            return likely
-        return whole_picture(knowledge, likely, energy, pixels)
 
     def weighed(
         self,
@@ -135,7 +122,7 @@ class Filling:
 class Solution:
     """What uploads determine of each of n pictures, and its most probable patches."""
 
-    rounds: Sequence[Sequence[UploadSpan]]  # by upload, then by picture
+    rounds: Sequence[Sequence[Knowledge]]  # by upload, then by picture
     knowledge: Sequence[Knowledge]
     patches: Sequence[Tensor]  # (N, p) each, normalised
     noisy: Sequence[bool]  # whether errors were weighed, so that no direction is known exactly
@@ -143,14 +130,16 @@ class Solution:
     def reconstruction(
         self, view: AttackerView, facts: dict[str, Tensor] | None = None
     ) -> Reconstruction:
-        """The pictures to be scored; `facts` are further diagnostics, one value per client step."""
+        """The pictures to be scored; `facts` are further diagnostics, one value per client step.
+        How many directions are open is not known where errors were weighed."""
         shown = [
             wanted(view, picture.hidden, patches)
             for picture, patches in zip(self.knowledge, self.patches, strict=True)
         ]
+        counts = torch.tensor([len(picture.basis) for picture in self.knowledge]).double()
         diagnostics = {
             **(facts or {}),
-            "open_directions": self._open_directions(),
+            "open_directions": counts.masked_fill(torch.tensor(self.noisy), torch.nan),
             "always_masked": torch.stack([p.hidden.sum() for p in self.knowledge]).double(),
         }
         return Reconstruction(
@@ -158,11 +147,6 @@ class Solution:
             mask=per_image(view, torch.stack([span.hidden for span in self.rounds[0]])),
             diagnostics={name: per_image(view, values) for name, values in diagnostics.items()},
         )
-
-    def _open_directions(self) -> Tensor:
-        """How many directions each picture leaves open (n,); NaN where errors were weighed."""
-        counts = torch.tensor([len(picture.basis) for picture in self.knowledge]).double()
-        return counts.masked_fill(torch.tensor(self.noisy), torch.nan)
 
 
 def wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
@@ -177,9 +161,8 @@ def wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
 
 
 LEAK = 0.02
-"""How far below the noise a leak is still removed. On photographs that
-appear in no results table larger values, up to .1, help a single upload, but they hurt several
-uploads, the more so the less noise there is."""
+"""How far below the noise a leak is still removed. Larger values help a single upload and hurt
+several, the more so the less noise there is."""
 NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
 
 
@@ -225,17 +208,13 @@ class NoisyUpload:
         """A A^T / t^2 (N, N)."""
         return self.precision * (self.rows @ self.rows.mT)
 
-    def outside(self, patches: Tensor) -> Tensor:
-        """Patches (N, p) times P, which takes out the leak."""
-        return self.leak.without(patches)
-
     def pull(self) -> Tensor:
         """The quadratic's right side, A G P / t^2 (N, p)."""
         return self.precision * (self.rows @ self.total)
 
     def force(self, patches: Tensor) -> Tensor:
         """The quadratic's matrix applied to X (N, p)."""
-        out = self.outside(patches)
+        out = self.leak.without(patches)
         return self.weight @ out + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
 
     def with_rows(self, patches: Tensor) -> NoisyUpload:
@@ -245,7 +224,7 @@ class NoisyUpload:
             return self
         seen = patches[visible]
         sent_precision = torch.eye(len(seen)).to(seen) / error.rows
-        spread = torch.linalg.inv(sent_precision + self.outside(seen) @ seen.mT / error.total)
+        spread = torch.linalg.inv(sent_precision + self.leak.without(seen) @ seen.mT / error.total)
         rows = torch.zeros_like(self.rows)
         right = error.sent[visible] / error.rows + seen @ self.total.mT / error.total
         rows[visible] = spread @ right
@@ -352,7 +331,7 @@ def _solved(
 
     def apply(patches: Tensor) -> Tensor:
         """The quadratic's matrix times patches (N, p)."""
-        prior = alone.prior_force(patches) if field is None else field.force(patches)
+        prior = patches @ alone.precision if field is None else field.force(patches)
         return torch.stack([upload.force(patches) for upload in uploads]).sum(0) + prior
 
     force_at_centre = torch.stack([upload.force(centre) for upload in uploads]).sum(0)
@@ -376,7 +355,7 @@ class _PatchesAlone:
         covariance = covariance.to(like)
         width = len(covariance)
         identity = torch.eye(width).to(like)
-        mean_outside = torch.stack([upload.outside(identity) for upload in uploads]).mean(0)
+        mean_outside = torch.stack([upload.leak.without(identity) for upload in uploads]).mean(0)
         weights = [u.weight + torch.diag(u.inside * u.hidden.to(like)) for u in uploads]
         s, u = torch.linalg.eigh(torch.stack(weights).sum(0))
         ridge = JITTER * float(covariance.diagonal().mean())
@@ -385,10 +364,6 @@ class _PatchesAlone:
         m, w = torch.linalg.eigh(root.mT @ mean_outside @ root)
         scale = s.clamp_min(0).unsqueeze(1) * m.clamp_min(0) + 1
         return cls(u, root @ w, scale, torch.linalg.inv(covariance))
-
-    def prior_force(self, patches: Tensor) -> Tensor:
-        """Patches (N, p) times Sigma_p^-1."""
-        return patches @ self.precision
 
     def inverse(self, force: Tensor) -> Tensor:
         """The inverse applied to (N, p)."""

@@ -1,42 +1,28 @@
-r"""Whether a patch stands in a batch: one equation for each patch alone, from LayerNorm's length.
+r"""The pictures of a batch from uploads of it: patches by the lattice, sorted, and verified.
 
-Block 0's first layer says of the patch x at position i (`equations.span`), z = W x + beta + e_i:
+**Patches** (`BatchPatches`). Off the span S of their differences the patches of one position are
+known and equal, C_i (`equations.batches`). Pixels are integers, so the differences of all positions
+generate a lattice of rank N (B - 1) (`lattice.unmixing`), and
+
+    x_{b,i} in C_i + Z d_1 + ... + Z d_q,
+
+of which few vectors look like photographs. In a short basis most steps are differences of the
+batch's own pictures. So from the vector nearest to a guess, moved while that looks more like a
+photograph, all B patches are a few steps away, and LayerNorm's length tells which. What is missing
+is then looked for with the differences that were found as further steps.
+
+**Whether a patch stands in a batch** (`NormTest`). Block 0's first layer says of the patch x at
+position i (`equations.span`), z = W x + beta + e_i:
 
     P diag(gamma) (z - mean(z)) + s(x) P b = 0,    s(x) the standard deviation of z's entries.
 
-For patches x = x_i + sum_j c_j d_j, where d_j are differences of the batch's patches, this holds
-but for the length: the part along P b gives a number s that is linear in c, and s(x)^2 is quadratic
-in c. Both agree for the patches of the batch and by chance for one vector in many thousands. As all
-of it is a quadratic in c, a hundred thousand vectors are tested in a few hundredths of a second.
+For x = x_i + sum_j c_j d_j this holds but for the length: the part along P b gives a number s that
+is linear in c, and s(x)^2 is quadratic in c. Both agree for the patches of the batch and by chance
+for one vector in many thousands. It needs B N + 1 < D tokens, and a LayerNorm with biases b, as
+trained ones have; without it the patches that look most like photographs are taken.
 
-It needs B N + 1 < D tokens of a batch, and a LayerNorm with biases b, as trained ones have.
-
-The patches of a batch's pictures, position by position: integer vectors near each other.
-
-Off the span S of their differences the patches of one position are known and equal, C_i
-(`equations.batches`). Pixels are integers, so the differences of all positions generate a lattice
-of rank N (B - 1) (`lattice.unmixing`), and the patches of position i are vectors of one of its
-cosets, of which few look like photographs:
-
-    x_{b,i} in C_i + Z d_1 + ... + Z d_q.
-
-In a basis of steps that are short for photographs most steps are differences of the batch's own
-pictures. So from the vector nearest to a guess, moved while that looks more like a photograph, all
-B patches are a few steps away, and LayerNorm's length tells which (`NormTest`). What is missing is
-then looked for with the differences that were found as further steps. Without the test the patches
-that look most like photographs are taken.
-
-Exchanges patches between the pictures of a batch until each passes as a whole.
-
-Borders tell mostly which patches belong together (`jigsaw`); the layers after block 0's attention
-tell it surely: a picture whose patches are all of one picture leaves nothing outside the spans of
-its layers' inputs (`equations.layers`), and one wrong patch does.
-
-The pictures of a batch from uploads of it: patches by the lattice, sorted, and verified.
-
-`equations.batches` gives the patches but for the span of their differences, `lattice.unmixing` the
-lattice in that span, `BatchPatches` the patches of each position, `jigsaw` their pictures, and
-`exchanged` what is right of that by the layers after block 0's attention.
+**Pictures.** Borders tell mostly which patches belong together (`jigsaw`); the layers after block
+0's attention tell it surely (`equations.layers`), and patches are exchanged until pictures pass.
 """
 
 from __future__ import annotations
@@ -66,8 +52,8 @@ from mjp_privacy.models.jigsaw import Grid, to_images
 
 CLOSE = 8.0
 """Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
-magnifies the rounding of z. Those of true patches differ by up to 1 of it in float32 gradients of a
-trained ViT-Ti, where it is 4 to 10; and of `patch14_vit`, where it is 130, by up to 4, one by 9."""
+magnifies the rounding of z. Those of true patches differ by up to 1 of it on a trained ViT-Ti, and
+by up to 4, one by 9, on `patch14_vit`."""
 MOST = 5e-4  # a share by which a part of all sums of differences agrees: the test says nothing
 LEAST = 1e-9  # the same as a share: exact pixels are found in the client's gradient only so exactly
 TELLS = 1e-4  # the length of P b, as a share of b's, from which it tells patches apart
@@ -187,7 +173,8 @@ class BatchPatches:
         found = [near.of(place, each, batch) for place, each in enumerate(starts)]
         for _ in range(LOOKS):
             lacking = [place for place, each in enumerate(found) if len(each) < batch]
-            own = [difference for each in found for difference in _between(each)]
+            pairs = [(each, *np.triu_indices(len(each), 1)) for each in found]
+            own = [step for each, one, other in pairs for step in each[one] - each[other]]
             if not lacking or not own or spent():
                 break
             steps = _distinct([*self.steps, *own])
@@ -206,16 +193,14 @@ class BatchPatches:
         starts = []
         for place in range(len(known)):
             own = [
-                self._start(255 * vectors[place].numpy(), 255 * guess[place].cpu().double().numpy())
+                self.moves.descended(
+                    np.rint(255 * vectors[place].numpy()), 255 * guess[place].cpu().double().numpy()
+                )
                 for guess, (vectors, whole) in zip(guesses, near, strict=True)
                 if bool(whole[place])
             ]
-            starts.append(_distinct(own) if own else np.zeros((0, known.shape[1])))
+            starts.append(_distinct([*np.rint(own)]) if own else np.zeros((0, known.shape[1])))
         return starts
-
-    def _start(self, vector: Reals, guess: Reals) -> Reals:
-        """The patch (p,) that looks most like a photograph near a vector of the coset."""
-        return np.rint(self.moves.descended(np.rint(vector), guess))
 
     def _likeliest(self, starts: Reals, batch: int) -> Reals:
         """The patches that look most like photographs, at most a step away from one of them."""
@@ -264,12 +249,6 @@ class Neighbours:
         passed = self.test.passed(start, place, rows, signs)
         steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
         return _inside(start + steps)
-
-
-def _between(patches: Reals) -> Reals:
-    """The differences of every two patches (m, p)."""
-    first, second = np.triu_indices(len(patches), 1)
-    return np.asarray(patches[first] - patches[second])
 
 
 def _inside(patches: Reals) -> Reals:
@@ -400,9 +379,7 @@ class LatticePictures:
             patches = 255 * in_levels(known.known, pixels, size).cpu().double().numpy()
             sheets = np.rint(patches)[None].repeat(batch, axis=0)
         else:
-            lattice = unmix_differences(
-                known.basis, mean=pixels.mean, std=pixels.std, patch_size=size, error=COARSE
-            )
+            lattice = unmix_differences(known.basis, pixels, size, COARSE)
             if lattice is None:
                 return None
             test = NormTest.of(self.view, whole.update, 0, whole.update.batch, lattice.frame)

@@ -6,33 +6,23 @@ The weight gradient of a linear layer is a sum over all tokens t of all B pictur
 
 d_t the gradient at the layer's output, h_t its input. Its row space is the span of the h_t, T = B
 (N + 1) directions of the layer's width. So a picture stands in the batch only if all inputs of all
-layers lie in their spans, which a run of the network *forward* shows: no label enters, nothing is
-differentiated twice, and each picture is tested by itself. For block 0's first layer this adds
-nothing to the span of the patches (`equations.batches`). The layers after it see sums over
-attention's softmax, so that a picture put together from patches of several ones does not pass.
+layers lie in their spans, which a run of the network *forward* shows: no label enters, and each
+picture is tested by itself. The layers behind block 0's attention see sums over its softmax, so
+that a picture put together from patches of several ones does not pass (cf. SPEAR, Dimitrov et al.
+2024; DAGER, Petrov et al. 2024; as an objective for text TIGER, arXiv 2606.18312).
 
-The same check of discrete tokens: SPEAR (Dimitrov et al. 2024), DAGER (Petrov et al. 2024); as an
-objective for text: TIGER (Kalikman et al. 2026, arXiv 2606.18312).
+**Search** (`LayerSearch`). The unknowns are a in X = C + a V (`equations.batches`), in coordinates
+in which patches of photographs have unit variance. L-BFGS minimises what lies outside
+(`LayerSpans.off`), at first with a small weight on the energy of the field prior, which ends at
+zero. Its local minima are pictures in which every patch is nearly that of *one* picture of the
+batch, but not all of the same. So B searches go together: each starts at what the mean picture
+leaves for it after those before. Then patches are exchanged between the local minima a rectangle at
+a time while that lessens what lies outside.
 
-Looks in the span of a batch for a picture whose layers' inputs lie in the upload's spans.
-
-The unknowns are a in X = C + a V (`equations.batches`), N^2 (B - 1) numbers instead of the N p B of
-a batch, in coordinates in which patches of photographs have unit variance. L-BFGS minimises what
-lies outside (`LayerSpans.off`), at first with a small weight on the energy of the field prior,
-which ends at zero.
-
-The local minima are pictures in which every patch is nearly that of *one* picture of the batch, but
-not all of the same. So B searches go together: each starts at what the mean picture leaves for it
-after those before, and so finds other patches. Then patches are exchanged between the local minima
-a rectangle at a time while that lessens what lies outside. As attention mixes all tokens, patches
-of pictures that are in the minority give way.
-
-Takes a picture that is known out of the upload of its batch, which leaves that of the others.
-
-The upload is the mean of the pictures' gradients. With the picture and its class the attacker
-computes its gradient as the client did. The class is read off the classifier: dL/dhead.weight =
-sum_b d_b h_b^T / B with d_b = softmax - onehot, so d_b lies in its column space, which holds for
-one class only.
+**Taken out** (`StepUpload.without`). The upload is the mean of the pictures' gradients. With a
+picture and its class the attacker computes its gradient as the client did, which leaves that of the
+others. The class is read off the classifier: dL/dhead.weight = sum_b d_b h_b^T / B with d_b =
+softmax - onehot, so d_b lies in its column space, which holds for one class only.
 """
 
 from __future__ import annotations
@@ -53,8 +43,7 @@ from attacks.budget import spent
 from attacks.equations import HEAD, TABLE
 from attacks.equations.batches import Superposition
 from attacks.equations.completion import FieldEnergy
-from attacks.equations.least_squares import lbfgs
-from attacks.equations.patch_system import gradient, patch_system, weights
+from attacks.equations.patch_system import gradient, lbfgs, patch_system, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
@@ -119,9 +108,13 @@ class LayerSpans:
         """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
         the first blocks shows all tokens."""
         tokens, bases, doubts = batch * model.tokens, {}, {}
-        for name in _called(model, blocks):
-            if f"{name}.weight" not in grads:
-                continue
+        layers = layers_of(model, blocks)
+        black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
+        with torch.no_grad(), inputs_of(model, layers) as seen:
+            through_blocks(model, black, blocks)
+        for name in layers:
+            if name not in seen or f"{name}.weight" not in grads:
+                continue  # some networks use a layer's weight alone, and do not call it
             sent = grads[f"{name}.weight"].double()
             s, vh = torch.linalg.svd(sent, full_matrices=False)[1:]
             if tokens < len(s) and s[tokens - 1] > GAP * s[tokens]:
@@ -130,10 +123,6 @@ class LayerSpans:
                 variance = s[tokens:].square().sum() / (max(sent.shape[0] - tokens, 1) * free)
                 doubts[name] = variance * free / s[:tokens].square()
         return cls(model, bases, doubts, blocks, batch) if bases else None
-
-    def precise(self) -> LayerSpans:
-        """The same, looked at in float64."""
-        return replace(self, model=copied(self.model).double())
 
     def off(self, pictures: Tensor) -> Tensor:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
@@ -242,15 +231,6 @@ def through_blocks(model: MJPVisionTransformer, pictures: Tensor, blocks: int) -
     return model.forward_features(pictures)
 
 
-def _called(model: MJPVisionTransformer, blocks: int) -> list[str]:
-    """Those of the layers that a forward pass calls: some networks use a layer's weight alone."""
-    layers = layers_of(model, blocks)
-    black = model.like.new_zeros(1, model.channels, *model.grid.pixels(model.patch_size))
-    with torch.no_grad(), inputs_of(model, layers) as seen:
-        through_blocks(model, black, blocks)
-    return [name for name in layers if name in seen]
-
-
 @contextmanager
 def inputs_of(model: MJPVisionTransformer, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """A `with` block in which the inputs of these layers are kept, by name."""
@@ -296,11 +276,9 @@ class LayerSearch:
     energy: FieldEnergy
 
     def __post_init__(self) -> None:
-        basis, patch_precision = self.guess.basis, self.energy.patch_precision
-        root = torch.linalg.cholesky(basis @ patch_precision @ basis.mT)
-        self.units = torch.linalg.solve_triangular(root, basis, upper=False)
+        basis, mean = self.guess.basis, self.guess.mean
+        self.units, root = self.guess.units(self.energy)
         self.back = basis.mT @ root
-        mean = self.guess.mean
         self.known = mean - (mean @ basis.mT) @ basis
         self.centre = self.energy.mean.repeat_interleave(self.energy.patch_size**2)
 
@@ -312,10 +290,9 @@ class LayerSearch:
         if not self.spans.sees_mixtures(self._seen(self.guess.mean.unsqueeze(0)), enough):
             return None
         if not len(self.units):
-            share = self._share(self.guess.mean)
-            return (
-                (self.guess.mean, share) if self._passes(self.guess.mean, share, enough) else None
-            )
+            mean = self.guess.mean
+            share = self._share(mean)
+            return (mean, share) if self._passes(mean, share, enough) else None
         group, pool = list[Tensor](), list[Tensor]()
         for start in self._starts(batch, searches, group, generator):
             patches, share = self._descended(start, STAGES)
@@ -325,15 +302,12 @@ class LayerSearch:
                 patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
                 patches, share = self._descended(patches, STAGES[-1:])
             if self._passes(patches, share, enough):
-                return self._polished(patches)
+                spans = replace(self.spans, model=copied(self.spans.model).double())
+                precisely = LayerSearch(spans, self.guess, self.energy)
+                return precisely._descended(patches, STAGES[-1:])
             if spent():
                 return None
         return None
-
-    def _polished(self, patches: Tensor) -> tuple[Tensor, float]:
-        """A picture that was found, made more exact in float64, and its share."""
-        precisely = LayerSearch(self.spans.precise(), self.guess, self.energy)
-        return precisely._descended(patches, STAGES[-1:])
 
     def _starts(
         self, batch: int, searches: int, group: list[Tensor], generator: torch.Generator
@@ -461,36 +435,6 @@ def _stretches(side: int) -> Tensor:
 # a known picture, taken out of the upload ---------------------------------------------------------
 
 
-def class_of(model: MJPVisionTransformer, picture: Tensor, grads: Grads, batch: int) -> int:
-    """The class of a normalised picture (C, H, W) of the batch, from one step's gradients."""
-    with torch.no_grad():
-        likely = model(picture.unsqueeze(0).to(model.like))[0].double().softmax(-1)
-    u = torch.linalg.svd(grads[HEAD].double(), full_matrices=False)[0][:, :batch]
-    # |d - u u^T d|^2 for d = likely - onehot(c), for all classes c at once.
-    coordinates = likely @ u
-    lengths = likely.square().sum() - 2 * likely + 1
-    inside = (coordinates - u).square().sum(-1)
-    return int(((lengths - inside) / lengths).argmin())
-
-
-def without(
-    model: MJPVisionTransformer, grads: Grads, picture: Tensor, label: int, batch: int
-) -> dict[str, Tensor]:
-    """One step's gradients (*shape) of the mean loss over the other B - 1 pictures."""
-    names = [name for name, _ in model.named_parameters() if name in grads]
-    parameters = {name: model.get_parameter(name).detach().requires_grad_() for name in names}
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        logits = functional_call(model, parameters, (picture.unsqueeze(0).to(model.like),))
-        target = torch.tensor([label], device=logits.device)
-        loss = torch.nn.functional.cross_entropy(logits, target)
-        own = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    rest = {}
-    for name, part in zip(names, own, strict=True):
-        total = batch * grads[name].double()
-        rest[name] = (total - (0 if part is None else part.double())) / (batch - 1)
-    return rest
-
-
 @dataclass(frozen=True)
 class StepUpload:
     """The gradients of one step of the pictures that are left, and the model that made them."""
@@ -520,12 +464,25 @@ class StepUpload:
 
     def without(self, patches: Tensor) -> StepUpload:
         """The upload of the other pictures, with a picture (N, p) and its gradient taken out."""
-        batch = self.update.batch
-        picture = to_images(patches, self.model.grid, self.model.patch_size)
-        label = class_of(self.model, picture, self.grads, batch)
-        rest = without(self.model, self.grads, picture, label, batch)
-        grads = {name: sent.unsqueeze(0) for name, sent in rest.items()}
-        return replace(self, update=replace(self.update, grads=grads, batch=batch - 1))
+        model, grads, batch = self.model, self.grads, self.update.batch
+        picture = to_images(patches, model.grid, model.patch_size).unsqueeze(0).to(model.like)
+        with torch.no_grad():
+            likely = model(picture)[0].double().softmax(-1)
+        u = torch.linalg.svd(grads[HEAD].double(), full_matrices=False)[0][:, :batch]
+        # |d - u u^T d|^2 for d = likely - onehot(c), for all classes c at once.
+        lengths = likely.square().sum() - 2 * likely + 1
+        inside = (likely @ u - u).square().sum(-1)
+        label = ((lengths - inside) / lengths).argmin()
+        own = {n: p.detach().requires_grad_() for n, p in model.named_parameters() if n in grads}
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            logits = functional_call(model, own, (picture,))
+            loss = nn.functional.cross_entropy(logits, label[None])
+            parts = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+        rest = {}
+        for name, part in zip(own, parts, strict=True):
+            total = batch * grads[name].double() - (0 if part is None else part.double())
+            rest[name] = (total / (batch - 1)).unsqueeze(0)
+        return replace(self, update=replace(self.update, grads=rest, batch=batch - 1))
 
 
 def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransformer:

@@ -6,23 +6,24 @@ With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
 
 A (N, D) the rows of all patches. A masked patch has E_unk added in place of e_i: its row of
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
-adds to the gradient independently of the picture is computed and subtracted: weight decay in a
-weight difference, and L_DAL's gradient of the position table, which is shrunk like the rest if the
-recipe clips (`equations.sent_gradients`).
+adds independently of the picture is computed and subtracted: weight decay in a weight difference,
+and L_DAL's gradient of the position table, which is shrunk like the rest if the recipe clips
+(`equations.sent_gradients`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, tensor
 from torch.func import functional_call, grad
 
+from attacks.budget import spent
 from attacks.equations import PATCH, PATCH_SYSTEM, TABLE, UNKNOWN
-from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.sent_gradients import (
     autocast_error,
     clip_factors,
@@ -33,12 +34,14 @@ from attacks.equations.sent_gradients import (
     pseudo_gradient,
     weight_rounding,
 )
+from mjp_privacy.core.machine import one_thread
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
+AT_ONCE = 10  # steps of L-BFGS between looks at the time
 NOISE_STEPS = 4  # times that the masked rows and the noise's level are found from each other
 
 
@@ -53,27 +56,11 @@ class PatchSystem:
     """(n, D) the sum of the masked patches' rows, dL/dE_unk; None where that is not sent."""
 
 
-def weights(
-    view: AttackerView, update: ClientUpdate, names: Sequence[str] | None = None
-) -> Mapping[str, Tensor]:
-    """The client's weights before the step, by name; of `names` those that the model has."""
-    sent = update.weights_before
-    if names is None:
-        own = view.model.named_parameters()
-        return {name: parameter.detach() for name, parameter in own} if sent is None else sent
-    if sent is not None:
-        return {name: sent[name] for name in names if name in sent}
-    found = {name: _parameter(view.model, name) for name in names}
-    return {name: parameter.detach() for name, parameter in found.items() if parameter is not None}
-
-
-def _parameter(model: MJPVisionTransformer, name: str) -> Tensor | None:
-    """The parameter of this name, found without going through all; None if there is none."""
-    module, _, last = name.rpartition(".")
-    try:
-        return model.get_submodule(module)._parameters.get(last)
-    except AttributeError:
-        return None
+def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
+    """The client's weights before the step, by name."""
+    if update.weights_before is not None:
+        return update.weights_before
+    return {name: parameter.detach() for name, parameter in view.model.named_parameters()}
 
 
 def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
@@ -115,7 +102,9 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
     rows = patch_rows(view.model, gradient(view, update, TABLE))
     hidden = zero_rows(rows, rounding_error(view, update))
     if TABLE in update.noise and can_mask:
-        hidden |= quiet_rows(rows, error_of(update, TABLE))
+        longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
+        noise = error_of(update, TABLE).unsqueeze(-1)
+        hidden |= rows.square().mean(-1) <= (noise * longest).square()
     return hidden
 
 
@@ -134,12 +123,6 @@ def error_of(update: ClientUpdate, name: str) -> Tensor:
 def is_disturbed(update: ClientUpdate) -> bool:
     """Whether the client's published defences or its autocast added errors to what it sent."""
     return bool(update.noise or update.rounding) or update.autocast != "none"
-
-
-def quiet_rows(rows: Tensor, error: Tensor) -> Tensor:
-    """Which rows (n, N, D) are no longer than noise of standard deviation `error` (n,); (n, N)."""
-    longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
-    return rows.square().mean(-1) <= (error.unsqueeze(-1) * longest).square()
 
 
 def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
@@ -355,3 +338,137 @@ def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor
         tensor(values, dtype=like.dtype, device=like.device) for values in (pixels.std, pixels.mean)
     )
     return std.repeat_interleave(area), mean.repeat_interleave(area)
+
+
+# least squares with the conventions of LAPACK's gelsd, the solver that breaching uses -------------
+
+
+def pseudo_inverse(matrix: Tensor) -> Tensor:
+    """Moore-Penrose inverse; singular values below eps * max(shape) * largest count as zero."""
+    return torch.linalg.pinv(matrix, rtol=torch.finfo(matrix.dtype).eps * max(matrix.shape))
+
+
+def minimum_norm_solve(a: Tensor, b: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The minimum-norm least-squares solution z of a^T z = b, and a's singular values.
+
+    a (n, R, D), b (n, D, K) -> z (n, R, K), singular values (n, min(R, D)), descending.
+    factor (m, D): the right-hand side is factor^T b, with b (n, m, K), and is never formed. Each
+    precision but float64 is raised to that first.
+    """
+    factor = None if factor is None else factor.double()
+    if a.device.type != "cpu":
+        right = b.double() if factor is None else factor.mT @ b.double()
+        return _by_singular_vectors(a.double(), right)
+    z = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.double)
+    values = torch.zeros(len(a), min(a.shape[-2:]), dtype=torch.double)
+
+    def solve(index: int) -> None:
+        z[index], values[index] = _solve_rows(a[index], b[index], factor)
+
+    for_each_in_threads(solve, len(a))
+    return z, values
+
+
+def _solve_rows(a: Tensor, b: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One system, by QR of its nonzero rows, which takes half the time of singular vectors.
+
+    A zero row of a has a zero row of z. Where the other rows are dependent, or more than a has
+    columns, the singular vectors are needed for the minimum norm.
+    """
+    used = (a != 0).any(-1)
+    rows, right = a[used].double(), b.double()
+    if len(rows) <= a.shape[-1]:
+        q, r = torch.linalg.qr(rows.mT)
+        s = torch.linalg.svdvals(r)
+        if not len(s) or bool(s[-1] > _cutoff(s, a)):
+            inside = q.mT @ right if factor is None else (factor @ q).mT @ right
+            solved = torch.linalg.solve_triangular(r, inside, upper=True)
+            z = solved.new_zeros(len(a), b.shape[-1])
+            z[used] = solved
+            return z, torch.nn.functional.pad(s, (0, min(a.shape) - len(s)))
+    return _by_singular_vectors(a.double(), right if factor is None else factor.mT @ right)
+
+
+def _by_singular_vectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)  # a^T = vh^T s u^T
+    inverse = torch.where(s > _cutoff(s, a), 1 / s.clamp_min(torch.finfo(s.dtype).tiny), 0.0)
+    return u @ (inverse.unsqueeze(-1) * (vh @ b)), s
+
+
+def _cutoff(s: Tensor, a: Tensor) -> Tensor:
+    """What singular values s of a must exceed to count in a solution, as in gelsd."""
+    return torch.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
+
+
+def condition_and_rank(
+    a: Tensor, dtype: torch.dtype, singular_values: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Condition number over the nonzero rows of a (n, R, D), numerical rank, and counts of rows.
+
+    `dtype` is the precision in which the gradient was computed: a singular value below
+    eps(dtype) * max(shape) * largest is noise and does not count for the rank.
+    """
+    nonzero = (a != 0).any(-1).sum(-1)
+    s = torch.linalg.svdvals(a.double()) if singular_values is None else singular_values
+    rows = nonzero.clamp(1, s.shape[-1])
+    smallest = s.gather(-1, (rows - 1).unsqueeze(-1)).squeeze(-1)
+    cutoff = torch.finfo(dtype).eps * max(a.shape[-2:]) * s[..., :1]
+    return {
+        "cond_a": s[..., 0] / smallest,
+        "rank_a": (s > cutoff).sum(-1).double(),
+        "nonzero_rows": nonzero.double(),
+        "zero_rows": (a.shape[-2] - nonzero).double(),
+    }
+
+
+def lbfgs(unknowns: Tensor, steps: int, history: int) -> torch.optim.LBFGS:
+    """L-BFGS that does so many steps at each call and remembers `history` of them."""
+    return torch.optim.LBFGS(
+        [unknowns],
+        max_iter=steps,
+        history_size=history,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0,
+        tolerance_change=0,
+    )
+
+
+def minimised(
+    value: Callable[[Tensor], Tensor], start: Tensor, steps: int, history: int
+) -> tuple[Tensor, float]:
+    """The point of least value on the way of so many steps of L-BFGS from a start, and that value;
+    less where the time is over."""
+    point, best = start.clone().requires_grad_(), (start, math.inf)
+    optimizer = lbfgs(point, AT_ONCE, history)
+
+    def closure() -> Tensor:
+        nonlocal best
+        optimizer.zero_grad()
+        here = value(point)
+        here.backward()
+        if float(here.detach()) < best[1]:
+            best = point.detach().clone(), float(here.detach())
+        return here.detach()
+
+    for _ in range(0, steps, AT_ONCE):
+        optimizer.step(closure)
+        if spent():
+            break
+    return best
+
+
+def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
+    """Does work(0), ..., work(number - 1), as many at a time as torch may use threads.
+
+    Each runs with one thread of its own, so that the results are the same bits whatever the number
+    of threads. Decompositions of matrices of a few hundred rows gain nothing from a second one.
+    """
+    threads = min(torch.get_num_threads(), number)
+    with one_thread():
+        if threads <= 1:
+            for index in range(number):
+                work(index)
+            return
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, range(number)):
+                pass  # reading the results raises what a thread raised

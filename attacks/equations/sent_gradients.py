@@ -1,36 +1,27 @@
-r"""A gradient computed from the weights that a client sends back.
+r"""Gradients as they were sent: from weights, rounded by autocast, clipped.
 
-    SGD, E steps, momentum mu:   d = w_E - w_0 = -lr sum_e c_e g_e,
-                                 c_e = 1 + mu + ... + mu^(E-e-1)
+**Weights that a client sends back.** SGD, E steps, momentum mu:
 
-    g ~ -d / (lr sum_e c_e) - decay w_0
+    d = w_E - w_0 = -lr sum_e c_e g_e,    c_e = 1 + mu + ... + mu^(E-e-1),
+    g ~ -d / (lr sum_e c_e) - decay w_0,
 
-which is exact for one step, where momentum has not begun, and otherwise the weighted mean of the
-steps' gradients at weights that moved. AdamW's first step sends u = -(d + lr decay w) / lr =
-g / (|g| + eps), which holds more than the sign of g: g = eps u / (1 - |u|) where the weights'
-precision resolves 1 - |u|, and a constant times the sign where it does not. Later steps divide by
-a running scale that the attacker is not told.
+exact for one step, otherwise the weighted mean of the steps' gradients at weights that moved.
+AdamW's first step sends u = -(d + lr decay w) / lr = g / (|g| + eps): g = eps u / (1 - |u|) where
+the weights' precision resolves 1 - |u|, and a constant times the sign where it does not. Later
+steps divide by a running scale that the attacker is not told.
 
-What is known of the rounding in a client that computes under autocast.
-
-The tokens and the position table are float32, and products of matrices are taken in half precision.
-So dL/dz_i passes, on its way back to the patch embedding, through a rounding h to half precision,
-and the patches are rounded on their way in:
+**Autocast.** Tokens and the position table are float32, products of matrices in half precision. So
+dL/dz_i passes through a rounding h on its way back to the patch embedding, and the patches do too:
 
     row i of pos_embed.grad = g_i in float32,
     patch_embed.proj.weight.grad = h(sum_i h(g_i) h(x_i)^T).
 
-Of one picture and one step the rows h(g_i) are therefore known exactly: they are the sent rows,
-rounded. What is left is the last rounding of the sum, whose size shows in the sum itself, and h(x):
-the patches that are found are rounded ones, 60 dB or more from those that were fed, and for pixels
-of 8 bits still nearer to them than to any other.
+Of one picture and one step the rows h(g_i) are known exactly: the sent rows, rounded. What is left
+is the last rounding of the sum, whose size shows in the sum itself, and h(x).
 
-The factor by which clipping shrank an upload whose recipe adds a part that anybody can compute.
-
-DP-SGD sends s (g + lambda d) with s = min(1, C / norm), which the attacker is not told; d =
-dL_DAL/dE_pos is public. The rows of A are those of the upload less s lambda d, and G = A^T X has
-no more directions outside the visible rows of A than patches were masked. So s is the value that
-leaves least of G unexplained:
+**Clipping.** DP-SGD sends s (g + lambda d) with s = min(1, C / norm), which the attacker is not
+told; d = dL_DAL/dE_pos is public. G = A^T X has no more directions outside the visible rows of A
+than patches were masked, so s is the value that leaves least of G unexplained:
 
     s = argmin sum_{k > masked} sigma_k((I - Q Q^T) G)^2,   Q a basis of the rows less s lambda d.
 """

@@ -7,33 +7,27 @@ space of A_v,
     C = lstsq(A_v^T, G (I - B^T B))  gives each visible patch but for its part in S.
 
 So (I - B^T B) x_i is known for every patch: row i of C where visible, zero where hidden. Where
-dL/dE_unk is sent, the sum of the hidden rows, it is one more pixel that is 1 in every patch. The
-same algebra then gives the hull of the hidden patches, c + span{x_j - x_j'}: S shrinks to their
-differences, so that equal patches, such as the bars of a letterbox, leave nothing open, and row i
-of C is c where hidden. Several uploads of the same picture with different masks, each with its own
-S_r, are added up:
+dL/dE_unk is sent, the sum of the hidden rows, it is one more pixel that is 1 in every patch: then
+S shrinks to the differences x_j - x_j' of hidden patches, and row i of C is c, a point of their
+hull, where hidden. Several uploads with different masks, each with its own S_r, are added up:
 
     M x_i = sum_r c_{r,i},     M = sum_r (I - B_r^T B_r),
 
-which takes one eigen-decomposition for all patches. Directions in which M vanishes stay open. For
-generic patches their number is that of the patches that were hidden every time.
+and directions in which M vanishes stay open: those of the patches that were hidden every time.
 
 Block 0's first layer has further equations for the patches, with dL/dE_pos or without it. It sees
-n_i = gamma * (z_i - mean(z_i)) / s_i + b, the LayerNorm of z_i = W x_i + beta + e_i,
-and the gradient of its first layer is a sum over tokens,
+n_i = gamma * (z_i - mean(z_i)) / s_i + b, the LayerNorm of z_i = W x_i + beta + e_i, so that
 
-    blocks.0.attn.qkv.weight.grad = sum_i d_i n_i^T,
+    blocks.0.attn.qkv.weight.grad = sum_i d_i n_i^T
 
-so its row space is the span of the tokens' n_i (T = N + 1; one more with a distillation token,
-whose own z is not needed). With P the rows of an orthonormal basis
-of the complement (T < D), P n_i = 0 for every token, which is linear in x_i and in the scalar s_i:
+has as its row space the span of the T tokens' n_i. With P the rows of an orthonormal basis of the
+complement (T < D), P n_i = 0, which is linear in x_i and in the scalar s_i:
 
     P diag(gamma) (I - 11^T / D) (W x_i + beta + e_i) + s_i P b = 0.            (*)
 
-Let x_i = c_i + a_i B be what is already known: the result above or, without dL/dE_pos, the
-row space of patch_embed.proj.weight.grad (c = 0). Then (*) is a small system in a_i and s_i whose
-matrix is the same for every patch, and it reduces the open directions. Masked patches share E_unk,
-so the differences of any two of them stay open; visible patches differ in their e_i.
+With x_i = c_i + a_i B as known so far (without dL/dE_pos c = 0 and B the row space of
+patch_embed.proj.weight.grad), (*) is a small system in a_i and s_i whose matrix is the same for
+every patch. Masked patches share E_unk, so the differences of any two of them stay open.
 """
 
 from __future__ import annotations
@@ -46,11 +40,11 @@ import torch
 from torch import Tensor
 
 from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
-from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
     gradient,
+    minimum_norm_solve,
     no_gradient,
     patch_rows,
     too_few_equations,
@@ -65,8 +59,7 @@ between spans, which float32 gradients determine to about 1e-6: an eigenvalue of
 
 SURE = 3.0
 """Times by which an eigenvalue of M must exceed what errors of the spans make of it. An open
-direction that passes for a determined one is filled with noise, magnified by one over the
-eigenvalue: several uploads in half precision were worse than one."""
+direction that passes for a determined one is filled with noise, magnified by its inverse."""
 
 ABOVE_NOISE = 10
 """A direction counts from so many times the first singular value that should be 0. Where patches
@@ -77,26 +70,17 @@ are equal, the noise in their place reaches 5 times that; true directions begin 
 class Knowledge:
     """x_i = known_i + a_i B with a_i undetermined, for every patch of one picture; float64."""
 
-    known: Tensor  # (N, p), orthogonal to the basis
-    basis: Tensor  # (q, p) orthonormal rows, q may be 0
+    known: Tensor  # (N, p): C of one upload, orthogonal to the basis
+    basis: Tensor  # B (q, p) orthonormal rows, q may be 0
     hidden: Tensor  # (N,) bool: hidden in every upload
-
-
-@dataclass(frozen=True)
-class UploadSpan:
-    """What one upload determines of one picture."""
-
-    basis: Tensor  # B (k, p)
-    complement: Tensor  # (N, p): C; where hidden, c
-    hidden: Tensor  # (N,)
     doubt: Tensor | None = None
-    """F (k, k): the expected squared sine between a direction b B of the span and its estimate is
-    b F b^T; None where the errors of A and G are not known."""
+    """F (q, q) of one upload: the expected squared sine between a direction b B of the span and its
+    estimate is b F b^T; None where the errors of A and G are not known."""
 
 
 def upload_span(
     system: PatchSystem, index: int, *, above_noise: float = 0.0, error: float = 0.0
-) -> UploadSpan:
+) -> Knowledge:
     """B and C of the picture at `index` of the system; `above_noise` as in `masked_basis`, `error`
     the known standard deviation of an entry of G."""
     hidden, total = system.hidden[index], system.total[index]
@@ -117,11 +101,11 @@ def upload_span(
         solved = _solved(visible, r[: len(visible)], inside - (inside @ basis.mT) @ basis)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
     doubt = _doubt(turned[len(visible) :] @ basis.mT, basis, error) if error else None
-    return UploadSpan(basis, complement, hidden, doubt)
+    return Knowledge(complement, basis, hidden, doubt)
 
 
 def _doubt(mixed: Tensor, basis: Tensor, error: float) -> Tensor:
-    """F of `UploadSpan`, from what the visible rows leave of G in the basis, (D, k): errors turn a
+    """F of `Knowledge`, from what the visible rows leave of G in the basis, (D, k): errors turn a
     direction the more the weaker it is there."""
     strengths, vectors = torch.linalg.eigh(mixed.mT @ mixed)
     least = error**2 * (basis.shape[1] - len(basis))
@@ -181,11 +165,11 @@ def split_hull(wide: Tensor) -> tuple[Tensor, Tensor]:
     return turn[:, 1:].mT @ rows, (last * rows).sum(0) / last.square().sum()
 
 
-def combine(spans: Sequence[UploadSpan]) -> Knowledge:
+def combine(spans: Sequence[Knowledge]) -> Knowledge:
     """What several uploads of one picture determine together."""
     if len(spans) == 1:
-        return Knowledge(spans[0].complement, spans[0].basis, spans[0].hidden)
-    total = torch.stack([span.complement for span in spans]).sum(0)
+        return spans[0]
+    total = torch.stack([span.known for span in spans]).sum(0)
     # M is len(spans) where no span reaches, so that only their sum needs to be decomposed.
     shared, vectors = torch.linalg.svd(
         torch.cat([span.basis for span in spans]), full_matrices=False
@@ -199,7 +183,7 @@ def combine(spans: Sequence[UploadSpan]) -> Knowledge:
     return Knowledge(solved, vectors[~determined], hidden)
 
 
-def _doubt_along(spans: Sequence[UploadSpan], vectors: Tensor) -> Tensor:
+def _doubt_along(spans: Sequence[Knowledge], vectors: Tensor) -> Tensor:
     """(q,) what the errors of the spans alone would make of M's eigenvalue for each direction."""
     doubt = vectors.new_zeros(len(vectors))
     for span in spans:
@@ -286,8 +270,8 @@ def token_equations(
 ) -> TokenEquations:
     """(*) for the step at `index` of `batch` pictures, from its upload and the weights that the
     client used; pictures share the tokens that are not of patches."""
-    state = weights(view, update, WEIGHTS)
-    state = {name: value.double() for name, value in state.items()}
+    known = weights(view, update)
+    state = {name: known[name].double() for name in WEIGHTS if name in known}
     patches = view.model.grid.patches
     tokens = view.model.tokens + (batch - 1) * patches
     sent = gradient(view, update, QKV)[index]
@@ -315,7 +299,7 @@ def token_equations(
     )
 
 
-def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
+def refine(span: Knowledge, equations: TokenEquations) -> Knowledge:
     """The span with fewer open directions by (*), or as it is where (*) does not hold for it.
 
     `span.hidden` says which patches have E_unk added in place of their own e_i.
@@ -326,14 +310,14 @@ def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
     if equations.unknown is not None:
         added = torch.where(span.hidden.unsqueeze(1), equations.unknown, added)
     matrix = equations.residual_matrix(span.basis)
-    right = equations.right_side(span.complement, added)
+    right = equations.right_side(span.known, added)
     if not _trusted(matrix, right[:, ~span.hidden], equations):
         return span
     solved, still_open = _solve(matrix, right, equations.error)
     return _moved(span, solved, still_open)
 
 
-def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> UploadSpan:
+def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> Knowledge:
     """The span without dL/dE_pos: x_i = a_i B, B the row space of G = `rows` (D, p).
 
     `edge` is the singular value that known noise alone would reach. Where it exceeds the weakest of
@@ -351,12 +335,13 @@ def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0
     matrix = equations.residual_matrix(basis)
     hidden = torch.zeros(patches, dtype=torch.bool, device=rows.device)
     if equations.unknown is not None:
-        visible_misfit, masked_misfit = (
-            _misfit(matrix, equations.right_side(zeros, added), equations.error)
-            for added in (equations.own, equations.unknown)
-        )
-        hidden = masked_misfit < FITS * visible_misfit
-    return refine(UploadSpan(basis, zeros, hidden), equations)
+        misfits = []
+        for added in (equations.own, equations.unknown):
+            right = equations.right_side(zeros, added)
+            noise = MARGIN * equations.error * float(right.norm(dim=0).mean())
+            misfits.append(_unreached(matrix, right, equations.error)[0].clamp_min(noise))
+        hidden = misfits[1] < FITS * misfits[0]
+    return refine(Knowledge(zeros, basis, hidden), equations)
 
 
 def _trusted(matrix: Tensor, right: Tensor, equations: TokenEquations) -> bool:
@@ -366,20 +351,17 @@ def _trusted(matrix: Tensor, right: Tensor, equations: TokenEquations) -> bool:
     a model of one block d_1 ... d_T are dependent, and rows of P are noise. Where there are more
     equations than unknowns, this shows in how much of the right sides is left unexplained.
     """
-    u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
-    reach = u[:, values > MARGIN * equations.error * values[0]]
-    if reach.shape[1] == len(matrix) or not right.shape[1]:
+    rest, rank = _unreached(matrix, right, equations.error)
+    if rank == len(matrix) or not right.shape[1]:
         return equations.noise < WEAKEST
-    rest = (right - reach @ (reach.mT @ right)).norm(dim=0)
     return bool((rest / right.norm(dim=0).clamp_min(TINY)).median() < TRUSTED)
 
 
-def _misfit(matrix: Tensor, right: Tensor, error: float) -> Tensor:
-    """(N,) norm of the part of each right side that the matrix cannot reach, at least the noise."""
+def _unreached(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, int]:
+    """(N,) norm of the part of each right side that the matrix cannot reach, and its rank."""
     u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
     reach = u[:, values > MARGIN * error * values[0]]
-    rest = right - reach @ (reach.mT @ right)
-    return rest.norm(dim=0).clamp_min(MARGIN * error * float(right.norm(dim=0).mean()))
+    return (right - reach @ (reach.mT @ right)).norm(dim=0), reach.shape[1]
 
 
 def _solve(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, Tensor]:
@@ -390,10 +372,10 @@ def _solve(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, Tensor]
     return (inverse @ (u[:, :rank].mT @ right)).mT, vh[rank:]
 
 
-def _moved(span: UploadSpan, solved: Tensor, still_open: Tensor) -> UploadSpan:
+def _moved(span: Knowledge, solved: Tensor, still_open: Tensor) -> Knowledge:
     """The span after a is solved up to `still_open`; s, the last unknown, is dropped."""
     directions = still_open[:, :-1]
     decomposed = torch.linalg.svd(directions, full_matrices=False)
     basis = decomposed.Vh[decomposed.S > 1e-9] @ span.basis
-    complement = span.complement + solved[:, :-1] @ span.basis
-    return replace(span, basis=basis, complement=complement - (complement @ basis.mT) @ basis)
+    known = span.known + solved[:, :-1] @ span.basis
+    return replace(span, basis=basis, known=known - (known @ basis.mT) @ basis)

@@ -2,7 +2,7 @@
 
 Where a table tells places, each has one token of every picture; masked tokens of MJP's clients, and
 all tokens of networks without a table, have none, and stand where borders and attention say once
-they are known to be of one picture (`attention_groups`).
+they are known to be of one picture (`equations.attention`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attacks.equations.attention_groups import groups, refined_groups, weights_in_sums
-from attacks.equations.token_patches import FITS, StepPicture, StepTokens, centred
+from attacks.equations.attention import groups, refined_groups, weights_in_sums
+from attacks.equations.token_patches import BLOCKS, FITS, StepPicture, StepTokens, centred
 from attacks.equations.token_peeling import PeeledTokens
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.models import MJPVisionTransformer
 
 ROUNDS, HALF = 3, 0.5
 """Times that a picture's tokens are told from each other's weights, and the mean weight from which
 one is of it where masks leave it open which places have a token."""
+
+
+def token_pictures(
+    view: AttackerView,
+    update: ClientUpdate,
+    step: int,
+    model: MJPVisionTransformer,
+    prior: str,
+    blocks: int = BLOCKS,
+) -> list[StepPicture]:
+    """The pictures of one client step, whose tokens are found; model: the client's, in float64."""
+    of_step = StepTokens if update.batch == 1 else BatchTokens
+    return of_step(view, update, step, model, prior, blocks).pictures()
 
 
 class BatchTokens(StepTokens):

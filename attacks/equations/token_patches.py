@@ -6,12 +6,10 @@ from one point by at most N B - 1 directions. Up to a multiple of ones,
     s u = W x + b + e + (what attention added)
 
 are D equations for the patch and the length s, which only the token's own position solves: its
-embedding e, E_unk where MJP masked it, or none in a network without a table. Where the client sends
-no gradient of the patch embedding, x may be any patch: exact still if it has fewer values than the
-embedding is wide, and else the most probable one whose embedding is this.
-
-A picture that was put together tells itself what attention adds, more exactly than gradients do,
-and its layers' inputs verify it (`layers`). `token_batches` has steps of several pictures.
+embedding e, E_unk where MJP masked it, or none in a network without a table. Without the patch
+embedding's gradient x may be any patch: exact still if it has fewer values than the embedding is
+wide, and else the most probable one. A picture that was put together tells itself what attention
+adds, more exactly than gradients do, and its layers' inputs verify it (`layers`).
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
-from attacks.equations.completion import complete, field_energy
-from attacks.equations.embedding import Embedding
-from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
-from attacks.equations.patch_order import PatchOrder
-from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
-from attacks.equations.second_branch import (
+from attacks.equations.attention import PatchOrder
+from attacks.equations.block import (
     FC2,
     PROJ,
+    Embedding,
     equations_hold,
     is_run_again,
     lacks_block,
     layer_scales,
     layers_read,
 )
+from attacks.equations.completion import complete, field_energy
+from attacks.equations.layers import FOUND, MOST, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.patch_system import gradient, in_levels, lacks_gradients, patch_rows
 from attacks.equations.span import (
     Knowledge,
     hull_rows,

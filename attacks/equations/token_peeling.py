@@ -8,13 +8,11 @@ with g_t = dL/d(output). A bias' gradient is that of one more input, which is 1.
 
 **One token.** u lies in the row space of the first, T - 1 unknowns for T tokens, and f in that of
 the second: 4 D - T equations, which hold at the T tokens and at nothing else. Levenberg-Marquardt
-from random points ends at one of them nearly every time where weights are trained, whatever picture
-it belongs to.
+from random points ends at one of them nearly every time where weights are trained.
 
-**Taken out.** Of a token that was found g is known up to a factor: d = act' * W_2^T g lies in the
-column space of dL/dW_1, which is 4 D - T linear equations for g in that of dL/dW_2. The factor is
-the one for which dL/dW_2 - g f^T has one rank less (Wedderburn). The inputs of all other tokens lie
-in the rows that this leaves, so that the next searches find others, and find them sooner.
+**Taken out.** d = act' * W_2^T g lies in the column space of dL/dW_1, which is 4 D - T linear
+equations for g in that of dL/dW_2: g is known up to a factor, the one for which dL/dW_2 - g f^T has
+one rank less (Wedderburn). The inputs of all other tokens lie in the rows that this leaves.
 
 **What attention added.** With LayerNorm's derivative, dL/dr_t = g_t + s_t h_t is known up to
 s_t = 1 / sqrt(var(r_t) + eps). It lies in the column space of attn.proj's gradient,
@@ -25,12 +23,10 @@ of T < D dimensions, which gives s_t; then this is a linear system for the sums 
 input z_t = r_t - W_o o_t - b_o is known, but for its mean: r_t is (u_t - beta) / (gamma s_t) and a
 multiple of ones. An RMSNorm does not take out the mean, which is not used.
 
-A block that normalises sums, u = norm2(z + attention) and norm3(u + branch), as torch's do where
-nothing else is said, has dL/dr_t = s_t h_t with the g_t of the sum in h_t: s_t is open, s_t o_t is
-what the linear system gives, and block 0's input is known up to s_t.
-
-A block whose branches stand beside each other, both given z, has u = norm2(z): there is nothing to
-take off, and dL/dW_o = sum_t g_t o_t^T gives o_t at once.
+A block that normalises sums, u = norm2(z + attention) and norm3(u + branch), has dL/dr_t = s_t h_t
+with the g_t of the sum in h_t: s_t is open, s_t o_t is what the linear system gives, and block 0's
+input is known up to s_t. Of branches beside each other, both given z, u = norm2(z), and dL/dW_o =
+sum_t g_t o_t^T gives o_t at once.
 
 Layer scale multiplies g_t in both branches. Between the two layers any function may stand, a gate
 among them; two first layers that gate each other are one layer of both outputs.
@@ -48,7 +44,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.budget import spent
-from attacks.equations.second_branch import FC2, PROJ, TwoLayers, first_layers, layer_scales
+from attacks.equations.block import FC2, PROJ, TwoLayers, first_layers, layer_scales
 from mjp_privacy.interfaces import Grads
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.vit import copied

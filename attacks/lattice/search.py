@@ -18,8 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.budget import spent
-from attacks.lattice.cost import GREY, INTEGRAL, KEPT, Border, Frame, Parts, Places, Reals, Singles
-from attacks.lattice.reduction import lll
+from attacks.lattice.cost import (
+    GREY,
+    INTEGRAL,
+    KEPT,
+    Border,
+    Frame,
+    Parts,
+    Places,
+    Reals,
+    Singles,
+    lll,
+)
 
 
 @lru_cache(maxsize=8)
@@ -188,9 +198,13 @@ class Moves:
         plainly = short_vectors(parts, short, patch)[1]
         table = np.vstack((short, nearest, plainly, 0 * nearest))
         rows, last = np.split(np.arange(len(table) - 1), [len(short)])
-        groups = [
-            *_signed_pairs(rows, len(table) - 1),
-            (last, len(table) - 1, len(table) - 1, -1.0),
+        nothing = len(table) - 1
+        first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+        groups = [  # one row of the table or two, with either sign each
+            *((rows, nothing, nothing, sign) for sign in (1.0, -1.0)),
+            *((first, second, nothing, sign) for sign in (1.0, -1.0)),
+            *((first, nothing, second, sign) for sign in (1.0, -1.0)),
+            (last, nothing, nothing, -1.0),
         ]
         return Moves._of(frame, parts, table, groups, 0)
 
@@ -279,16 +293,6 @@ def short_vectors(
         remainder -= times[row] * reduced[:, row]
     basis = np.rint(transform @ vectors)
     return basis, times @ basis
-
-
-def _signed_pairs(rows: Places, nothing: int) -> list[Group]:
-    """The moves by one row of the table or by two, with either sign each."""
-    first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
-    return [
-        *((rows, nothing, nothing, sign) for sign in (1.0, -1.0)),
-        *((first, second, nothing, sign) for sign in (1.0, -1.0)),
-        *((first, nothing, second, sign) for sign in (1.0, -1.0)),
-    ]
 
 
 def evened(parts: Parts, patches: Reals) -> Reals:

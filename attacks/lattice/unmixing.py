@@ -1,10 +1,4 @@
-r"""A picture of lattice patches in their places: each must continue its neighbours.
-
-Among the vectors that the lattice allows for a patch, its own cost sometimes prefers a wrong one.
-Once the patches around it are known, the steps across its four borders tell: they are differences
-of neighbouring pixels like those inside.
-
-The patches behind a span: what MJP's masked positions hold, exactly but in no order.
+r"""The patches behind a span: what MJP's masked positions hold, exactly but in no order.
 
 By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
 of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space is the span
@@ -13,35 +7,133 @@ of the masked patches X_M. Two facts lead from the span to the patches.
 1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. Beside H it is one more pixel phi,
    which is 1 in every patch: scale and sign are known, and so is what patches differ by.
 2. Pixels are 8-bit: n = 255 (std x + mean) is a vector of integers. The integer vectors (n, phi) of
-   that span form a lattice of which the masked patches are a basis (`lattice.reduction`), namely
-   the basis that looks like photographs (`lattice.cost`): inside 0...255, smooth, with phi = 1.
+   that span form a lattice (`SpanLattice`) of which the masked patches are a basis, namely the one
+   that looks like photographs (`lattice.cost`): inside 0...255, smooth, with phi = 1.
 
 The same lattice completes an unmasked patch, which linear algebra gives except for the masked
 patches' differences: the integer vectors with phi = 1 are the patch plus combinations of these.
 Equal patches are one vector. Flat patches of several colours are combinations of one another, so
 that the lattice is finer than what they generate, and levels along it stay open (`Frame.colours`).
+In their places, patches must continue their neighbours (`continued`), which tells where a patch's
+own cost prefers a wrong one.
+
+The lattice is found by LLL (Lenstra, Lenstra, Lovász 1982). With r pivot pixels every vector of the
+space is v = v_pivot R, and for integer vectors of the space both v_pivot and, at each further pixel
+c, v_pivot R_c are integers up to the noise. So they are short vectors of the lattice spanned by
+
+    [ W  R_c / noise ]        W W^T: squared length of R's rows in a given metric,
+    [ 0    I / noise ]
+
+and once enough pixels c are included, they are the only short ones.
 
 It needs pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing
 or noise after the rounding), and gradients so exact that the span is known to a small fraction of
-a grey level (float32 is enough). FastICA on the same span, which needs no integers, recovers
-nothing usable.
+a grey level (float32 is enough).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import qr
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.lattice.cost import GREY, Border, Frame, Parts, Places, Reals, precision
-from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
+from attacks.lattice.cost import GREY, Border, Frame, Parts, Places, Reals, lll, precision
 from attacks.lattice.search import Moves, combination_basis, patch_basis
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import Grid
+
+FIRST, STEP = 24, 6  # further pixels included at the beginning and in each round
+
+
+@dataclass(frozen=True)
+class SpanLattice:
+    """A reduced basis of the vectors of a space that are integers at some of the pixels."""
+
+    full: Reals  # (r, p) the space by its pivots: v = v[pivots] @ full
+    pivots: NDArray[np.int64]  # (r,)
+    pixels: NDArray[np.int64]  # (c,) the further pixels included so far
+    members: Reals  # (s, r + c) integers: v at the pivots, then the integers nearest v at `pixels`
+    metric: Reals  # (p, p) symmetric: what counts as short
+    noise: float  # grey levels that the space may be off: the unit of distances from integers
+
+    def vectors(self) -> tuple[Reals, Reals]:
+        """The reduced basis (s, p), not rounded, and each vector's distance (s,) from integers."""
+        vectors = self.members[:, : len(self.pivots)] @ self.full
+        return vectors, abs(vectors - np.rint(vectors)).max(1)
+
+    def missed(self, count: int) -> NDArray[np.int64]:
+        """The pixels not included yet, first those at which the shortest `count` vectors of the
+        reduced basis miss integers most. In a flat picture few pixels tell patches apart."""
+        vectors = self.members[:count, : len(self.pivots)] @ self.full
+        misfit = abs(vectors - np.rint(vectors))
+        rest = order_of_pixels(self)
+        taken = np.isin(rest, self.pixels)
+        rank = np.argsort(-misfit[:, rest], axis=1, kind="stable").argsort(1).min(0)
+        return rest[~taken][np.argsort(rank[~taken], kind="stable")]
+
+    def rows(self) -> Reals:
+        """What LLL shortens (s, r + c): each member's length, and its distance from integers."""
+        at_pivots, near = np.split(self.members, [len(self.pivots)], axis=1)
+        misfit = at_pivots @ self.full[:, self.pixels] - near
+        return np.hstack((at_pivots @ self._root(), misfit / self.noise))
+
+    def _root(self) -> Reals:
+        """W (r, r): v[pivots] W has the length of v in the metric."""
+        gram = self.full @ self.metric @ self.full.T
+        return np.linalg.cholesky(gram + 1e-12 * np.trace(gram) * np.eye(len(gram)))
+
+    def extended(self, pixels: NDArray[np.int64]) -> SpanLattice:
+        """The lattice with further pixels included, reduced again."""
+        near = np.rint(self.members[:, : len(self.pivots)] @ self.full[:, pixels])
+        old = np.hstack((self.members, near))
+        new = np.eye(len(pixels), old.shape[1], old.shape[1] - len(pixels))
+        included = np.concatenate((self.pixels, pixels))
+        larger = SpanLattice(
+            self.full, self.pivots, included, np.vstack((old, new)), self.metric, self.noise
+        )
+        members = np.rint(lll(larger.rows()) @ larger.members)
+        return SpanLattice(self.full, self.pivots, included, members, self.metric, self.noise)
+
+    def nearest(self, points: Reals, centre: Reals) -> Reals:
+        """Integer vectors of points (m, p) + space near `centre`, by Babai's nearest plane."""
+        at_zero = points - points[:, self.pivots] @ self.full  # zero at the pivots
+        root = self._root()
+        pull = (centre - at_zero) @ self.metric @ self.full.T
+        target = np.hstack((np.linalg.solve(root, pull.T).T, -at_zero[:, self.pixels] / self.noise))
+        orthogonal, triangle = np.linalg.qr(self.rows().T)  # rows = triangle^T orthogonal^T
+        remainder = target @ orthogonal
+        combination = np.zeros((len(points), self.members.shape[1]))
+        for row in range(len(triangle) - 1, -1, -1):
+            times = np.rint(remainder[:, row] / triangle[row, row])[:, None]
+            remainder -= times * triangle[:, row]
+            combination += times * self.members[row]
+        return at_zero + combination[:, : len(self.pivots)] @ self.full
+
+
+def span_lattice(space: Reals, metric: Reals, noise: float) -> SpanLattice:
+    """The lattice of a space (r, p), given by any basis, before further pixels are included."""
+    basis = np.linalg.qr(space.T)[0].T
+    pivots = qr(basis, pivoting=True, mode="r")[1][: len(basis)]
+    full = np.linalg.solve(basis[:, pivots], basis)
+    no_pixels = np.zeros(0, dtype=np.int64)
+    return SpanLattice(full, pivots, no_pixels, np.eye(len(basis)), metric, noise)
+
+
+def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
+    """All pixels but the pivots, in a seeded random order that does not depend on the picture."""
+    rest = np.setdiff1d(np.arange(lattice.full.shape[1]), lattice.pivots)
+    return np.random.default_rng(derive_seed("span lattice", len(rest))).permutation(rest)
+
+
+# patches in their places --------------------------------------------------------------------------
+
 
 WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends
@@ -179,19 +271,13 @@ class Unmixed:
         return torch.from_numpy(better / 255).to(patches)
 
 
-def unmix(
-    wide: Tensor,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    patch_size: int,
-) -> Unmixed | None:
+def unmix(wide: Tensor, pixels: Pixels, patch_size: int) -> Unmixed | None:
     """The masked patches from their hull, `equations.span.hull_rows` (k, p + 1).
 
     None where no lattice of k integer vectors is found: the pixels are not multiples of 1/255, the
     span is not exact enough, or there are too few pixels for so many patches.
     """
-    frame = Frame.of(wide, mean, std, patch_size)
+    frame = Frame.of(wide, pixels, patch_size)
     for combinations, lattice in _lattices(frame, COARSE, MORE):
         patches = patch_basis(frame, combinations)
         if patches is not None:
@@ -200,12 +286,7 @@ def unmix(
 
 
 def unmix_differences(
-    basis: Tensor,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    patch_size: int,
-    error: float = SUMMED,
+    basis: Tensor, pixels: Pixels, patch_size: int, error: float = SUMMED
 ) -> Unmixed | None:
     """The lattice of patches that are known but for combinations of `basis` (q, p), in the model's
     space: what several uploads leave open. Its `patches` are black and a basis of the lattice.
@@ -216,7 +297,7 @@ def unmix_differences(
     """
     black = torch.zeros(1, basis.shape[1] + 1).to(basis)
     black[0, -1] = 1
-    frame = Frame.of(torch.nn.functional.pad(basis, (0, 1)), mean, std, patch_size)
+    frame = Frame.of(torch.nn.functional.pad(basis, (0, 1)), pixels, patch_size)
     frame = replace(frame, space=np.vstack((frame.space, black.cpu().numpy())))
     for combinations, lattice in _lattices(frame, error, 1.0):
         steps = combinations[combinations[:, :-1].any(1), :-1]

@@ -86,9 +86,7 @@ def derived_prior(size: float) -> GaussianPrior:
     """The shipped field whose pictures were nearest to `size` pixels, without its patches.
 
     Mean colour and radial spectrum do not depend on the patch size, and the covariance of a patch
-    of any size follows from them. With half of each patch's directions open, on scikit-image's
-    photographs, this gives 37.6 dB and `stationary` 37.2 at 224 pixels with patches of 32, 34.2 and
-    33.3 at 64 pixels with patches of 8; a prior fitted at that size gives up to 0.1 dB more.
+    of any size follows from them. A prior fitted at that size gives up to 0.1 dB more.
     """
     fields = [load_prior(path) for path in sorted(_shipped())]
     nearest = min(fields, key=lambda field: abs(math.log(field.fitted_size / size)))
@@ -129,7 +127,10 @@ def load_prior(path: Path) -> GaussianPrior:
     _check_shapes(file, facts.patch)
     stored = file.tensors(TENSORS, finite=True)
     tensors = {name: tensor.double() for name, tensor in stored.items()}
-    covariance = _symmetric(tensors["patch_covariance"], len(tensors["patch_mean"]))
+    side = len(tensors["patch_mean"])
+    lower = torch.zeros(side, side, dtype=torch.float64)
+    lower[torch.tril_indices(side, side).unbind()] = tensors["patch_covariance"]
+    covariance = lower + lower.tril(-1).mT
     _check_values({**tensors, "patch_covariance": covariance}, path)
     return GaussianPrior(
         facts.description or path.name,
@@ -178,22 +179,11 @@ def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
     if not bool(((least >= -ROUNDING * most) & (most > 0)).all()):
         got = f"the eigenvalue {float(least.min()):.2g}, as no covariance has"
         raise PRIOR.refusal(path, got, "spectrum")
-    if not _is_covariance(tensors["patch_covariance"]):
+    covariance = tensors["patch_covariance"]
+    largest = covariance.abs().sum(1).amax()  # no eigenvalue is larger
+    shifted = covariance.clone()
+    shifted.diagonal().add_(ROUNDING * largest)
+    # Cholesky's factorisation succeeds where no eigenvalue is below zero but for rounding.
+    if not largest > 0 or int(torch.linalg.cholesky_ex(shifted).info):
         got = "a matrix with an eigenvalue below 0, as no covariance has"
         raise PRIOR.refusal(path, got, "patch_covariance")
-
-
-def _is_covariance(matrix: Tensor) -> bool:
-    """Whether a symmetric matrix has no eigenvalue below zero but for rounding: Cholesky's
-    factorisation succeeds once as much is added to its diagonal."""
-    largest = matrix.abs().sum(1).amax()  # no eigenvalue is larger
-    shifted = matrix.clone()
-    shifted.diagonal().add_(ROUNDING * largest)
-    return bool(largest > 0) and int(torch.linalg.cholesky_ex(shifted).info) == 0
-
-
-def _symmetric(lower: Tensor, side: int) -> Tensor:
-    """The symmetric matrix (side, side) with this lower triangle."""
-    full = torch.zeros(side, side, dtype=lower.dtype)
-    full[torch.tril_indices(side, side).unbind()] = lower
-    return full + full.tril(-1).mT

@@ -1,19 +1,16 @@
-r"""A stationary Gaussian field of natural pictures, and the patches cut from it.
+r"""A stationary Gaussian field of natural pictures, the patches cut from it, and their posterior.
 
 The field is known by its mean colour and its radial spectrum S(f): the covariance of the colour
 channels at each spatial frequency f (cycles per pixel), which is that of an orthonormal DCT's
-coefficients. A prior fitted from pictures also holds the exact covariance of its patches.
-
-A prior that needs no data: grey on average, neighbouring pixels and channels correlated.
-
-Covariance of two pixels at distance d in channels c and c':
+coefficients. A prior fitted from pictures also holds the exact covariance of its patches. The one
+that needs no data is grey on average, and the covariance of two pixels at distance d in channels c
+and c' is
 
     SPREAD^2 * exp(-d / length) * (1 if c == c' else CHANNELS),   length = size / 8,
 
-whose spectrum in two dimensions is 2 pi l^2 / (1 + (2 pi l f)^2)^(3/2). The three numbers are
-round figures; none was tuned on pictures that are attacked.
+whose spectrum in two dimensions is 2 pi l^2 / (1 + (2 pi l f)^2)^(3/2).
 
-Posterior mean of patches under a Gaussian prior, from a linear system with noise.
+Posterior mean of patches (`posterior_patches`) from a linear system with noise:
 
     Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma),   noise of one variance t^2
 
@@ -23,8 +20,6 @@ entry (k, c) observes the k-th mixture of patches with gain s_k, so that
     X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
 
 Mixtures below the noise fall back to the prior instead of being amplified.
-
-A prior is fitted to pictures by sums over all of them; no single picture is kept.
 """
 
 from __future__ import annotations
@@ -90,7 +85,8 @@ class GaussianPrior:
             for side in height_width(pixels.size)
         )
         radius = (across.square().unsqueeze(0) + down.square().unsqueeze(1)).sqrt()
-        return _scaled(self._at(radius), pixels)
+        std = _moments(pixels)[1]
+        return self._at(radius) / std.outer(std)
 
     def mean_colour(self, pixels: Pixels) -> Tensor:
         """The mean colour (C,) in the model's normalised space."""
@@ -141,12 +137,6 @@ def _moments(pixels: Pixels) -> tuple[Tensor, Tensor]:
     return torch.tensor(pixels.mean).double(), torch.tensor(pixels.std).double()
 
 
-def _scaled(covariance: Tensor, pixels: Pixels) -> Tensor:
-    """A covariance (..., C, C) of colours in [0, 1], in the model's normalised space."""
-    std = _moments(pixels)[1]
-    return covariance / std.outer(std)
-
-
 def cosine_basis(size: int) -> Tensor:
     """(size, size) orthonormal DCT-II: row k is the k-th basis function."""
     index = torch.arange(size, dtype=torch.float64)
@@ -163,16 +153,16 @@ LENGTHS = 8  # correlation lengths that fit in a picture's side
 KNOTS = 64
 
 
-def stationary_prior(size: float, channels: int = 3) -> GaussianPrior:
+def stationary_prior(size: float) -> GaussianPrior:
     """The stationary prior for pictures of `size` pixels a side."""
     length = size / LENGTHS
     frequencies = torch.logspace(math.log10(0.25 / size), math.log10(0.75), KNOTS).double()
     power = 2 * math.pi * length**2 / (1 + (2 * math.pi * length * frequencies) ** 2) ** 1.5
-    colours = torch.full((channels, channels), CHANNELS).double()
+    colours = torch.full((3, 3), CHANNELS).double()
     colours.fill_diagonal_(1.0)
     return GaussianPrior(
         description=f"stationary, no data (length {length:g} pixels, channels {CHANNELS:g})",
-        mean=torch.full((channels,), GREY).double(),
+        mean=torch.full((3,), GREY).double(),
         frequencies=frequencies,
         spectrum=SPREAD**2 * power[:, None, None] * colours,
     )
@@ -261,45 +251,25 @@ def fit_prior(images: Iterable[Tensor], *, patch: int, size: int) -> GaussianPri
 
     Patches are the tiles of each image and of its mirror image, as if left and right were alike.
     """
-    moments, power = _Moments(), _Power(size)
-    count = 0
+    power, length = _Power(size), 3 * patch * patch
+    seen, total, products = 0, torch.zeros(length).double(), torch.zeros(length, length).double()
     for image in images:
         patches = to_patches(image.double(), patch)
         mirrored = to_patches(image.double().flip(-1), patch)
-        moments.add(torch.cat((patches, mirrored)))
+        rows = torch.cat((patches, mirrored))
+        seen, total, products = seen + len(rows), total + rows.sum(0), products + rows.mT @ rows
         power.add(image.double())
-        count += 1
-    needed = FEWEST_PATCHES * 3 * patch * patch
-    if moments.count < needed:
+    if seen < FEWEST_PATCHES * length:
         raise UserError(
-            f"A prior of {patch}×{patch} patches needs at least {needed} patches, got "
-            f"{moments.count} from {count} image(s) of {size}×{size}: give more images."
+            f"A prior of {patch}×{patch} patches needs at least {FEWEST_PATCHES * length} patches, "
+            f"got {seen} from {power.count} image(s) of {size}×{size}: give more images."
         )
-    mean, covariance = moments.result()
+    mean = total / seen
+    covariance = products / seen - mean.outer(mean)
     colour = mean.unflatten(0, (3, -1)).mean(1)
     frequencies, spectrum = power.result(colour)
-    description = f"fitted from {count} pictures at {size}×{size}"
+    description = f"fitted from {power.count} pictures at {size}×{size}"
     return GaussianPrior(description, colour, frequencies, spectrum, patch, mean, covariance)
-
-
-class _Moments:
-    """The sum of rows and of their outer products, which give mean and covariance."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total: Tensor = torch.zeros(())
-        self.products: Tensor = torch.zeros(())
-
-    def add(self, rows: Tensor) -> None:
-        """Take in rows (k, p)."""
-        self.count += len(rows)
-        self.total = self.total + rows.sum(0)
-        self.products = self.products + rows.mT @ rows
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Mean (p,) and covariance (p, p) of all rows taken in."""
-        mean = self.total / self.count
-        return mean, self.products / self.count - mean.outer(mean)
 
 
 class _Power:

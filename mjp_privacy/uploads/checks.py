@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from attacks.equations import PATCH, TABLE
-from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.patch_system import lacks_gradients, patch_system
+from attacks.equations.patch_system import condition_and_rank, lacks_gradients, patch_system
 from attacks.equations.span import combine, upload_span
 from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations import PATCH, QKV, TABLE
-from attacks.equations.least_squares import (
+from attacks.equations.patch_system import (
+    PatchSystem,
     condition_and_rank,
-    for_each_in_threads,
+    error_of,
     minimum_norm_solve,
+    patch_system,
 )
-from attacks.equations.patch_system import PatchSystem, error_of, patch_system
 from attacks.equations.sent_gradients import (
     autocast_error,
-    clip_factors,
     multiplied_rows,
     pseudo_gradient,
     weight_rounding,
@@ -81,21 +81,6 @@ def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str, cli
     if clips:
         full = patch_system(view, replace(sent, clipped=False))
         assert not torch.allclose(full.rows, system.rows, rtol=1e-2, atol=1e-6)
-
-
-@pytest.mark.parametrize("factor", [0.0, 1e-5, 0.003, 0.3, 0.51, 0.77, 1.0])
-def test_a_planted_clip_factor_is_found(factor: float) -> None:
-    """G = A^T X with the masked patches in it, and the public part in the rows with this factor;
-    where anything explains the upload, no clip is assumed."""
-    draws = torch.Generator().manual_seed(0)
-    rows, part, x = (
-        torch.randn(3, 6, size, generator=draws, dtype=torch.float64) for size in (20, 20, 30)
-    )
-    masked = torch.arange(6).expand(3, 6) < 2
-    found = clip_factors(rows + factor * part, part, rows.mT @ x, masked)
-    assert found.tolist() == pytest.approx([factor] * 3, abs=3e-8)
-    narrow = [one[..., :6] for one in (rows, part, rows)]  # 4 visible rows and 2 masked: all of 6
-    assert clip_factors(narrow[0], narrow[1], narrow[2].mT @ x, masked).tolist() == [1.0] * 3
 
 
 def test_weak_rows_of_a_model_that_cannot_mask_are_no_masked_ones() -> None:
@@ -222,16 +207,6 @@ def test_the_number_of_threads_and_of_systems_changes_no_bit(threads: int) -> No
     assert minimum_norm_solve(a[:0], b[:0])[0].shape == (0, 20, 5)
 
 
-def test_an_error_comes_out_and_the_threads_come_back(threads: int) -> None:
-    def fails(index: int) -> None:
-        if index == 2:
-            raise ValueError("the third")
-
-    with pytest.raises(ValueError, match="the third"):
-        for_each_in_threads(fails, 4)
-    assert torch.get_num_threads() == threads
-
-
 # the error of autocast: what is declared against what is measured ---------------------------------
 
 COUNT = 4
@@ -293,18 +268,6 @@ def test_the_rows_that_were_multiplied_are_known_exactly(kind: str, dal: bool) -
         assert (error_of(update, TABLE) == 0).all()
         as_sent = system.total - update.grads[TABLE][:, 0, 1:].double().mT @ patches
         assert (deviation(as_sent) > 1.05 * deviation(left)).all()
-
-
-@each_kind
-@pytest.mark.parametrize("tail", [1.0, 3.0])
-def test_declared_and_measured_error_of_planted_gradients(kind: Any, tail: float) -> None:
-    """Entries of even sizes, and with long tails."""
-    exact = torch.randn(2, 96, 192, generator=torch.Generator().manual_seed(0)).double()
-    exact = exact.sign() * exact.abs() ** tail * 1e-4
-    exact[:, :7] = 0
-    sent = rounded(exact, HALF[kind]).float()
-    update = ClientUpdate({PATCH: sent}, autocast=kind)
-    is_declared(error_of(update, PATCH), sent - exact, 1.1 if tail > 1 else BOUND)
 
 
 @each_kind

@@ -161,27 +161,6 @@ def outline(size: int, patch: int, width: int) -> Any:
     return outline_model(checkpoint="random", depth=1, num_heads=1, num_classes=2, **shape)
 
 
-@pytest.mark.parametrize(
-    ("size", "patch", "width", "extra", "numbers"),
-    [
-        (48, 16, 10, 0, None),
-        (48, 16, 10, 1, None),
-        (48, 16, 10, 2, ("= 11", "10", "block 0's", "32 px")),
-        (224, 16, 192, 0, ("196", "192", "208 px")),
-        (224, 14, 192, 0, ("256", "192", "182 px")),
-        (64, 32, 3, 0, ("4", "3", "no picture")),
-    ],
-)
-def test_too_many_patches_are_refused_with_the_largest_size_that_will_do(
-    size: int, patch: int, width: int, extra: int, numbers: tuple[str, ...] | None
-) -> None:
-    refusal = too_few_equations(outline(size, patch, width), extra=extra, who="block 0's equations")
-    assert (refusal is None) == (numbers is None)
-    if refusal is not None and numbers is not None:
-        assert refusal.kind == FEW
-        assert all(said in refusal.text for said in numbers)
-
-
 @pytest.mark.parametrize("width", [16, 17, 24, 25, 100])
 def test_the_largest_size_is_the_largest_that_is_not_refused(width: int) -> None:
     sizes = [s for s in range(8, 121, 8) if too_few_equations(outline(s, 8, width)) is None]

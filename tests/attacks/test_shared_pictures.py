@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.equations.agreement import Search
-from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank
+from attacks.equations.batches import BatchSpan, batch_span
 from attacks.equations.patch_system import PatchSystem
 from attacks.shared_picture import BatchUploads
 from mjp_privacy.client.config import ClientConfig
@@ -79,18 +79,6 @@ def found(spans: Sequence[BatchSpan]) -> dict[int, list[int]]:
 # one upload ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sums_sent", [True, False])
-def test_masked_patches_have_one_thing_in_common_where_their_sum_is_sent(sums_sent: bool) -> None:
-    """One position is masked in all pictures; without the sum its patches lie in the span."""
-    batch, masks = (3, 7, 11), masked(3, [1, 3], [1], [1])
-    one = span(batch, 0, masks, sums_sent=sums_sent)
-    assert len(one.basis) == N * 2 + 1 - sums_sent
-    for picture, hidden in zip(PICTURES[list(batch)], masks, strict=True):
-        assert torch.allclose(one.off(picture), one.known(~hidden), atol=1e-9)
-    assert (one.off(PICTURES[4]) - one.complement).norm(dim=1).min() > 1
-    assert one.complement[1].any() == sums_sent
-
-
 @pytest.mark.parametrize("noise", [1e-7, 1e-5])
 def test_errors_are_what_the_upload_says_of_itself(noise: float) -> None:
     """The bound holds, and is not a hundred times too large."""
@@ -101,18 +89,6 @@ def test_errors_are_what_the_upload_says_of_itself(noise: float) -> None:
         expected = one.expected(picture, everywhere)
         assert (missed < 2 * expected).all()
         assert (missed > expected / 20).all()
-
-
-@pytest.mark.parametrize(
-    ("count", "equal"), [(1, False), (2, False), (5, False), (7, False), (3, True)]
-)
-def test_the_rank_shows_how_many_pictures_a_batch_holds(count: int, equal: bool) -> None:
-    """Also where all have one patch in common, as a border."""
-    pictures = PICTURES[:count].clone()
-    if equal:
-        pictures[:, 0] = 0.25
-    total = torch.einsum("bid,bip->dp", draw(count, N, D, seed=1000), pictures)
-    assert pictures_by_rank(total + 1e-9 * draw(D, P, seed=6), N, 1e-9) == count
 
 
 # several uploads ----------------------------------------------------------------------------------

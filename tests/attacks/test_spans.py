@@ -169,7 +169,7 @@ def test_its_masks_are_told_and_it_closes_a_direction_that_the_span_leaves_open(
     assert len(after.basis) < len(before.basis)
     x = to_patches(model.normalize(inputs.images), 4)[0]
     visible = ~inputs.mask[0]
-    closed = after.complement + (x @ after.basis.mT) @ after.basis
+    closed = after.known + (x @ after.basis.mT) @ after.basis
     # A direction that stands out of the noise by little more than MARGIN may be off by 1 / MARGIN.
     assert (closed - x)[visible].norm() < 0.05 * x[visible].norm()
 

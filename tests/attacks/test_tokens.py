@@ -14,9 +14,8 @@ from skimage import data
 from torch import Tensor, nn
 
 from attacks import find_attack
-from attacks.equations.attention_groups import groups, refined_groups
-from attacks.equations.patch_order import PatchOrder
-from attacks.equations.second_branch import FC1, PROJ, equations_hold
+from attacks.equations.attention import PatchOrder, groups, refined_groups
+from attacks.equations.block import FC1, PROJ, equations_hold
 from attacks.head_features import features_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView, Reconstruction

@@ -300,16 +300,6 @@ def test_the_lattice_of_a_batch_of_four_gives_every_8_bit_value(shared_data: Pat
     assert found.diagnostics["lattice_found"].tolist() == [1.0] * 8
 
 
-@pytest.mark.nightly
-def test_gradients_of_photographs_come_closer_in_the_span(shared_data: Path) -> None:
-    """Steps of L-BFGS: the pictures hardly gain, their gradients do."""
-    first, later = (
-        of_batches(shared_data, "span_matching", 2, 1, restarts=1, steps=steps)[0]
-        for steps in (1, 30)
-    )
-    assert float(later.diagnostics["distance"][0]) < 0.9 * float(first.diagnostics["distance"][0])
-
-
 def shared_by(folder: Path, *batches: Tensor) -> Reconstruction:
     """What `shared_picture` makes of uploads of these batches of pictures, one a round."""
     pictures, model = photographs(folder, 64, 160, every=True), real_model(folder, 64, masks=False)

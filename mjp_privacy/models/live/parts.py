@@ -6,7 +6,7 @@
 What no hook or convolution shows is put, in place, into another form that computes the same: a
 linear layer of flattened patches, torch's own attention, a table that is a map. Whether a part is
 what it seems, equations say that are tried on every network (`timm_networks.check_equation`,
-`attacks.equations.second_branch.equations_hold`).
+`attacks.equations.block.equations_hold`).
 """
 
 from __future__ import annotations
