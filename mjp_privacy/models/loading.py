@@ -68,6 +68,8 @@ from mjp_privacy.models.zoo import (
 )
 
 RANDOM = "random"
+COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
+"""What a model's name states and a file's tensors show, with the word for it."""
 MADE_UP: Mapping[str, Any] = {
     "mean": (0.0,) * 3,
     "std": (1.0,) * 3,
@@ -285,6 +287,16 @@ def _read_off(
     gave wins over the file's metadata, and these over the JSON files beside it."""
     state, layout = to_own_names(file), file.layout
     shape = shape_of(state, file.shown)
+    said = {key: getattr(named, key) for key in COMPARED}
+    differs = [key for key, value in said.items() if value is not None and value != shape[key]]
+    if differs and named.name != "custom":  # without a name the architecture is the file's
+        of_file = ", ".join(f"{COMPARED[key]} {shape[key]}" for key in differs)
+        of_name = ", ".join(f"{COMPARED[key]} {said[key]}" for key in differs)
+        raise UserError(
+            f"{file.shown}: {of_file}; {named.name}: {of_name}. Expected weights of the model that "
+            "is named. Give those, or leave the name and its sizes out, so that they are read off "
+            "the file: mjp attack own --weights FILE --images DIR."
+        )
     spec = with_facts_beside(named, file.path, layout, shape)
     spec = overridden(replace(spec, **stated(file)), overrides)
     return completed(spec, shape, layout, file.shown), state

@@ -64,7 +64,7 @@ FILES: list[tuple[Callable[[State], State], dict[str, Any], str]] = [
     (beside("blocks.3.norm1.weight", 24), {}, "blocks.2"),
     (beside("head.\x1b[2J", 24), {}, r"head.\x1b[2J"),
     (beside("blocks.1.attn.qkv.weight", 72, 24, dtype=torch.int8), {}, "blocks.1.attn.qkv.weight"),
-    (without(), {"name": "vit_tiny_patch16_224"}, "embed_dim: 24"),
+    (without(), {"name": "vit_tiny_patch16_224"}, "vit_tiny_patch16_224: width 192, patch 16"),
 ]
 
 
