@@ -42,9 +42,11 @@ SINGLE, PAIRS = ClientConfig(dal=True), ClientConfig(batch=2, mask="batch", dal=
 @pytest.mark.parametrize(
     ("network", "setting", "dtype", "client"),
     [
+        ({}, "a", torch.float32, SINGLE),
         ({}, "c", torch.float64, PAIRS),
         ({"position_embedding": "strict"}, "a", torch.float64, SINGLE),
         ({"unknown_embedding": True, "dal": "linear"}, "b", torch.float32, SINGLE),
+        ({"unknown_embedding": True, "dal": "nonlinear"}, "a", torch.float32, PAIRS),
         ({"unknown_embedding": True, "dal": "nonlinear"}, "c", torch.float64, SINGLE),
         ({"unknown_embedding": True, "dal": "pca"}, "c", torch.float32, PAIRS),
     ],
@@ -68,3 +70,12 @@ def test_a_client_goes_forward_on_its_own_device(
             assert (classes.device.type, classes.shape) == ("cpu", (len(IDS),))
             ceiling = oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
             assert (ceiling.device.type, ceiling.shape) == ("cpu", inputs.images.shape)
+
+
+def test_the_wrong_device_is_refused() -> None:
+    """What the test above would not see otherwise."""
+    model = tiny(unknown_embedding=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        images = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="device"):
+            on_cuda(mode, model)(images)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.equations.patch_system import in_levels, normalisation, normalised
+from attacks.equations.patch_system import in_levels, least_squares, normalisation, normalised
 from attacks.equations.span import Knowledge
 from attacks.lattice.unmixing import Unmixed, unmix_differences
 from attacks.prior.files import find_prior
@@ -352,7 +352,7 @@ def _near(lattice: Unmixed, known: Tensor, guess: Tensor, kept: Tensor) -> tuple
     the `kept` ones that the guess is near to, none if that may be by chance."""
     found, whole = lattice.nearest(known, guess)
     steps = lattice.patches[1:]
-    missed = torch.linalg.lstsq(steps.mT, (guess.cpu() - found).mT).solution.abs().amax(0)
+    missed = least_squares(steps.mT, (guess.cpu() - found).mT).abs().amax(0)
     missed = missed.masked_fill(~(whole & ((found >= 0) & (found <= 1)).all(1)), torch.inf)
     if float(kept.double().mean()) > NEARLY_ALL and len(steps) <= FEW:
         return found, (missed < 0.5).to(kept.device) & ~kept

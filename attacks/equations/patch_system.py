@@ -343,6 +343,15 @@ def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor
 # least squares with the conventions of LAPACK's gelsd, the solver that breaching uses -------------
 
 
+def least_squares(a: Tensor, b: Tensor) -> Tensor:
+    """The X of least norm that brings A X nearest to B, with the same bits each time.
+
+    The driver that torch takes on a CPU by itself begins with columns in an order that nothing
+    sets, so that two calls round otherwise.
+    """
+    return torch.linalg.lstsq(a, b, driver="gels" if a.is_cuda else "gelsd").solution
+
+
 def pseudo_inverse(matrix: Tensor) -> Tensor:
     """Moore-Penrose inverse; singular values below eps * max(shape) * largest count as zero."""
     return torch.linalg.pinv(matrix, rtol=torch.finfo(matrix.dtype).eps * max(matrix.shape))
