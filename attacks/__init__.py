@@ -50,6 +50,7 @@ TRAITS: Mapping[str, str] = {
     "shuffled alone": "sorts the pictures of clients that shuffle patches and mask none",
     "unshuffled uploads": "waits for an upload in which nothing was shuffled",
     "no picture": "names masked positions and makes no picture",
+    "single as another": "takes a single picture as another attack does, and is of use for batches",
 }
 """What a reader of an attack's results must know; its class declares which hold, as `traits`, and
 reports flag figures by it."""

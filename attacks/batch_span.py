@@ -65,7 +65,7 @@ class BatchSpanAttack(Usual):
 
     prior: str = "fitted"
     name: ClassVar[str] = "batch_span"
-    traits = ("batches", "masks", "noise", "public photographs", "patches")
+    traits = ("single as another", "batches", "masks", "noise", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """What `masked_span` needs; for batches the first two are read."""

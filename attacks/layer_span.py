@@ -146,7 +146,7 @@ class LayerSpan(Usual):
     searches: Annotated[int, Field(ge=1, le=10_000)] = 12
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
-    traits = ("batches", "masks", "noise", "public photographs", "patches")
+    traits = ("single as another", "batches", "masks", "noise", "public photographs", "patches")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and
@@ -239,7 +239,15 @@ class BatchLattice(Usual):
     blocks: Annotated[int, Field(ge=1, le=100)] = 2
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
-    traits = ("batches", "masks", "noise", "8 bit", "public photographs", "patches")
+    traits = (
+        "single as another",
+        "batches",
+        "masks",
+        "noise",
+        "8 bit",
+        "public photographs",
+        "patches",
+    )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding, the first blocks' linear layers and

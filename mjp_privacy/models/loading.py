@@ -318,8 +318,9 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
     if any(side % patch for side in height_width(size)) or width % heads:
         raise UserError(
             f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}). Give sizes that "
-            "fit, or leave them out."
+            f"got {size_text(size)}/{patch} and {width}/{heads} ({source}: width {width}, patch "
+            f"{patch}; config: img_size {size_text(size)}, num_heads {heads}). Give sizes that fit "
+            "the file, or leave them out."
         )
     numbers["mlp_ratio"] = spec.mlp_ratio or 4.0
     outline = torch.empty(0).is_meta  # it takes no memory

@@ -315,9 +315,8 @@ def applicable(client: Client) -> list[str]:
     unfit = {"no picture"}
     unfit |= set() if cell.gamma and not masks else {"shuffled alone"}
     unfit |= set() if some_unshuffled(client) else {"unshuffled uploads"}
+    unfit |= {"single as another"} if (cell.batch or 1) == 1 else set()
     names = [name for name in ATTACKS if not unfit & traits_of(name)]
-    if (cell.batch or 1) == 1:
-        names = [name for name in names if not hasattr(find_attack(name), "alone")]
     refused = _refused(client, names)
     return [name for name in names if name not in refused]
 

@@ -217,7 +217,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 WRONG: list[tuple[str, dict[str, Any], dict[str, torch.Tensor | None]]] = [
     ("channels", {"segmentation": {"head": "upernet", "channels": 16_384}}, {}),
-    ("2048", {"segmentation": {"head": "upernet", "channels": 2048}}, {}),
+    ("head.pooled", {"segmentation": {"head": "upernet", "channels": 2048}}, {}),
     ("other.safetensors", {"model": {"embed_dim": 16_000, "depth": 48}}, {}),
     ("swin", {"family": "swin"}, {}),
     ("img_size", {"model": {"img_size": 18}}, {}),
