@@ -113,7 +113,8 @@ def test_pictures_of_a_batch_are_told_apart_and_verified() -> None:
 
 
 def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
-    """Their patches, in whatever order; what is masked in one picture stands in another."""
+    """Their patches, in whatever order; what is masked in one picture stands in another. A second
+    time they are the same to the bit."""
     model, images = planted_model(unknown_embedding=True, img_size=16), planted_images(4, size=16)
     attack, client = find_attack("token_peeling"), ClientConfig(batch=4)
     view, fed = planted_view(model, attack, "c", images=images, gamma=0.5, client=client)
@@ -126,6 +127,7 @@ def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
     assert float(away.amin(1).max()) < 1e-5
     assert torch.equal(found.mask, fed.mask[away.argmin(1)])
     assert found.diagnostics["certain"].tolist() == [0.0] * 4
+    assert torch.equal(run(view).images, found.images)
 
 
 def unscaled() -> LoadedModel:
