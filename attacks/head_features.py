@@ -154,7 +154,7 @@ def features_of(
     features, before = weight.new_zeros(batch, weight.shape[1]), float("inf")
     for _ in range(ROUNDS):
         to_logits = likely - onehot  # (B, C)
-        solved = least_squares(to_logits.mT, batch * weight)
+        solved = least_squares(to_logits, batch * weight)
         moved = float((solved - features).norm() / solved.norm().clamp_min(1e-300))
         features = solved
         likely = (features @ own.mT + offset).softmax(-1)

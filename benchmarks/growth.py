@@ -33,8 +33,14 @@ STAGES = ("gradient", "attack", "score")
 Point = Mapping[str, Any]
 """What differs from DEFAULT, in one run."""
 DEFAULT: Point = {
-    **{"attack": "masked_span", "setting": "c", "options": {}, "gamma": 0.27},
-    **{"side": 128, "width": 192, "images": 8, "batch": 1},
+    "attack": "masked_span",
+    "setting": "c",
+    "options": {},
+    "gamma": 0.27,
+    "side": 128,
+    "width": 192,
+    "images": 8,
+    "batch": 1,
 }
 SIDES, WIDTHS = (64, 96, 128, 160, 192), (96, 128, 192, 256, 384)
 """N = (side / 16)^2 patches stay within the width, as the closed forms need."""
@@ -62,9 +68,16 @@ CURVES: Sequence[tuple[str, Sequence[float], Sequence[Point]]] = [
 def experiment(point: Point) -> dict[str, Any]:
     """The experiment of a run: one cell, four blocks of transformer, in float32."""
     model = {
-        **{"checkpoint": "random", "num_classes": 100, "mean": 0.5, "std": 0.5},
-        **{"img_size": point["side"], "patch_size": PATCH, "unknown_embedding": True},
-        **{"embed_dim": point["width"], "depth": 4, "num_heads": point["width"] // 32},
+        "checkpoint": "random",
+        "num_classes": 100,
+        "mean": 0.5,
+        "std": 0.5,
+        "img_size": point["side"],
+        "patch_size": PATCH,
+        "unknown_embedding": True,
+        "embed_dim": point["width"],
+        "depth": 4,
+        "num_heads": point["width"] // 32,
     }
     return {
         "name": "growth",

@@ -318,9 +318,7 @@ class Search:
     spans: Sequence[BatchSpan]
     rounds: Sequence[int] | None = None
     found: list[SharedPicture] = field(default_factory=list)
-    several: list[SharedPicture] = field(
-        default_factory=list
-    )  # sets that share more than one picture
+    several: list[SharedPicture] = field(default_factory=list)  # of sets that share more than one
     meetings: int = 0
 
     def pictures(self) -> list[SharedPicture]:

@@ -352,7 +352,7 @@ def _near(lattice: Unmixed, known: Tensor, guess: Tensor, kept: Tensor) -> tuple
     the `kept` ones that the guess is near to, none if that may be by chance."""
     found, whole = lattice.nearest(known, guess)
     steps = lattice.patches[1:]
-    missed = least_squares(steps.mT, (guess.cpu() - found).mT).abs().amax(0)
+    missed = least_squares(steps, (guess.cpu() - found).mT).abs().amax(0)
     missed = missed.masked_fill(~(whole & ((found >= 0) & (found <= 1)).all(1)), torch.inf)
     if float(kept.double().mean()) > NEARLY_ALL and len(steps) <= FEW:
         return found, (missed < 0.5).to(kept.device) & ~kept

@@ -343,15 +343,6 @@ def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor
 # least squares with the conventions of LAPACK's gelsd, the solver that breaching uses -------------
 
 
-def least_squares(a: Tensor, b: Tensor) -> Tensor:
-    """The X of least norm that brings A X nearest to B, with the same bits each time.
-
-    The driver that torch takes on a CPU by itself begins with columns in an order that nothing
-    sets, so that two calls round otherwise.
-    """
-    return torch.linalg.lstsq(a, b, driver="gels" if a.is_cuda else "gelsd").solution
-
-
 def pseudo_inverse(matrix: Tensor) -> Tensor:
     """Moore-Penrose inverse; singular values below eps * max(shape) * largest count as zero."""
     return torch.linalg.pinv(matrix, rtol=torch.finfo(matrix.dtype).eps * max(matrix.shape))
@@ -376,6 +367,15 @@ def minimum_norm_solve(a: Tensor, b: Tensor, factor: Tensor | None = None) -> tu
 
     for_each_in_threads(solve, len(a))
     return z, values
+
+
+def least_squares(a: Tensor, b: Tensor) -> Tensor:
+    """The z (R, K) of least norm that brings a^T z nearest to b, for a (R, D) and b (D, K).
+
+    Not `torch.linalg.lstsq`, whose driver on a CPU begins with columns in an order that nothing
+    sets: two calls round otherwise.
+    """
+    return minimum_norm_solve(a.unsqueeze(0), b.unsqueeze(0))[0][0]
 
 
 def _solve_rows(a: Tensor, b: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -170,13 +170,13 @@ def tokens_of(
     if (complete or nearly) and len(sums.values):
         if complete:
             inputs = _augmented(branch.hidden(found), second)
-            upstream = least_squares(inputs.mT, second.total.mT)
+            upstream = least_squares(inputs, second.total.mT)
             upstream = _unscaled(branch.scaled, upstream)
         back = branch.back(found, upstream) @ branch.first.weight
         if branch.beside:
             received = layer_scales(model.blocks[0])[0](upstream)
             out: Any = model.get_submodule(PROJ)
-            attended = least_squares(received.mT, sums.total)[:, : out.in_features]
+            attended = least_squares(received, sums.total)[:, : out.in_features]
         elif branch.last is None:
             back = _through_norm(back * weight, directions, centres)
             attended, lengths, received = _attended(model, sums, upstream, back)
@@ -185,7 +185,7 @@ def tokens_of(
             out = model.get_submodule(PROJ)
             scaled = layer_scales(model.blocks[0])[0]
             received = scaled(back)
-            taken_out = least_squares(received.mT, sums.total)[:, : out.in_features]
+            taken_out = least_squares(received, sums.total)[:, : out.in_features]
             added = scaled(taken_out @ out.weight.mT)
             directions = directions - (added - added.mean(1, keepdim=True))
             attended = torch.zeros_like(taken_out)
@@ -229,7 +229,7 @@ def _attended(
     s = -(off * moved).sum(1) / moved.square().sum(1)
     received = attention(upstream + s[:, None] * back)
     out: Any = model.get_submodule(PROJ)
-    attended = least_squares(received.mT, sums.total)[:, : out.in_features]
+    attended = least_squares(received, sums.total)[:, : out.in_features]
     return attended, 1 / s, received
 
 

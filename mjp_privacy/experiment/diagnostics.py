@@ -268,7 +268,7 @@ def batch_labels(
     features, sent = seen[layer].double().cpu(), gradient(view, update, HEAD)[0].double().cpu()
     if features.shape != (len(images), sent.shape[1]) or not bool(features.isfinite().all()):
         return None
-    errors = least_squares(features.mT, sent.mT)  # (B, classes)
+    errors = least_squares(features, sent.mT)  # (B, classes)
     if view.labels is None:
         return errors.argmin(1)
     known = view.labels.cpu()

@@ -434,7 +434,18 @@ def test_damaged_uploads_are_made_again_and_nothing_is_attacked(
 def test_what_cannot_be_made_again_is_named_and_refused(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounds that end elsewhere when they are computed again, as other threads make them."""
+    """Rounds that take too long to be computed again, or then end elsewhere, as other threads make
+    them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "REPLAY_SECONDS", -1.0)
+        for path in (out / "uploads" / "weights").iterdir():
+            flip(path, 500_000)
+        flip(out / "uploads" / f"{FIRST}.safetensors", 80_003)
+        damaged = content(out / "uploads")
+        run(out.parent)
+    assert content(out / "uploads") == damaged
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
+    assert FIRST in line
     shutil.rmtree(out / "uploads")
     step = rounds.Task.server_step
 

@@ -13,11 +13,12 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.statistics import Share
+from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.comparisons import measured_table
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.curves import uploads_charts
+from mjp_privacy.report.figures import TABLE5
 from mjp_privacy.report.notes import all_notes
 from mjp_privacy.report.text import DASH, TextTable
 from mjp_privacy.report.write import write_report
@@ -380,6 +381,24 @@ def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> No
 # over uploads and over batches --------------------------------------------------------------------
 
 
+def test_points_over_uploads_by_hand(tmp_path: Path) -> None:
+    curve_run(tmp_path, (0.27, 0.09))
+    points = read_contents([tmp_path]).points
+    assert points["attack"].unique().tolist() == ["multi_round"]
+    assert points["uploads"].tolist() == [1, 2, 4, 1, 2, 4]
+    assert points["gamma"].tolist() == [0.09] * 3 + [0.27] * 3
+    assert points["panel"].tolist() == [1] * 6
+    values, point = 60.0 + 12.0 / 1.27 + np.arange(5), points.iloc[4]
+    assert point["psnr_mean"] == pytest.approx(values.mean())
+    assert point["psnr_median"] == pytest.approx(np.median(values))
+    assert (point["psnr_mean_lo"], point["psnr_mean_hi"]) == bootstrap_interval(values)
+    assert (point["psnr_median_lo"], point["psnr_median_hi"]) == median_interval(values)
+    assert (point["n"], point["psnr_from_20"], point["psnr_exact"]) == (5, 100.0, 0)
+    assert (point["grey_mean"], point["ceiling_mean"]) == (11.0, 40.0)
+    capped = points.iloc[5]  # 180 dB and more
+    assert capped[["psnr_mean", "psnr_median", "psnr_median_hi"]].tolist() == [100.0] * 3
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -524,3 +543,32 @@ def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Pa
     table = read_contents([run_of(tmp_path / "shuffled", *lines)]).table5
     assert table is not None
     assert "median 22.0 dB: x" in table.rows[0][10]
+
+
+PRINTED = """
+1 ViT-S             a 78.1 .0278 .0039 19.27 .5203 .3623
+1 DeiT-S            a 79.8 .0350 .0057 18.94 .5182 .3767
+1 DeiT-S (w/o PEs)  a 77.5 .0379 .0082 20.22 .5912 .2692
+1 DeiT-S+MJP        a 80.5 .1055 .0166 11.52 .4053 .6545
+2 ViT-S             b 18.7 .0327 .0016 18.44 .6065 .2836
+2 DeiT-S            b 36.0 .0391 .0024 17.60 .5991 .3355
+2 DeiT-S (w/o PEs)  b 77.5 .0379 .0025 20.25 .6655 .2370
+2 DeiT-S+MJP        b 62.9 .1043 .0059 11.66 .4493 .6519
+3 DeiT-S+MJP (w/o)  a 40.6 .1043 .0059 11.66 .4493 .6519
+4 DeiT-S+MJP        c 62.9 .1706 .0338 8.07 .0875 .8945
+"""
+"""Table 5 as the paper's text has it: Acc., MSE, FFT2D, PSNR, SSIM, LPIPS."""
+
+
+def test_published_rows_are_the_papers_and_so_is_the_caveat_on_their_means() -> None:
+    printed = []
+    for line in PRINTED.strip().splitlines():
+        group, *model, setting = line.split()[:-6]
+        printed.append((int(group), " ".join(model), setting, *map(float, line.split()[-6:])))
+    kept = [
+        (r.group, r.model, r.setting, r.acc, r.mse, r.fft2d, r.psnr, r.ssim, r.lpips)
+        for r in TABLE5
+    ]
+    assert kept == printed
+    excess = [row.psnr + 10 * math.log10(row.mse) for row in TABLE5]
+    assert max(excess) == pytest.approx(6.0, abs=0.05)

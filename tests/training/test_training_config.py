@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
-from mjp_privacy.training.config import TrainingConfig, load_training, merged
+from mjp_privacy.training.config import PUBLISHED, TrainingConfig, load_training, merged
 from mjp_privacy.training.learner import dal_weight
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4, counterpart
 from tests.helpers.families import family_content
@@ -98,6 +99,12 @@ def test_the_recipe_is_table_7() -> None:
     assert taking == ["vit_mjp", "vit_paper_positions"]
 
 
+def test_tables_1_3_and_4_print_the_same_of_the_same_models() -> None:
+    for place, row in ((2, TABLE4["A"]), (3, TABLE4["J"])):
+        assert (row.top1, row.consistency) == (TABLE1[place].top1, TABLE1[place].consistency)
+    assert TABLE3[0.03].diff_norm == TABLE1[3].diff_norm
+
+
 # presets ------------------------------------------------------------------------------------------
 
 
@@ -140,6 +147,16 @@ def test_the_weight_of_dal_rises_over_the_warm_up_and_falls_to_half() -> None:
     assert weights[299] == pytest.approx(0.005 + 0.0025 * (1 + math.cos(math.pi * 279 / 280)))
     assert sorted(weights[20:], reverse=True) == weights[20:]
     assert {dal_weight(small(), step, 10) for step in range(50)} == {0.01}
+
+
+def test_the_docs_have_what_each_preset_sets() -> None:
+    text = (CONFIGS.parents[1] / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+)\.(\w+) \| (.+?) \| (.+?) \| (.+?) \|", text, re.MULTILINE)
+    assert len(rows) == 5
+    for part, name, ours, *others in rows:
+        for preset, said in zip(PUBLISHED["presets"], (ours, *others), strict=True):
+            found = getattr(getattr(stock("imagenet", "J", preset=preset), part), name)
+            assert str(found) == (ours if said == "not printed" else said)
 
 
 # mistakes -----------------------------------------------------------------------------------------
