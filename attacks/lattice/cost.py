@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import dct
 from torch import Tensor
 
 from mjp_privacy.interfaces import Pixels
@@ -43,6 +42,8 @@ def _basis(length: int, patch_size: int) -> tuple[Reals, Reals, Reals]:
         np.array([[1.0, 1, 1], [1, 0, -1], [-1, 2, -1]]) if channels == 3 else np.eye(channels)
     )
     colours /= np.linalg.norm(colours, axis=1, keepdims=True)
+    from scipy.fft import dct
+
     waves = dct(np.eye(patch_size), norm="ortho", axis=0)
     basis = np.einsum("cd,ui,vj->cuvdij", colours, waves, waves).reshape(length, length)
     index = np.arange(patch_size)

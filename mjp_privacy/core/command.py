@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import json
 import math
 import os
@@ -159,6 +160,7 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
                 f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
             ) from None
         check_address_space()
+        gc.set_threshold(50_000)  # what imports and tables make stays; looking it over takes .5 s
         code = load()(argv, usage)
         sys.stdout.flush()
         return code

@@ -132,6 +132,11 @@ def stored_files(folder: Path) -> list[StoredFile]:
         names = os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return [*_stored_among(folder, tuple(names))]
+
+
+@lru_cache(KEPT)
+def _stored_among(folder: Path, names: tuple[str, ...]) -> list[StoredFile]:
     found = [(int(m[2]), m) for name in names if (m := NAME.fullmatch(name))]
     found.sort(key=lambda of_file: (of_file[0], of_file[1][0]))
     return [StoredFile(folder / m[0], m[1], attempt, m[3]) for attempt, m in found]
