@@ -129,7 +129,9 @@ def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> 
     span = [{"name": "patch_gradient"}]
     chosen = one_cell(classes={"modulo": 3, "remainders": [1]}, attacks=span)
     with torch.inference_mode():  # a caller without autograd gets a run, too
-        assert attack(images, tmp_path, chosen).images == 2
+        found = attack(images, tmp_path, chosen)
+    assert found.images == 2
+    assert not found.failures
     assert {*rows(tmp_path)["image_id"]} == {"1.png", "4.png"}
     for classes, named in (({"modulo": 10, "remainders": [7]}, "7"), ({"modulo": 1}, "modulo")):
         with pytest.raises(UserError, match=named):
