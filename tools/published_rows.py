@@ -47,7 +47,7 @@ SCORES = {
         name: (name, "diagnostic")
         for name in (
             *("gradient_residual", "zero_rows", "grey_psnr", "ceiling_psnr"),
-            *("always_masked", "empty_mask", "cond_a"),
+            *("always_masked", "empty_mask", "cond_a", "certain", "order_found"),
         )
     },
     **{"top1": ("top1", "intact"), "top1_altered": ("top1", "altered")},
