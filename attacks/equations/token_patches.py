@@ -236,7 +236,7 @@ class StepTokens:
         sent = self.grads[f"{FC2}.weight"].cpu().numpy().tobytes()
         generator = torch_generator("token peeling", hashlib.sha256(sent).hexdigest())
         most = self.batch * self.model.tokens
-        tokens = tokens_of(self.model, self.grads, most, generator, nearly=True)
+        tokens = tokens_of(self.model, self.grads, most, generator)
         if tokens is None:
             return [self._pictured(self._nothing())] * self.batch
         added = self._added(tokens)

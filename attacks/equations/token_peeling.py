@@ -144,17 +144,9 @@ class SentGradient:
 
 
 def tokens_of(
-    model: MJPVisionTransformer,
-    grads: Grads,
-    most: int,
-    generator: torch.Generator,
-    *,
-    nearly: bool = False,
+    model: MJPVisionTransformer, grads: Grads, most: int, generator: torch.Generator
 ) -> PeeledTokens | None:
-    """The tokens in one step's gradients (*shape) of at most `most`; None where none is found.
-
-    nearly  where tokens are missing, attention's sums of the others as nearly as these tell them
-    """
+    """The tokens in one step's gradients (*shape) of at most `most`; None where none is found."""
     branch = TwoLayers.of(model)
     first, second, sums = (
         SentGradient.of(grads, names, most) for names in (first_layers(model), (FC2,), (PROJ,))
@@ -167,7 +159,7 @@ def tokens_of(
     weight, bias, centres = branch.scaling
     directions = (found - bias) / weight
     attended = lengths = taken_out = received = None
-    if (complete or nearly) and len(sums.values):
+    if len(sums.values):
         if complete:
             inputs = _augmented(branch.hidden(found), second)
             upstream = least_squares(inputs, second.total.mT)
