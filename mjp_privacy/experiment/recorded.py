@@ -79,7 +79,6 @@ class Recorded(UploadSource):
         self.data = folder.resolve().name
         # a digest of the folder's path: other folders are called `uploads`, too
         self.place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-        self._sent: dict[str, frozenset[str]] = {}  # the names of each upload's tensors
 
     def experiment(self, experiment: Experiment) -> Experiment:
         """The experiment with its attacks, on the models, settings and clients of these uploads;
@@ -155,15 +154,10 @@ class Recorded(UploadSource):
     ) -> Iterator[Refusal | None]:
         group, outline = self.group(cell.model), self.outline(cell.model).model
 
-        def sent_by(upload: Upload) -> frozenset[str]:
-            if upload.name not in self._sent:
-                self._sent[upload.name] = frozenset(upload.tensor_file().names)
-            return self._sent[upload.name]
-
         def updates(series: Sequence[Series], needed: Sequence[str]) -> Iterator[ClientUpdate]:
             for number in range(cell.uploads):
                 of_round = [each.uploads[number] for each in series]
-                sent = [name for name in needed if all(name in sent_by(each) for each in of_round)]
+                sent = [name for name in needed if all(name in each.sent for each in of_round)]
                 update = stacked(of_round[:1], [], META)
                 yield replace(update, grads=empty_gradients(outline, sent))
 
@@ -177,7 +171,7 @@ class Recorded(UploadSource):
                 labelled = all(
                     first.header.labels is not None
                     # or readable off the classifier's gradient
-                    or (first.header.batch == 1 and {HEAD, HEAD_BIAS} & sent_by(first))
+                    or (first.header.batch == 1 and {HEAD, HEAD_BIAS} & {*first.sent})
                     for first in (each.first for each in series)
                 )
                 uploads = partial(updates, series)
@@ -216,6 +210,8 @@ def load_group(group: Group) -> LoadedModel:
 
 class RecordedUploads(ModelUploads):
     """One group's uploads, and the models they were computed with."""
+
+    declared = True
 
     def __init__(self, group: Group, variants: ModelVariants) -> None:
         super().__init__(variants)

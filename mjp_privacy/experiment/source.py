@@ -150,6 +150,7 @@ class ModelUploads(ABC):
     """One loaded model and the uploads of its clients, of one block of images at a time."""
 
     scored = True  # whether the private images are known, so that reconstructions can be scored
+    declared = False  # whether a header says how pictures were normalised, which may be mistaken
 
     def __init__(self, variants: ModelVariants) -> None:
         self.variants = variants

@@ -62,11 +62,10 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
         return
     yield from _classifier(group, view)
-    for series in group.series[:TRIED]:  # until the gradients of one determine every patch
+    for series in group.series[:TRIED]:
         fed = fed_pixels(seen(series.uploads, model))
-        if fed is not None:
-            if wrong := declared_wrongly(fed, header.mean, header.std):
-                yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
+        if fed is not None and (wrong := declared_wrongly(fed, header.mean, header.std)):
+            yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
             return
 
 

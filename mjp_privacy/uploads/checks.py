@@ -312,7 +312,8 @@ def judged(
     """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
     pictures the patch equations, where the attack does not say it.
 
-    doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
+    doubts  `normalisation_doubts` of single pictures: they are of those that solve the patch
+            equations. Those of certain ones are looked for here
     """
     update, misfits = view.updates[0], None
     has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
@@ -322,6 +323,7 @@ def judged(
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
+        doubts = {place: doubt for place, doubt in doubts.items() if bool(are_met[place])}
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
@@ -334,11 +336,11 @@ def judged(
     return Judged(misfits, sure, doubts)
 
 
-def of_unscored(
+def of_recorded(
     view: AttackerView, images: Tensor, found: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Diagnostics (m,) of pictures whose truth nobody knows: 1 where one is certain, and where its
-    pixels speak for another normalisation than the declared one."""
+    """Diagnostics (m,) of recorded uploads' pictures: 1 where one is certain, and where its pixels
+    speak for another normalisation than the declared one."""
     single = view.updates[0].batch == 1
     seen = judged(view, images, found, normalisation_doubts(view) if single else {})
     if seen.certain is None:

@@ -201,6 +201,7 @@ def lines_of(series: Sequence[Series]) -> list[list[Series]]:
         recipe = repr(sorted((k, v) for k, v in shared.items() if k not in MAY_DIFFER))
         rounds = [(u.header.round, u.header.weights, u.header.lr) for u in each.uploads]
         rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
+        rest += " ".join(each.first.sent)
         key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
         by_key.setdefault(key, []).append(each)
     return [by_key[key] for key in sorted(by_key)]

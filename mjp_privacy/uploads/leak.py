@@ -152,6 +152,7 @@ others, by factors down to the second. It leaves a residual above the first; cli
 unless noise was added or the gradient is of half precision."""
 NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
 
+PART = "the uploaded gradient of the patch embedding"
 AS_DECLARED = (
     "as far as mean, std and the order of channels are as declared, no tensor's gradient was "
     "scaled by itself"
@@ -237,19 +238,19 @@ def _explained(best: Reconstructed, declared: float) -> str:
     if not math.isnan(best.rolled):
         enough = min(EXPLAINED, max(EQUAL, TELLS * best.rolled))
     if best.residual < enough:
-        return f"has the uploaded gradient (residual {best.residual:.1e})."
+        return f"has {PART} (residual {best.residual:.1e})."
     if residual < enough and LEAST_SMOOTHED < best.factor < 1 and residual > ALL > declared:
         return (
-            f"explains most of the uploaded gradient {times} (residual {residual:.1e}); another "
+            f"explains most of {PART} {times} (residual {residual:.1e}); another "
             "loss (label smoothing, mixup) leaves such a rest, or a clipped gradient that was "
             "rounded to half precision."
         )
     if residual < enough:
         why = "was it clipped, averaged or scaled" if best.factor > 0 else "is the sign another"
-        return f"explains the uploaded gradient {times} (residual {residual:.1e}); {why}?"
+        return f"explains {PART} {times} (residual {residual:.1e}); {why}?"
     if residual < NOISY * declared:
         return (
-            f"explains the uploaded gradient {times} as far as the declared noise lets it be seen "
+            f"explains {PART} {times} as far as the declared noise lets it be seen "
             f"(residual {residual:.2g}, of which the noise makes {declared:.2g}); many pictures "
             "may do so."
         )
@@ -341,8 +342,9 @@ class Leak:
 
     @property
     def doubt(self) -> str:
-        """What speaks against the declared mean and std, seen from the pictures; else nothing."""
-        return "; ".join(dict.fromkeys(why for made in self for why in made.doubts.values()))
+        """What speaks against the declared mean and std, seen from the best pictures; else
+        nothing."""
+        return "; ".join(dict.fromkeys(self.best.doubts.values())) if self.ranked else ""
 
     @property
     def another_shape(self) -> str:

@@ -22,7 +22,8 @@ from mjp_privacy.client.defenses.published import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
 from mjp_privacy.client.upload import label_in_gradient, shown_autocast, weights_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.schema import Size, size_text
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.schema import Size, height_width, size_text
 from mjp_privacy.core.text import counted
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel
@@ -270,10 +271,12 @@ def own_uploads(
         told = None
         turned = step == 1 and _classes_of(first, models[0], -1) == 1
         pictures = counted(step, "picture")
+        another = "of weights after minus before (give kind='weight_difference' and lr=…)"
+        if first.kind == "weight_difference":
+            another = "of weights before minus after, or of a step that climbs"
         notes.append(
             "the classifier's gradient has one positive entry, where that of a picture has one "
-            "negative one: this looks like a turned sign, as of weights after minus before (give "
-            "kind='weight_difference' and lr=…)"
+            f"negative one: this looks like a turned sign, as {another}"
             if turned
             else f"the classifier's gradient points to at least {several} classes, and that of "
             f"{pictures} to {step} at most: this looks like a larger batch (give batch=…) or mixup"
@@ -424,7 +427,25 @@ def save_upload(
     )
     check_header(header, root / f"{name}.json")  # as whoever reads it will
     header = replace(header, weights=record_weights(root, loaded))
+    if not _is_read_back(Upload(root, name, header), loaded):
+        (root / header.weights).unlink()
+        got = f"{card.name} with settings of its own, which no file of weights holds"
+        expected = "one that its name and weights build again"
+        raise refusal("model", expected, got, "attack_gradients attacks it as it is.")
     return write_upload(root, name, header, replace(update, round=round), fed, plain)
+
+
+def _is_read_back(upload: Upload, model: LoadedModel) -> bool:
+    """Whether the model that this upload's file of weights gives computes the same."""
+    size = height_width(model.card.img_size)
+    x = torch.randn(1, model.channels, *size, generator=torch_generator("a model read back"))
+    try:
+        again = upload.model().to(model.like)
+        with torch.no_grad():
+            outputs = [network(x.to(model.like)) for network in (again, model)]
+    except (UserError, RuntimeError):  # of shapes
+        return False
+    return torch.allclose(*outputs, rtol=1e-3, atol=1e-4)
 
 
 def _free_folder(folder: object, name: object) -> Path:

@@ -21,6 +21,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -259,6 +260,14 @@ class Upload:
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""
         return TensorFile(self.path, TENSORS, FLOATS)
+
+    @cached_property
+    def sent(self) -> tuple[str, ...]:
+        """The names of its tensors, sorted; none where the file cannot be read."""
+        try:
+            return tuple(sorted(self.tensor_file().names))
+        except UserError:
+            return ()
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that it holds."""

@@ -24,7 +24,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.attacking import scored
-from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored, scale_on_a_grid
+from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_recorded, scale_on_a_grid
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import declared_errors, own_uploads
 from mjp_privacy.uploads.reading import client_step
@@ -106,7 +106,7 @@ def test_a_picture_is_certain_whatever_the_loss(
     assert leak.best.is_certain
     assert ("times −1 " in leak.verdict) == (change == "sign")
     assert ("[4]" in str(leak.notes) and "[3]" in str(leak.notes)) == (change == "another label")
-    assert ("explains the uploaded gradient" in leak.verdict) == (change == "sign")
+    assert ("explains the uploaded gradient of" in leak.verdict) == (change == "sign")
     unlabelled = attacked(model, sent) if change == "sign" else leak
     assert any("weight_difference" in note for note in unlabelled.notes) == (change == "sign")
 
@@ -219,7 +219,7 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
     for model, leak, certain in ((plain, right, 1), (told, wrong, 0)):
         assert leak.best.images is not None
         view = own_uploads(model, sent, {}, labels=labels).view()
-        found = of_unscored(view, leak.best.images, {CERTAIN: torch.ones(2)})
+        found = of_recorded(view, leak.best.images, {CERTAIN: torch.ones(2)})
         assert found[CERTAIN].tolist() == [certain] * 2
         assert found[MISNORMALISED].tolist() == [1 - certain] * 2
 
