@@ -410,7 +410,7 @@ def means(rows: pd.DataFrame) -> list[Mean]:
         is_psnr = metric == "psnr"
         cap = PSNR_CAP if is_psnr else math.inf
         figures = summarise(own["value"].to_numpy(np.float64), own["status"].tolist(), cap=cap)
-        better = "lower" if METRICS[f"{metric}/{variant}"].higher_is_better else "higher"
+        better = "higher" if METRICS[f"{metric}/{variant}"].higher_is_better else "lower"
         ends, exact = (figures.low, figures.high), figures.exact if is_psnr else None
         found.append(Mean(metric, variant, figures.mean, *ends, figures.n, exact, better))
     return found
@@ -420,7 +420,7 @@ def table(found: Sequence[Mean]) -> str:
     """The means as printed, and what the arrows mean."""
     lines = [f"{'metric':8}{'variant':10}{'mean':>10}  {'95 % interval':^23}{'n':>6}"]
     for of in found:
-        direction = arrow(of.better_for_privacy == "lower")
+        direction = arrow(of.better_for_privacy == "higher")
         interval = f"[{of.low:10.5g},{of.high:10.5g}]"
         lines.append(f"{of.metric:8}{of.variant:10}{of.mean:10.5g}  {interval}{of.n:6} {direction}")
     lines.append("↑ higher, ↓ lower is better for privacy. Interval: bootstrap of the mean.")

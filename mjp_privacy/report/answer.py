@@ -18,7 +18,14 @@ from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow, card_row
+from mjp_privacy.report.card import (
+    PLAIN_TO_SEE,
+    Card,
+    CardFigure,
+    CardRow,
+    card_figure,
+    card_row,
+)
 from mjp_privacy.report.clients import (
     Client,
     attacked_ones,
@@ -131,6 +138,9 @@ def verdict(row: CardRow) -> str:
         said = f"{pictures.capitalize() if told.most else f'Some of {pictures}'} leak{when}"
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
+    if sent_plain := len(unshuffled_ones(client, row.deciding)):
+        of_them = "all of them" if sent_plain == best.exact else f"{sent_plain} of them"
+        level += f", {of_them} from steps that shuffled nothing"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
     if best.flagged("unfinished"):
         return f"{said}; rows are missing: more may leak."
@@ -140,6 +150,16 @@ def verdict(row: CardRow) -> str:
 
 
 @once
+def unshuffled_ones(client: Client, line: Line | None) -> frozenset[str]:
+    """The exact pictures of a line of which an attack on as many uploads of the client read one in
+    which nothing was shuffled."""
+    if line is None or not client.cell.gamma:
+        return frozenset()
+    single = line.uploads == 1
+    seen = [one.unshuffled_images for one in client.matching if (one.uploads == 1) == single]
+    return line.exact_images & frozenset().union(*seen)
+
+
 def plain_pictures(client: Client, line: Line | None) -> int:
     """How many pictures of a line are at 20 dB or more and show little all the same: they are not
     exact, and less than FLAT dB better than what is known of them without any gradient, or than
@@ -383,10 +403,10 @@ def would_change(row: CardRow) -> tuple[str, ...]:
         others = [line for line in single if trait not in line.traits]
         if others and len(others) < len(single):
             best = max(others, key=lambda line: (exact_share(line).count, capped_median(line)))
-            given = exact_share(best)
-            items.append(
-                f"{changed}: {best.attack} gets {given.count} of {given.of} exactly from one upload"
-            )
+            got = card_figure(client, best)
+            if row.one_upload and got.counts() != row.one_upload.counts():
+                counts = got.counts(crops=False)
+                items.append(f"{changed}: {best.attack} gets {counts} from one upload")
     if client.masks and client.cell.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)

@@ -166,7 +166,7 @@ def _images(line: Line) -> Iterable[str]:
     if not cell.data_is_papers:
         yield (
             f"Images: {cell.data or 'images of unknown origin'}; not declared to be the paper's "
-            "(--data-is-papers), so its figures do not stand beside them."
+            "(--data-is-papers), so table.csv has none of its figures beside them."
         )
     if line.groups is not None:
         yield (

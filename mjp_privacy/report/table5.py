@@ -43,7 +43,7 @@ GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
 SCALE = {"acc": 100}  # in percent
 LEAK = (
     *("leak_attack", "leak_uploads", "leak_exact", "leak_at_20", "leak_of", "leak_median"),
-    "leak_missing",
+    *("leak_missing", "leak_target"),
 )
 """Columns of table5.csv."""
 
@@ -62,7 +62,8 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
                 missing = any(x.not_run > 0 and x.meets_trained_model for x in other.attacks)
                 of = card_figure(other, line)
                 counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
-                return dict(zip(LEAK, (*counts, of.median, missing), strict=True))
+                target = "plain" if other.cell.setting != cell.setting else ""
+                return dict(zip(LEAK, (*counts, of.median, missing, target), strict=True))
     return {}
 
 
@@ -70,10 +71,11 @@ def _leak_text(leak: Mapping[str, Any]) -> str:
     """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
     if not leak:
         return NOT_RUN
-    attack, uploads, exact, at_20, of, median, missing = leak.values()
+    attack, uploads, exact, at_20, of, median, missing, target = leak.values()
     text = f"{exact} of {of} exactly"
     text += "" if exact else f", {at_20 or 'none'} at 20 dB or more, median {median:.1f} dB"
     text += f" from {uploads} uploads" if uploads > 1 else ""
+    text += " of the plain picture" if target else ""
     return f"{text}: {attack}{'; rows are missing' if missing else ''}"
 
 
@@ -181,9 +183,12 @@ def differences(rows: Sequence[Row]) -> str:
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (
-        " PSNR is capped at 100 a picture. What really leaks: the best attack of this run on the "
-        "same upload, per picture; exact is equal in every 8-bit value."
+        " Scores are those of the paper's scripts, of pictures rounded to 8 bits; PSNR is capped at "
+        "100 a picture. What really leaks: the best attack of this run on the same upload, per "
+        "picture; exact is equal in every 8-bit value."
     )
+    if any(row.leak.get("leak_target") for row in rows):
+        line += " Of the plain picture: what leaks of (b) is compared with it, as in (c)."
     if not all(row.leak for row in rows):
         line += (
             f" {NOT_RUN}: no attack that knows this client stands in this run; "

@@ -442,10 +442,10 @@ def _is_read_back(upload: Upload, model: LoadedModel) -> bool:
     try:
         again = upload.model().to(model.like)
         with torch.no_grad():
-            outputs = [network(x.to(model.like)) for network in (again, model)]
+            read_back, own = again(x.to(model.like)), model(x.to(model.like))
     except (UserError, RuntimeError):  # of shapes
         return False
-    return torch.allclose(*outputs, rtol=1e-3, atol=1e-4)
+    return read_back.shape == own.shape and torch.allclose(read_back, own, rtol=1e-3, atol=1e-4)
 
 
 def _free_folder(folder: object, name: object) -> Path:
