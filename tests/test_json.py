@@ -69,9 +69,10 @@ def test_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = photographs(tmp_path / "a", 2), photographs(tmp_path / "b", 2)
     (second / "1.png").write_bytes((second / "1.png").read_bytes()[:99])
     argv = ("--reference", first, "--reconstruction", second, "--out", tmp_path / "s.csv")
-    found = parsed(capsys, 3, "score", *argv, "--metrics", "psnr/standard")
-    (mean,) = found["means"]
+    found = parsed(capsys, 3, "score", *argv, "--metrics", "psnr/standard", "mse/standard")
+    mean, error = found["means"]
     assert (mean["mean"], mean["n"], mean["exact"], mean["low"]) == (100, 1, 1, None)
+    assert (mean["better_for_privacy"], error["better_for_privacy"]) == ("lower", "higher")
     assert list(found["failed"]) == ["1.png"]
 
 

@@ -56,7 +56,7 @@ class Overrides:
     dtypes: tuple[DtypeName, ...]
     """Precisions of the client's gradient."""
     data_is_papers: bool
-    """The images are ImageNet-1K validation images, as the paper's: its figures may stand beside."""
+    """The images are ImageNet-1K validation images, so the paper's figures may stand beside."""
     client: ClientConfig
 
 

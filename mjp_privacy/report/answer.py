@@ -139,8 +139,8 @@ def verdict(row: CardRow) -> str:
     said += f": {'one upload gives' if best is row.one_upload else 'several uploads give'} "
     level = f"{best.exact} of {best.of} exactly"
     if sent_plain := len(unshuffled_ones(client, row.deciding)):
-        of_them = "all of them" if sent_plain == best.exact else f"{sent_plain} of them"
-        level += f", {of_them} from steps that shuffled nothing"
+        of_them = "all" if sent_plain == best.exact else f"{sent_plain} of them"
+        level += f", {of_them} from unshuffled steps"
     said += level if best.exact else f"{told.above_20} of {best.of} at 20 dB or more"
     if best.flagged("unfinished"):
         return f"{said}; rows are missing: more may leak."

@@ -183,8 +183,8 @@ def differences(rows: Sequence[Row]) -> str:
     if any(row.paper and row.paper.repeats for row in rows):
         line += " † The paper prints the five scores of another row here."
     line += (
-        " Scores are those of the paper's scripts, of pictures rounded to 8 bits; PSNR is capped at "
-        "100 a picture. What really leaks: the best attack of this run on the same upload, per "
+        " Scores are the paper's scripts', of pictures rounded to 8 bits; PSNR is capped at 100 "
+        "a picture. What really leaks: the best attack of this run on the same upload, per "
         "picture; exact is equal in every 8-bit value."
     )
     if any(row.leak.get("leak_target") for row in rows):

@@ -38,7 +38,7 @@ from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import SMALLEST, psnr, quantise
 from mjp_privacy.models.live.modules import Channels, rebuilt_by_name
-from mjp_privacy.uploads.checks import judged, normalisation_doubts, shuffled_patches
+from mjp_privacy.uploads.checks import Doubt, judged, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.leak import EXPLAINED, Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import ClientStep, Held, Images, Labels, Models, read_images, said
@@ -330,7 +330,7 @@ def _run(
     seen: AttackerView,
     seed: int,
     seconds: float,
-    doubts: Mapping[int, str],
+    doubts: Mapping[int, Doubt],
 ) -> Reconstructed | str:
     """What one attack gives, with the checks that need no truth, or why it gives nothing.
 

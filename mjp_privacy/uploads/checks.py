@@ -45,6 +45,7 @@ OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right no
 RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels
 LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
+SAME_PIXELS = 0.02  # root mean square between two pictures' pixels that count as the same
 FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
 FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
 """Of contrast that are looked through, and on how many pixels. Darkest and lightest pixel of a
@@ -228,16 +229,32 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
-def normalisation_doubts(view: AttackerView) -> dict[int, str]:
+class Doubt(NamedTuple):
+    """What speaks against the declared normalisation of a picture that solves the equations."""
+
+    reason: str
+    picture: Tensor  # (C, H, W), clipped to [0, 1] as attacks clip it
+
+    def concerns(self, image: Tensor) -> bool:
+        """Whether an attack's picture has the same pixels, in whatever order."""
+        both = (x.double().cpu().flatten(1).sort(1).values for x in (self.picture, image))
+        first, second = both
+        return float((first - second).square().mean().sqrt()) < SAME_PIXELS
+
+
+def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
     """What speaks against the declared normalisation, by the place of a picture of the view."""
-    doubts: dict[int, str] = {}
+    doubts: dict[int, Doubt] = {}
     for place in range(view.updates[0].steps_in_all):
         try:
             fed = fed_pixels(view.part(place))
         except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
             continue
         if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
-            doubts[place] = doubt
+            mean, std = (
+                torch.tensor(v).view(-1, 1, 1) for v in (view.pixels.mean, view.pixels.std)
+            )
+            doubts[place] = Doubt(doubt, (fed.cpu() * std + mean).clamp(0, 1))
     return doubts
 
 
@@ -307,14 +324,14 @@ class Judged(NamedTuple):
 
 
 def judged(
-    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], doubts: Mapping[int, str]
+    view: AttackerView, images: Tensor, found: Mapping[str, Tensor], doubts: Mapping[int, Doubt]
 ) -> Judged:
     """What is certain of a batch `found` alone says, the attack's own diagnostics; of single
     pictures the patch equations, where the attack does not say it.
 
-    doubts  `normalisation_doubts` of single pictures: they are of those that solve the patch
-            equations. Those of certain ones are looked for here
+    doubts  `normalisation_doubts` of single pictures; those of certain ones are looked for here
     """
+    reasons = {at: doubt.reason for at, doubt in doubts.items() if doubt.concerns(images[at])}
     update, misfits = view.updates[0], None
     has_table = view.model.pos_embed is not None and {TABLE, PATCH} <= update.grads.keys()
     if update.batch == 1 and has_table:
@@ -323,17 +340,16 @@ def judged(
             misfits, are_met, unique = patch_check(view, patches)
         except BREAKDOWN:
             return Judged()
-        doubts = {place: doubt for place, doubt in doubts.items() if bool(are_met[place])}
     certain = found.get(CERTAIN)
     if certain is not None:
         sure = certain.cpu() == 1
-        doubts = {**doubts_of_certain(view, images, sure), **doubts}
+        reasons = {**doubts_of_certain(view, images, sure), **reasons}
     elif misfits is not None:
         sure = unique & are_met
     else:
-        return Judged(None, None, doubts)
-    sure[list(doubts)] = False
-    return Judged(misfits, sure, doubts)
+        return Judged(None, None, reasons)
+    sure[list(reasons)] = False
+    return Judged(misfits, sure, reasons)
 
 
 def of_recorded(

@@ -126,6 +126,7 @@ def recorded(round: int, *psnr: float, label: str = "MJP", **facts: Any) -> tupl
     return entry, [*psnr], ZERO
 
 
+UNSHUFFLED = {"empty_mask": [1.0, 0.0, 1.0]}
 SAYS: list[tuple[list[Any], dict[str, str]]] = [
     # the defended client, beside none; MJP before other defences; one that some attack knows
     ([PLAIN_LINE, WITHHELD], {"main": "plain, withhold pos embed", "beside": "0 of 2 exactly"}),
@@ -142,7 +143,12 @@ SAYS: list[tuple[list[Any], dict[str, str]]] = [
     ([HALF_FAILED], {"verdict": "!every attack"}),
     ([*span(20.0, 30.0), (intact("x", batch=4), [9.0])], {"beside": "plain · batch 4"}),
     # the verdict
-    (span(math.inf, 30.0, 12.0), {"verdict": "does not protect these|1 of 3 exactly"}),
+    (span(math.inf, 30.0, 12.0), {"verdict": "does not protect these|1 of 3 exactly|!unshuffled"}),
+    (
+        [(SPAN, [math.inf] * 3, UNSHUFFLED)],
+        {"verdict": "3 of 3 exactly, 2 of them from unshuffled"},
+    ),
+    ([(SPAN, [math.inf, 9.0], UNSHUFFLED)], {"verdict": "1 of 2 exactly, all from unshuffled"}),
     (span(21.0, 30.0, 12.0), {"verdict": "MJP γ .27|does not protect these|2 of 3 at 20 dB"}),
     (span(21.0, 11.0, 12.0), {"verdict": "does not protect all|1 of 3"}),
     (span(19.9, 11.0, 12.0), {"verdict": "not shown"}),

@@ -29,6 +29,7 @@ from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST_KEY
 from mjp_privacy.uploads.folder import REFUSED, Group, examine, group_uploads, known_uploads
 from mjp_privacy.uploads.record import record_weights
 from tests.helpers import federations
+from tests.helpers.models import planted_model
 from tests.helpers.planted import gradient_of, planted_images
 from tests.helpers.runs import TINY, cell, cells, tensors, written
 from tests.helpers.uploads import (
@@ -126,6 +127,28 @@ def test_the_command_line_attacks_recorded_uploads(
     for among in (folder, folder / "run"):
         with pytest.raises(UserError, match="--uploads"):
             attack_uploads(load_experiment(ATTACKS | ONE), folder, among, into=True)
+
+
+def test_an_upload_that_lacks_a_gradient_keeps_no_attack_from_others(tmp_path: Path) -> None:
+    """It stands in a line of its own."""
+    model, folder, images = planted_model(), tmp_path / "uploads", planted_images(1)
+    sent = gradient_of(model, images, torch.tensor([3]))
+    fewer = {name: gradient for name, gradient in sent.items() if name != "patch_embed.proj.weight"}
+    for name, gradients in (("whole", sent), ("fewer", fewer)):
+        save_upload(folder, model, gradients, name=name, images=images)
+    scores = attacked(folder, attacks=[{"name": "patch_gradient"}])[1]
+    assert sorted(scores.status) == ["ok", "unsupported"]
+
+
+def test_no_picture_is_certain_under_another_normalisation_also_with_the_truth(
+    tmp_path: Path,
+) -> None:
+    model, folder = planted_model().float(), tmp_path / "uploads"
+    images = (planted_images(1) * 255).round() / 255
+    sent = gradient_of(model, images, torch.tensor([3]), normalised=True)
+    save_upload(folder, model, sent, images=images)
+    told = attacked(folder, attacks=[{"name": "token_peeling"}])[2].set_index("metric").value
+    assert (told["certain"], told["another_normalisation"]) == (0, 1)
 
 
 def test_a_header_written_by_hand_is_enough(folder: Path) -> None:

@@ -244,9 +244,13 @@ def test_a_table_whose_gradient_was_scaled_by_itself_is_told_by_the_pictures_lev
     picture = levels(planted_images(1, 16))
     sent = as_fed(known, fed(picture, IMAGENET))
     assert attacked(known, sent).best.is_certain
-    leak = attacked(known, {n: g * factor if n == "pos_embed" else g for n, g in sent.items()})
+    apart = {n: g * factor if n == "pos_embed" else g for n, g in sent.items()}
+    leak = attacked(known, apart)
     assert not leak.best.is_certain
     assert leak.doubt
+    other = attacked(known, apart, attacks=["patch_gradient", "token_span"])
+    assert other["patch_gradient"].doubts
+    assert not other["token_span"].doubts  # another picture, the client's
     found = scale_on_a_grid(fed(picture, IMAGENET)[0] / factor, IMAGENET[1])
     assert found == pytest.approx(factor, rel=1e-3)
 
