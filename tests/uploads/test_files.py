@@ -144,7 +144,7 @@ def test_no_picture_is_certain_under_another_normalisation_also_with_the_truth(
     tmp_path: Path,
 ) -> None:
     model, folder = planted_model().float(), tmp_path / "uploads"
-    images = (planted_images(1) * 255).round() / 255
+    images = (planted_images(1) * 255).round().float() / 255
     sent = gradient_of(model, images, torch.tensor([3]), normalised=True)
     save_upload(folder, model, sent, images=images)
     told = attacked(folder, attacks=[{"name": "token_peeling"}])[2].set_index("metric").value
