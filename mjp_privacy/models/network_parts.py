@@ -303,9 +303,8 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
             return found
         grid, is_shown = grid_of(module, table, patch, img_size)
         given, is_given = grid_of(module, None, patch, img_size)
-        others = is_given and given != grid and not takes(module, projection, grid)
-        if others and takes(module, projection, given):
-            return Positions(given, None, 0, True)  # it is of something else, as of rows alone
+        if is_given and takes(module, projection, given):
+            return Positions(given, None, 0, True)  # it is added otherwise, or to something else
         return Positions(grid, table, _rows(table) - grid.patches, is_shown)
     for table in other_tables(module, projection.out_channels):
         if (found := tried(table)) is not None:
