@@ -391,6 +391,19 @@ class Rows(Pooled):
         return super().placed(z + self.row_pos.expand(4, 4, DIM).flatten(0, 1))
 
 
+class Doubling(ByHand):
+    """With a learned table of positions that is doubled before it is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = self.pos_embed
+        del self.pos_embed
+        self.pos_embed = nn.Parameter(table)
+
+    def placed(self, z: Tensor) -> Any:
+        return z + 2 * self.pos_embed[:, 1:]
+
+
 class Neck(ByHand):
     """With patches that are embedded otherwise than block 0 is given them: `wide`, and then
     narrowed by a linear layer, with a table before it, or small, and then joined."""

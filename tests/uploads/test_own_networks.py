@@ -22,6 +22,7 @@ from tests.uploads.networks import (
     DIM,
     PATCH,
     ByHand,
+    Doubling,
     Inside,
     Neck,
     Normed,
@@ -251,6 +252,7 @@ def of_timm(name: str, **sizes: int) -> nn.Module:
     ("make", "side", "finds"),
     [
         (Rows, 32, True),
+        (Doubling, 32, True),
         (lambda: of_timm("mixer_s32_224", img_size=96), 96, False),
         (lambda: of_timm("convnext_atto"), 64, False),
     ],
