@@ -14,14 +14,15 @@ import socket
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import DISK_ERRORS, StorageError, UserError, storage_error, writing
 from mjp_privacy.core.read import CHECK, FileKind
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 
 try:
     import fcntl
@@ -254,6 +255,38 @@ def output_folder(path: Path) -> Path:
             f"{error.strerror}. Give another --out."
         ) from error
     return path
+
+
+def check_own(out: Path, command: str, own: Collection[str]) -> None:
+    """Raise where the --out of a command that starts anew each time holds anything but files of
+    these names, or patterns, as an earlier call left them: somebody's would be written over."""
+    if others := other_files(out, own):
+        raise holds_others(out, others, f"an earlier --out of `{command}`", "or move them away")
+
+
+def other_files(folder: Path, own: Collection[str] = ()) -> list[str]:
+    """What lies in a folder, hidden files aside, and has none of these names, or patterns; nothing
+    of a folder that is not there."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError):  # whoever makes it says why it cannot
+        return []
+    return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+
+
+def holds_others(out: Path, names: Sequence[str], expected: str, do: str) -> UserError:
+    """The error for an --out in which these files lie, and none of what is expected."""
+    return UserError(
+        f"--out {shown(out)}: expected {expected}, or an empty or new one; got one with other "
+        f"files ({shown(first_of(names, 2))}). Give another --out, {do}."
+    )
+
+
+def check_each_once(folders: Sequence[Path], what: str) -> None:
+    """Raise unless these are one or more folders, and none of them is given twice."""
+    if not folders or len({folder.resolve() for folder in folders}) < len(folders):
+        given = ", ".join(map(shown, folders)) or "none"
+        raise UserError(f"Expected one or more {what}, each of them once, got {given}.")
 
 
 def check_name(path: Path) -> None:

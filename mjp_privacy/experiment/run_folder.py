@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.files import holds_others, other_files, output_folder
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Experiment, expand, load_experiment
@@ -69,17 +69,10 @@ def run_folder(
 def run_root(out: Path, into: bool) -> Path:
     """The folder given as --out, made if it is not there. Raises for a folder with other things in
     it and no run, somebody's photographs, or a slip; into: unless that is meant."""
-    try:
-        names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    except OSError:  # there is none, or whoever makes it says why it cannot
-        names = []
+    names = other_files(out)
     is_run = any((out / name).exists() for name in OF_A_RUN) or stored_files(out)
     if names and not is_run and not into:
-        raise UserError(
-            f"--out {shown(out)}: expected a run's folder, or an empty or new one; got one with "
-            f"other files ({shown(first_of(names, 2))}). Give another --out, or --into to write "
-            "beside them."
-        )
+        raise holds_others(out, names, "a run's folder", "or --into to write beside them")
     return output_folder(out)
 
 

@@ -70,7 +70,8 @@ class CompareArguments:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """The --out folders of `mjp federate`."""
     out: Path
-    """Folder for table.md, comparison.csv, tradeoff.png, rounds.png and rounds.csv."""
+    """Folder for table.md, comparison.csv, tradeoff.png, rounds.png and rounds.csv: a new or empty
+    one, or that of an earlier comparison."""
 
 
 _FLOWER = "mjp_privacy.federation.flower.run:run_flower"
@@ -93,6 +94,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.experiment.run import attack_uploads
     from mjp_privacy.federation.config import load_federation, with_rounds
     from mjp_privacy.federation.rounds import ATTACK, UPLOADS
+    from mjp_privacy.training.run_files import check_command
 
     stale, by = stale_choice(arguments.fresh, arguments.keep), engine_config(arguments.attack)
     config = load_federation(arguments.config, arguments.row, seed=arguments.seed)
@@ -105,7 +107,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     # after a correction the same folder goes on
     keep_apart(out, {"--data": arguments.data, "--val": arguments.val})
     check_attacks(config.attacks, str(arguments.config))
-    output_folder(out)
+    check_command(output_folder(out), "federate")
     if is_there(attacked) and not attacked.is_dir():
         raise UserError(
             f"{shown(attacked)}: expected a folder for the attacks, or nothing; got a file. "

@@ -17,8 +17,9 @@ import pandas as pd
 
 from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.files import check_each_once, check_own, output_folder, write_atomically
 from mjp_privacy.core.read import is_there
+from mjp_privacy.core.text import shown
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
@@ -26,17 +27,18 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.training.evaluation import markdown_table, with_interval, write_report
-from mjp_privacy.training.run_files import METRICS
+from mjp_privacy.training.run_files import METRICS, check_command
+
+WRITTEN = ("table.md", "comparison.csv", "tradeoff.png", "rounds.png", "rounds.csv")
+"""What a comparison's folder holds."""
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
     """Write the table and the pictures of these --out folders; the table's path."""
-    if not runs:
-        raise UserError("Expected the --out folders of one or more `mjp federate` runs, got none.")
     for run in runs:
-        for name in (RESOLVED, METRICS):
-            if not is_there(run / name):
-                raise UserError(f"{run} holds no {name}: expected the --out of `mjp federate`.")
+        check_finished(run)
+    check_each_once(runs, "--out folders of `mjp federate`")
+    check_own(out, "mjp compare", WRITTEN)
     output_folder(out)
     leakage = leakage_table(runs)
     table = comparison_table(runs, leakage)
@@ -46,6 +48,22 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
     draw_tradeoff(panels, out / "tradeoff.png", floors=floors)
     return out / "table.md"
+
+
+def check_finished(run: Path) -> None:
+    """Raise unless this is the folder of a federation whose last measurement is there: the accuracy
+    of an earlier round would stand beside the leakage."""
+    check_command(run, "federate")
+    for name in (RESOLVED, METRICS):
+        if not is_there(run / name):
+            raise UserError(f"{run} holds no {name}: expected the --out of `mjp federate`.")
+    rounds, measured = stored_config(run).rounds, evaluations(run)
+    if all(line.round != rounds for line in measured):
+        raise UserError(
+            f"{shown(run / METRICS)}: expected the measurement after round {rounds}, the last; got "
+            f"{f'the last one of round {measured[-1].round}' if measured else 'none'}. Run the "
+            "same `mjp federate` again: it goes on, or makes what was damaged again."
+        )
 
 
 def comparison_table(runs: Sequence[Path], leakage: pd.DataFrame) -> pd.DataFrame:

@@ -40,6 +40,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
+    FEDERATION,
     LENIENT,
     METRICS,
     MODEL,
@@ -63,7 +64,7 @@ from mjp_privacy.uploads.record import (
 
 # what its folder holds ----------------------------------------------------------------------------
 
-UPLOADS, ATTACK, RESOLVED = "uploads", "attack", "federation.json"
+UPLOADS, ATTACK, RESOLVED = "uploads", "attack", FEDERATION
 CONFIG = FileKind(
     "the config that `mjp federate` wrote", "Give another --out, or delete this folder.", 1 << 20
 )
@@ -283,6 +284,7 @@ class Federation:
             self.journal.say(altered)
         self._mend_uploads()
         if self.round == self.config.rounds:
+            self._measure(None)  # where its line is lost and the checkpoint does not know it
             self.journal.say("finished already; its model is written again")
             return self._write_model()
         if self.round == 0:
@@ -362,6 +364,7 @@ class Federation:
             "model": self.weights,
             "optimizer": asdict(self.state),
             "seconds": self.seconds,
+            "measured": self.journal.last,
         }
         save_checkpoint(self.out, state)
 
@@ -386,7 +389,7 @@ class Federation:
         elif is_there(self.out / RESOLVED):  # killed before its first checkpoint
             configs = (stored_config(self.out), self.config)
             check_config(*(json.loads(json.dumps(training_part(one))) for one in configs))
-        self.journal.keep_until(self.round)
+        self.journal.keep_until(self.round, stored.measured if stored else None)
 
     def _mend_uploads(self) -> None:
         """Make uploads of earlier rounds again whose files are damaged or missing, and say so. They

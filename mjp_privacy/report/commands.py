@@ -22,7 +22,7 @@ class ReportArguments:
     """Run folders: each is the --out of an attack."""
     out: Path | None = None
     """Folder for index.html, table.md, table.tex, table.csv, samples.csv and the pictures.
-    RUN/report if not given."""
+    RUN/report if not given; any other has to be new or empty, or an earlier report's."""
     everything: Annotated[bool, tyro.conf.arg(name="all")] = False
     """Every line, note and diagnostic in table.md and table.tex too, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"

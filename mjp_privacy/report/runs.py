@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.files import check_each_once, check_own
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
 from mjp_privacy.core.text import plain, shown
@@ -136,13 +138,13 @@ def check_folders(runs: Sequence[Path]) -> None:
         raise UserError(
             f"{shown(run)} is not a run folder: expected cells.….parquet in it; {got}. {give}"
         )
-    if not runs or len({run.resolve() for run in runs}) < len(runs):
-        given = ", ".join(map(shown, runs)) or "none"
-        raise UserError(f"Expected one or more run folders, each of them once, got {given}.")
+    check_each_once(runs, "run folders")
 
 
-def check_out(out: Path, runs: Sequence[Path]) -> None:
-    """Raise where a report cannot be written: over a run, or among its rows and pictures."""
+def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
+    """Raise where a report cannot be written: over a run, among its rows and pictures, or among
+    files of other names than a report's own. RUN/report is a report's, whatever it holds; the runs
+    themselves may lie beside it."""
     wrong, place = "", Path()
     try:
         if out.exists() and not out.is_dir():
@@ -161,6 +163,10 @@ def check_out(out: Path, runs: Sequence[Path]) -> None:
             f"Expected a folder of its own for the report, but {shown(out)} {wrong}. "
             "Give another --out."
         )
+    roots = [run.resolve() for run in runs]
+    if place not in [root / "report" for root in roots]:
+        around = [root.relative_to(place).parts[0] for root in roots if place in root.parents]
+        check_own(out, "mjp report", [*own, *map(escape, around)])
 
 
 @contextmanager

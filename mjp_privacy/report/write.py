@@ -86,7 +86,7 @@ def write_report(
     pictures     which reconstructions become files: those on the page (of float64 lines only if
                  there are no others), all, or none
     """
-    check_out(out, runs)
+    check_out(out, runs, OWN)
     with one_thread(), Progress("reading rows", None, "cells", plain=False) as progress:
         contents = read_contents(runs, progress)
         progress.total = 12 * len(contents.lines)  # all that follows, as long as that takes
@@ -144,6 +144,17 @@ MADE = (
     *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
+
+OWN = (
+    "index.html",
+    "config.yaml",
+    "config_*.yaml",
+    "pictures",
+    "figures",
+    *DOWNLOADS,
+    "samples.txt",
+)
+"""All that lies in a report's folder."""
 
 
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:

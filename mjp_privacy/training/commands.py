@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 import tyro
 from pydantic import Field
 
-from mjp_privacy.core.command import DONE, Usage
-from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.files import check_each_once, check_own, output_folder
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.core.schema import Seed, Share, schema
 from mjp_privacy.data.images import check_place
@@ -74,7 +74,7 @@ class CurveArguments:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of training runs."""
     out: Path
-    """Folder that curves.png is written to."""
+    """Folder that curves.png is written to, new or empty, or with another curves.png alone."""
 
 
 @schema
@@ -162,7 +162,12 @@ def train(argv: list[str], usage: Usage) -> int:
 
 def curves(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(CurveArguments, argv)
-    from mjp_privacy.training.run_files import draw_curves
+    from mjp_privacy.training.run_files import CURVES, check_command, draw_curves
 
-    print(draw_curves(arguments.runs, output_folder(arguments.out)))
-    return DONE
+    for run in arguments.runs:
+        check_command(run, "train")
+    check_each_once(arguments.runs, "folders of training runs")
+    check_own(arguments.out, "mjp curves", [CURVES])
+    damaged = draw_curves(arguments.runs, output_folder(arguments.out))
+    print(arguments.out / CURVES)
+    return SOME_FAILED if damaged else DONE

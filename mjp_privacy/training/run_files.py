@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from mjp_privacy.core.files import append_json_line, json_line, write_atomically
 from mjp_privacy.core.read import FileKind, is_there, json_lines, json_value, typed
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.checkpoint_files import file_sha256, located
+from mjp_privacy.models.checkpoint_files import file_sha256, located, read_metadata
 from mjp_privacy.models.loading import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.tensor_files import check_finite, read_torch_file, save_tensors
@@ -31,10 +31,10 @@ from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes, pl
 
 # the journal --------------------------------------------------------------------------------------
 
-METRICS = "metrics.jsonl"
+METRICS, CURVES = "metrics.jsonl", "curves.png"
 LINES = FileKind(
     "a line of JSON for each measurement of a training",
-    "Delete this file; what it lists is measured no more.",
+    "Give the folder of a training, or train again in a new one.",
     1 << 30,
 )
 VALIDATED = {"val_top1": "top-1", "val_miou": "mIoU"}
@@ -52,15 +52,24 @@ class Journal:
     def __init__(self, folder: Path, steps: int, *, quiet: bool = False) -> None:
         self.path, self.steps, self.quiet = folder / METRICS, steps, quiet
         self.last_shown = time.monotonic()
+        self.last: dict[str, Any] | None = None  # line that was written
 
-    def keep_until(self, step: int) -> None:
-        """Drop the lines after `step`; a continued run writes them again."""
+    def keep_until(self, step: int, last: dict[str, Any] | None) -> None:
+        """Drop the lines after `step`; a continued run writes them again.
+
+        last  the last one up to there, as the checkpoint knows it: written again if it was lost
+        """
         if self.quiet:
             return
         lines, damaged = whole_lines(self.path)
         if damaged:
             self.say(f"{METRICS}: {damaged} damaged line(s) are left out")
-        text = "".join(json_line(line) for line in lines if line["step"] <= step)
+        lines = [line for line in lines if line["step"] <= step]
+        if last is not None and all(line["step"] != last["step"] for line in lines):
+            self.say(f"{METRICS}: the line of step {last['step']} was lost and is written again")
+            lines.append(last)
+        self.last = last or (lines[-1] if lines else None)
+        text = "".join(map(json_line, lines))
         write_atomically(self.path, lambda file: file.write_text(text, "utf-8"), durable=True)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -69,6 +78,7 @@ class Journal:
         if self.quiet:
             return
         append_json_line(self.path, line)
+        self.last = line
         due = time.monotonic() - self.last_shown > PLAIN_INTERVAL or line["step"] == self.steps
         if not due or "loss" not in line:
             return
@@ -90,12 +100,22 @@ class Journal:
             print(self.mark + message, file=sys.stderr, flush=True)
 
 
+def of_a_step(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl that says of which step it is; ValueError for any other."""
+    if type(line.get("step")) is not int or line["step"] < 0:
+        raise ValueError("expected a line with its step")
+    return line
+
+
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """All complete lines of a metrics.jsonl that say of which step they are, and how many others
     there are but for a last one that is unfinished: damaged ones, which their checksums tell, and
     those of something else."""
     objects, damaged = json_lines(path, LINES)
-    lines = [line for line in objects if type(line.get("step")) is int and line["step"] >= 0]
+    lines = list[dict[str, Any]]()
+    for line in objects:
+        with suppress(ValueError):
+            lines.append(of_a_step(line))
     return lines, len(objects) - len(lines) + len(damaged)
 
 
@@ -116,8 +136,9 @@ class Point:
 
 
 def points_of(run: Path) -> tuple[list[Point], int]:
-    """The points of a training run, none where it only just began, and how many lines are damaged;
-    UserError where none of the lines is a training's."""
+    """The points of a training run, none where it only just began, and how many lines are damaged,
+    the last one of a finished training among them if it is not there; UserError where none of the
+    lines is a training's."""
     path = run / METRICS
     if not is_there(path):
         raise UserError(f"No {METRICS} in {shown(run)}: expected the folder of a training run.")
@@ -128,12 +149,18 @@ def points_of(run: Path) -> tuple[list[Point], int]:
             points.append(typed(line, path, LINES, Point))
     if not points and (lines or damaged):
         raise LINES.refusal(path, f"{len(lines) + damaged} lines of something else")
+    steps = ""
+    with suppress(UserError):  # a damaged model says nothing of its training
+        steps = read_metadata(run / MODEL).get("steps", "")
+    if steps and all(str(line["step"]) != steps for line in lines):
+        damaged = max(damaged, 1)  # a last line without its end is no line
     return points, damaged
 
 
-def draw_curves(runs: Sequence[Path], out: Path) -> Path:
+def draw_curves(runs: Sequence[Path], out: Path) -> int:
     """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of
-    a segmentation, mIoU. Runs are called as their folders are."""
+    a segmentation, mIoU. Runs are called as their folders are. The number of damaged lines, which
+    are named."""
     found = {run: points_of(run) for run in runs}
     if not any(points for points, _ in found.values()):
         raise UserError(
@@ -141,12 +168,13 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
             f"{', '.join(map(shown, runs)) or 'none'}. Give it the time of an epoch."
         )
     measures: set[str] = set()
-    with picture(out / "curves.png", 9, 3.4) as figure:
+    with picture(out / CURVES, 9, 3.4) as figure:
         left, right = figure.subplots(1, 2)
         for number, (run, (points, damaged)) in enumerate(found.items()):
             if damaged:
                 what = f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out"
-                print(f"{what} of the curves", file=sys.stderr, flush=True)
+                do = "the same `mjp train` writes a last one again"
+                print(f"{what} of the curves; {do}", file=sys.stderr, flush=True)
             if not points:
                 continue  # a run that has only just begun
             look = {"color": colour(number), "linewidth": 1}
@@ -163,10 +191,40 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
         for axes in (left, right):
             axes.set_xlabel("epoch")
         left.legend()
-    return out / "curves.png"
+    return sum(damaged for _, damaged in found.values())
 
 
 CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
+
+# whose folder it is -------------------------------------------------------------------------------
+
+FEDERATION = "federation.json"
+MARKS = {FEDERATION: "federate", "experiment.yaml": "attack"}
+"""The command whose folder holds such a file."""
+OF_A_LINE = {"round": "federate", "epoch": "train"}
+"""The command that writes a field of this name into metrics.jsonl."""
+FOLDERS = {
+    "federate": ("the folder of a federation", "mjp compare"),
+    "attack": ("the run of an attack", "mjp report"),
+    "train": ("the folder of a training", "mjp curves"),
+}
+"""What the --out of a command is, and the command that shows what it holds."""
+
+
+def check_command(folder: Path, command: str) -> None:
+    """Raise where a folder is the --out of another command of FOLDERS than this one."""
+    found = [by for name, by in MARKS.items() if is_there(folder / name)]
+    if not found:
+        with suppress(UserError):  # whoever reads the lines says what is wrong
+            fields = set[str]().union(*whole_lines(folder / METRICS)[0])
+            found = [by for field, by in OF_A_LINE.items() if field in fields]
+    if found and found[0] != command:
+        what, shows = FOLDERS[found[0]]
+        raise UserError(
+            f"{shown(folder)} is {what}, which `{shows}` shows: expected "
+            f"{FOLDERS[command][0]}. Give another folder."
+        )
+
 
 # a checkpoint -------------------------------------------------------------------------------------
 
@@ -183,12 +241,16 @@ STATE = FileKind(
 )
 Words = Annotated[str, Field(strict=True, max_length=1 << 20)]
 Real = Annotated[float, Field(strict=True)]
+Measured = Annotated[dict[str, JsonValue], AfterValidator(of_a_step)]
 LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 @dataclass(frozen=True, config=LENIENT, kw_only=True)
 class Checkpoint:
-    """What every checkpoint holds, of a training or a federation."""
+    """What every checkpoint holds, of a training or a federation.
+
+    measured  the last line of metrics.jsonl, from which it is written again if it is lost
+    """
 
     config: Words
     images: Words
@@ -196,6 +258,7 @@ class Checkpoint:
     initial: Words
     step: Whole
     model: dict[str, Tensor]
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))

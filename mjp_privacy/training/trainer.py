@@ -23,6 +23,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.text import first_of
 from mjp_privacy.data.images import keep_apart
 from mjp_privacy.training.batches import Batches
 from mjp_privacy.training.config import TrainingConfig, plain
@@ -33,6 +34,7 @@ from mjp_privacy.training.run_files import (
     MODEL,
     Journal,
     TrainingCheckpoint,
+    check_command,
     draw_curves,
     export_model,
     identity_of,
@@ -210,6 +212,7 @@ class Trainer:
                 self.learner.measure: self.score,
                 "made_with": self.made_with,
                 "unvalidated": unvalidated,
+                "measured": self.journal.last,
             }
             save_checkpoint(self.folder, state)
         self.world.wait()
@@ -217,11 +220,12 @@ class Trainer:
     def _resume(self) -> None:
         """Go on where an earlier process stopped, if one did."""
         stored = load_checkpoint(self.folder, self.identity, TrainingCheckpoint, self.steps)
-        line = None
+        line = measured = None
         if stored is not None:
             self.learner.restore(stored, self.folder / CHECKPOINT)
             self.step, self.score = stored.step, getattr(stored, self.learner.measure)
             self.made_with, line = stored.made_with, stored.unvalidated
+            measured = stored.measured
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = {  # on a CPU the number of threads changes results, and how it multiplies
             "commit": commit(),
@@ -233,9 +237,15 @@ class Trainer:
         if self.learner.rounded:
             now["products"] = "float32, rounded to bfloat16"
         if self.step < self.steps and now not in self.made_with:
+            began = {fact.get("threads") for fact in self.made_with} - {now["threads"]}
+            if began:
+                self.journal.say(
+                    f"going on with {now['threads']} threads; it began with "
+                    f"{first_of(sorted(began, key=str), 3)}: rounding differs (--threads)"
+                )
             self.made_with = [*self.made_with, now]
         self.world.wait()
-        self.journal.keep_until(self.step - (line is not None))
+        self.journal.keep_until(self.step - (line is not None), measured)
         if line is not None:
             self._end_epoch(dataclasses.asdict(line), saved=True)
 
@@ -273,6 +283,7 @@ def train(
     with joined(device, config.recipe.batch, pairs=mixed) as world:
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
+        check_command(folder, "train")
         # All processes of a run work in one folder; the first one holds the lock for all.
         with lock(folder) if world.first else nullcontext():
             learner.check_initial(config)

@@ -8,6 +8,7 @@ import importlib
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.helpers.federations import MJP, config, content, images, run, small_f
 from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
 from tests.helpers.runs import cells, rows
+from tests.helpers.training import LAST_LINE_LOST
 from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
 
@@ -73,6 +75,8 @@ def command(
         (GOOD[0], ["--out", "data/out"], "--data"),
         (GOOD[0], ["--out", "file"], "--out"),
         (GOOD[0], ["--out", "other"], "attack"),
+        (GOOD[0], ["--out", "attacked"], "attacked"),
+        (GOOD[0], ["--out", "trained"], "trained"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_image_is_read(
@@ -86,9 +90,11 @@ def test_what_cannot_be_done_is_refused_before_any_image_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks.Task, "__init__", lambda *_, **__: pytest.fail("it began"))
-    Path("other").mkdir()
-    for file in ("file", "other/attack"):
+    for folder in ("other", "attacked", "trained"):
+        Path(folder).mkdir()
+    for file in ("file", "other/attack", "attacked/experiment.yaml"):
         Path(file).write_text("mine")
+    Path("trained/metrics.jsonl").write_text('{"step": 1, "epoch": 0.5}\n')
     assert command(tmp_path, data, [attack], *words) == 2
     said = capsys.readouterr().err
     assert named in said
@@ -277,6 +283,41 @@ def test_compare_writes_table_and_pictures(
     assert "| – | 0 |" in mjp
     assert (tmp_path / "tradeoff.png").stat().st_size > 0
     assert (tmp_path / "rounds.png").stat().st_size > 0
+
+
+def test_a_federation_is_compared_once_and_over_nobodys_files(
+    federations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own earlier tables are replaced; a federation's folder is no place for them."""
+    run, out = federations[0], tmp_path / "out"
+    refused(capsys, str(run), "compare", run, run.parent / "mjp" / ".." / run.name, "--out", out)
+    refused(capsys, "attack", "compare", run, "--out", run)
+    assert [main(["compare", str(run), "--out", str(out)]) for _ in range(2)] == [0, 0]
+    before = (out / "table.md").read_bytes()
+    (out / "photo.png").touch()
+    refused(capsys, "photo.png", "compare", run, "--out", out)
+    assert (out / "table.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", LAST_LINE_LOST.values(), ids=LAST_LINE_LOST)
+def test_a_last_measurement_that_is_lost_is_named_and_made_again(
+    federations: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[bytes], bytes],
+) -> None:
+    """The accuracy of an earlier round is not shown in its place."""
+    root, run = federations[0].parent, tmp_path / "plain"
+    shutil.copytree(federations[0], run)
+    path = run / "metrics.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    refused(capsys, str(path), "compare", run, "--out", tmp_path / "out")
+    data = str(root / "data")
+    words = ["--data", data, "--val", data, "--out", str(run), "--device", "cpu"]
+    assert main(["federate", str(root / "plain.yaml"), *words]) == 0
+    assert path.read_bytes() == before
+    assert main(["compare", str(run), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:

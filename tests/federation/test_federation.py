@@ -382,9 +382,19 @@ def test_a_damaged_evaluation_is_named(out: Path) -> None:
     assert len(evaluations(out)) == 2  # the others still hold
 
 
+def test_the_last_measurement_is_made_again_where_no_checkpoint_knows_it(out: Path) -> None:
+    """As those of earlier versions do not."""
+    path = out / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with_state(lambda s: s.update(measured=None))(out / "checkpoint.pt")
+    run(out.parent)
+    assert [line.round for line in evaluations(out)] == [0, 2, 4]
+
+
 @pytest.mark.parametrize(
     ("named", "change"),
     [
+        ("measured", lambda s: s.update(measured={"round": 4})),
         ("5", lambda s: s.update(step=5)),
         ("first", lambda s: s.update(optimizer={"step": 1, "first": 5, "second": {}})),
         ("head.bias", lambda s: s["model"].update({"head.bias": torch.zeros(1)})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ PICTURES_AS_THEY_ARE = {
     "repeats": 1,
 }
 """An augmentation that changes no colours and mixes nothing."""
+
+
+LAST_LINE_LOST: Mapping[str, Callable[[bytes], bytes]] = {
+    "its end flipped": lambda content: content[:-1] + b"\x0b",
+    "cut": lambda content: content[:-20],
+    "gone": lambda content: b"".join(content.splitlines(keepends=True)[:-1]),
+}
+"""What makes no line of the last one in a metrics.jsonl."""
 
 
 def class_folders(root: Path, images: int = 12, classes: int = CLASSES, side: int = SIDE) -> Path:

@@ -279,6 +279,24 @@ def test_where_no_report_can_be(
     assert named in refused([str(run), "--out", str(tmp_path / out)], capsys)
 
 
+def test_nobodys_files_are_written_over(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An earlier report is replaced, and one in its run whatever else lies there."""
+    out, name = tmp_path / "out", "choices.csv"
+    for folder in (out, run / "report"):
+        folder.mkdir(exist_ok=True)
+        (folder / "photo.png").touch()
+    (out / name).write_text("mine")
+    assert "photo.png" in refused([str(run), "--out", str(out)], capsys)
+    assert (out / name).read_text() == "mine"
+    assert "rows" in refused([str(run), "--out", str(small_run(tmp_path / "other"))], capsys)
+    assert main(["report", str(run)]) == 0
+    (out / "photo.png").unlink()
+    arguments = ["--pictures", "all", "--out", str(out)]
+    assert [main(["report", str(run), *arguments]) for _ in range(2)] == [0, 0]
+
+
 def test_a_report_lies_in_its_run_or_around_it(run: Path, tmp_path: Path) -> None:
     for arguments, page in (([], run / "report"), (["--out", str(tmp_path)], tmp_path)):
         assert main(["report", str(run), *arguments]) == 0

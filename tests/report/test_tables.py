@@ -469,11 +469,11 @@ def test_points_over_batches_are_the_attacks_that_recover_most(tmp_path: Path) -
 
 
 def test_the_chart_of_batches_is_written_and_what_is_stale_removed(tmp_path: Path) -> None:
-    out = tmp_path / "report"
+    out = tmp_path / "run" / "report"
+    assert len(batches(tmp_path / "run", (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))) == 2
     (out / "figures").mkdir(parents=True)
     for stale in ("figures/uploads_1.svg", "rounds.csv", "mine.html"):
         (out / stale).touch()
-    assert len(batches(tmp_path / "run", (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))) == 2
     write_report([tmp_path / "run"], out)
     assert pd.read_csv(out / "batches.csv")["exact"].tolist() == [4, 1]
     assert "batch 2: 80.0, n=5" in (out / "figures" / "batches_1.svg").read_text()

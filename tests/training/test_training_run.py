@@ -28,10 +28,12 @@ from mjp_privacy.training.processes import RoundedProducts, rounds_products
 from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.night import by_day
+from tests.helpers.refusals import refused
 from tests.helpers.segmentation import SWIN, pair_folder
 from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import (
     FILES,
+    LAST_LINE_LOST,
     class_folders,
     content,
     curve,
@@ -226,6 +228,19 @@ def test_a_killed_run_draws_the_same_curve(
     assert_same(here["out"], tmp_path / "whole")
 
 
+def test_another_number_of_threads_is_said(
+    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 9)
+        with pytest.raises(KeyboardInterrupt):
+            train(small(), **here)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    train(small(), **here)
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "--threads" in line)
+    assert "77" in said
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("at", [1, 2])
 def test_steps_before_a_validation_that_fails_are_kept(
@@ -332,6 +347,10 @@ def test_classes_must_be_the_models(here: dict[str, Any], tmp_path: Path) -> Non
             with pytest.raises(UserError, match="007"):
                 train(part, **here)
     assert train(part, **here).is_file()
+    for label, folder in enumerate(sorted(data.iterdir())):
+        folder.rename(data / ("n01440764", "n01443537", "n01484850")[label])
+    with pytest.raises(UserError, match=r"label 3, 4.*synset"):
+        train(small(model={"num_classes": 5}), **{**here, "out": tmp_path / "synsets"})
 
 
 # the command --------------------------------------------------------------------------------------
@@ -425,6 +444,7 @@ WRONG: dict[str, tuple[str, Change]] = {
     "a bit": ("", flipped),
     "no config": ("config", lambda path: torch.save({}, path)),
     "too far": ("13", with_state(lambda s: s.update(step=13))),
+    "no step": ("measured", with_state(lambda s: s.update(measured={"epoch": 1.0}))),
     "half a line": ("unvalidated", with_state(lambda s: s.update(unvalidated={"step": 6}))),
     "a shape": ("cls_token", with_state(lambda s: s["model"].update(cls_token=torch.zeros(1)))),
     "a value": ("cls_token", with_state(lambda s: spoil(s["model"], "cls_token"))),
@@ -461,12 +481,62 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
     path.write_bytes(NOISE + changed + b'{"step": 1')
     assert curve(run) == lines[1:]
-    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 3
     assert "metrics.jsonl: 8 " in capsys.readouterr().err
     train(small(), **here)
     assert "metrics.jsonl: 8 " in capsys.readouterr().err
     assert curve(run) == lines[1:]
     assert b"\xff" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", LAST_LINE_LOST.values(), ids=LAST_LINE_LOST)
+def test_a_last_line_that_is_lost_is_named_and_written_again(
+    here: dict[str, Any],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[bytes], bytes],
+) -> None:
+    path = run / "metrics.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    words = ["curves", str(run), "--out", str(tmp_path / "out")]
+    assert main(words) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert str(path) in said
+    train(small(), **here)
+    assert path.read_bytes() == before
+    assert main(words) == 0
+
+
+def test_curves_are_drawn_once_and_over_nobodys_files(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of trainings alone; an earlier picture is replaced."""
+    out, same = tmp_path / "out", run.parent / "data" / ".." / run.name
+    refused(capsys, str(run), "curves", run, same, "--out", out)
+    refused(capsys, "checkpoint.pt", "curves", run, "--out", run)
+    assert [main(["curves", str(run), "--out", str(out)]) for _ in range(2)] == [0, 0]
+    (out / "photo.png").touch()
+    refused(capsys, "photo.png", "curves", run, "--out", out)
+
+
+def test_a_folder_of_another_command_is_no_trainings(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content()))
+    federation, attacked, begun = (tmp_path / name for name in ("federation", "attacked", "begun"))
+    for folder, file, text in (
+        (federation, "federation.json", "{}"),
+        (attacked, "experiment.yaml", ""),
+        (begun, "metrics.jsonl", '{"step": 0, "round": 0}\n'),
+    ):
+        folder.mkdir()
+        (folder / file).write_text(text)
+        refused(capsys, str(folder), "train", config, "--data", data, "--out", folder)
+        refused(capsys, str(folder), "curves", folder, "--out", tmp_path / "out")
+        assert [path.name for path in folder.iterdir()] == [file]
 
 
 @pytest.mark.parametrize("content", [None, b"", NOISE, b'{"step": 1, "epoch": 1}\n'])
