@@ -419,8 +419,9 @@ class Run:
             self.progress.say(
                 f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
                 "because this run has another model, other labels or other options under the same "
-                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the command "
-                "that made them shows them again. To have both, give this run an --out of its own"
+                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the "
+                "command that made them shows them again. To have both, give this run an --out of "
+                "its own"
             )
 
     def _note(self, news: News) -> None:

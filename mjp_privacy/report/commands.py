@@ -13,7 +13,6 @@ from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import first_of, shown
 
-
 NAMED = 5
 """Damaged files that are called by their names."""
 

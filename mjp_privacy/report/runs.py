@@ -67,9 +67,7 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
             loaded.append(Line(number, name, cell, frame, store, left_out=left_out))
             if progress:
                 progress.advance()
-        of_rows = [
-            shown(path.relative_to(store.root)) for line in loaded for path in line.left_out
-        ]
+        of_rows = [shown(path.relative_to(store.root)) for line in loaded for path in line.left_out]
         if all(line.stored.empty and line.cell.status == "ok" for line in loaded):
             if of_rows:
                 named = first_of(of_rows, NAMED)
