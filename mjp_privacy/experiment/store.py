@@ -158,12 +158,18 @@ def digest_of(path: Path) -> str:
 
 def stored_files(folder: Path) -> list[StoredFile]:
     """The files of this folder that are named by their digest, later tries last."""
+    return [*_stored_among(folder, tuple(names_in(folder)))]
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder; nothing where there is none. Unreadable where it may not be read."""
     try:
-        with ROWS.reading(folder):
-            names = os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
-    except NoFile:
+        return os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [*_stored_among(folder, tuple(names))]
+    except PermissionError:
+        with ROWS.reading(folder):
+            raise
 
 
 @lru_cache(KEPT)
@@ -192,11 +198,7 @@ class RunStore:
     def stored_cells(self) -> list[str]:
         """The run_ids of all cells that have rows, also of those that no command plans any more."""
         rows = self.root / "rows"
-        try:
-            with ROWS.reading(rows), os.scandir(rows) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
-        except NoFile:
-            return []
+        return sorted(name for name in names_in(rows) if (rows / name).is_dir())
 
     @property
     def experiments(self) -> list[str]:

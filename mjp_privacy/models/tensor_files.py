@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from mjp_privacy.core.files import write_atomically
@@ -236,7 +235,9 @@ def read_torch_file(
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=not own)
             with _OldFile(path) as old:
                 return torch.load(old, map_location="cpu", weights_only=True)
-        except UnpicklingError as error:
+        except Exception as error:
+            if type(error).__name__ != "UnpicklingError":
+                raise
             found = OF_CODE.search(str(error))
             what = shown(found[1], 100) if found else "a pickle of another kind"
             got = f"a file that holds more than tensors ({what}), and no code of a file is run"

