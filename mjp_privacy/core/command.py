@@ -28,6 +28,7 @@ from mjp_privacy.core import stop
 from mjp_privacy.core.errors import (
     GONE,
     StorageError,
+    Unreadable,
     UserError,
     format_traceback,
     storage_error,
@@ -180,7 +181,8 @@ def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
         _drop_output()
         return CLOSED
     if isinstance(error, UserError):
-        line, code = f"error: {plain(str(error), keep=chr(10))}", BAD_USAGE
+        line = f"error: {plain(str(error), keep=chr(10))}"
+        code = NO_STORAGE if isinstance(error, Unreadable) else BAD_USAGE
     elif mistake := _of_a_named_path(error, argv):
         line, code = f"error: {mistake}", BAD_USAGE
     elif storage := storage_error(error):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import DISK_ERRORS, StorageError, UserError, storage_error, writing
-from mjp_privacy.core.read import CHECK, FileKind
+from mjp_privacy.core.read import CHECK, FileKind, without_waiting
 from mjp_privacy.core.text import first_of, shown
 
 try:
@@ -175,6 +175,20 @@ def lock(root: Path) -> Iterator[None]:
         sweep(root)
         with working_in(root):
             yield
+
+
+def is_locked(root: Path) -> bool:
+    """Whether a process is working in this run folder now, as far as the system tells."""
+    if fcntl is None:
+        return False
+    try:
+        with open(root / LOCK, "rb", opener=without_waiting) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody has worked in it, or it is not ours
+        return False
+    return False
 
 
 @contextmanager

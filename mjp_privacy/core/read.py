@@ -114,9 +114,13 @@ class FileKind:
                 raise  # a panic is a library's in Rust
             if isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 raise self.refusal(path, "no file of this name", error=NoFile) from error
-            of_the_moment = isinstance(error, OSError) and error.errno in OF_THE_MOMENT
-            kind = Unreadable if of_the_moment else BadFile
-            raise self.refusal(path, reason(error), error=kind) from error
+            if isinstance(error, OSError) and error.errno in OF_THE_MOMENT:
+                got = os.strerror(error.errno).lower()  # pyarrow says more, and the path again
+                not_ours = error.errno in (errno.EACCES, errno.EPERM)
+                do = "Give yourself the right to read it" if not_ours else "Mend that"
+                message = f"{shown(path)}, {self.expected}, cannot be read: {got}. {do}."
+                raise Unreadable(path, message, got) from error
+            raise self.refusal(path, reason(error)) from error
 
 
 def without_waiting(path: str, flags: int) -> int:
@@ -131,8 +135,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "a file that needs more memory than there is"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]  # torch's
-    text = f": {shown((telling or lines)[0].rstrip('.'), 200)}" if lines else ""
+    text = f": {shown(lines[0].rstrip('.'), 200)}" if lines else ""
     return f"what cannot be read ({type(error).__name__}{text})"
 
 

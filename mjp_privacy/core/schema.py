@@ -219,7 +219,7 @@ def _explain(problem: Any, kind: Any) -> str:
         message = "Input should be named fields"
     if problem["type"] == "literal_error":
         hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
-    said = shown(message).removesuffix(".")
+    said = shown(" ".join(message.split())).removesuffix(".")
     return f"{place}: {said}; got {shown(repr(problem['input']), 100)}.{hint}"
 
 

@@ -40,16 +40,15 @@ from mjp_privacy.experiment.engines.tasks import Coordinator, Engine, Job, Local
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import forecast
 from mjp_privacy.experiment.recorded import Recorded
-from mjp_privacy.experiment.run_folder import file_of, run_root, write_experiment
+from mjp_privacy.experiment.run_folder import LOG, file_of, run_root, write_experiment
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
-from mjp_privacy.experiment.store import NOT_DONE, NoRun, RunStore
+from mjp_privacy.experiment.store import NOT_DONE, CellList, NoRun, RunStore
 from mjp_privacy.experiment.work import News, OpenModel, Worker
 from mjp_privacy.uploads.folder import REFUSED, examine
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
-LOG = "log.jsonl"
 NOT_RUN = "not run yet: the run ended before this cell; run the same command again"
 NAMED = 10  # damaged files that are called by their names
 PLACES = 3  # places of failures of one reason that are
@@ -119,6 +118,7 @@ def run_experiment(
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, (), here)
     source.check_models()
+    source.check_withheld()
     source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
     root = run_root(Path(out), into)
@@ -193,9 +193,10 @@ class Run:
             damaged = self.store.damaged()
             whole = self.store.without(damaged)
             try:
-                stored = whole.read_cells()
+                known = whole.cell_list()
             except NoRun:
-                stored = []
+                known = CellList([])
+            stored = known.cells
             keys = {str(columns.get("cell_key")) for columns in stored}
             file = file_of(self.root, job.experiment, keys, uploads=source.recorded, add=self.add)
             again = job.stale == "fresh"
@@ -213,6 +214,7 @@ class Run:
             engine, remark = settled(self.engine, self.plan, self.foreseen, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
+                self._say_lost(known)
                 with one_thread():
                     if engine.kind == "here":
                         self._here()
@@ -360,6 +362,22 @@ class Run:
         for line in self.foreseen.lines:
             say(f"not applicable: {line}")
 
+    def _say_lost(self, known: CellList) -> None:
+        """Say that the list of cells was lost, and which lines this command cannot list again."""
+        if known.lost:
+            self.progress.say(
+                f"{known.lost}, the list of cells, is damaged or missing: it is written anew, with "
+                "the cells that rows tell of"
+            )
+        others = [of for of in known.undecided if str(of.get("cell_key")) not in self.listed]
+        if others:
+            names = known._replace(undecided=others).undecided_lines
+            self.progress.say(
+                f"{counted(len(others), 'line')} with rows of several models, labels or options "
+                "are in no table, for the lost list alone knew which of them count: "
+                f"{first_of(names, PLACES)}. The command that made them shows them again"
+            )
+
     # while the work goes on ---------------------------------------------------------------------
 
     def _note_model(self, opened: OpenModel) -> None:
@@ -400,9 +418,10 @@ class Run:
         if lost:
             self.progress.say(
                 f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, "
-                "because this run has another model or other options under the same name: "
-                f"{first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the command "
-                "that made them shows them again. To have both, give this run an --out of its own"
+                "because this run has another model, other labels or other options under the same "
+                f"name: {first_of(list(dict.fromkeys(lost)), PLACES)}. Their rows stay, and the "
+                "command that made them shows them again. To have both, give this run an --out of "
+                "its own"
             )
 
     def _note(self, news: News) -> None:

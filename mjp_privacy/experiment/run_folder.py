@@ -28,7 +28,8 @@ from mjp_privacy.models.tensor_files import BLANK_DIGEST, write_with_digest
 SHIPPED = ("packaged:", "timm:")
 GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
 DIGITS = 6
-OF_A_RUN = ("rows", "experiments", "experiment.yaml", "log.jsonl", "cells.json")
+LOG = "log.jsonl"
+OF_A_RUN = ("rows", "experiments", "experiment.yaml", LOG, "cells.json")
 """Names in a folder in which a run has begun, beside its list of cells."""
 NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]")
 

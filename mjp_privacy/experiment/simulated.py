@@ -18,14 +18,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
-from mjp_privacy.client.gradients import FedSGDClient, predict
+from mjp_privacy.client.gradients import TABLES, FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
+from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, readable_subset
-from mjp_privacy.experiment.config import Cell, Experiment
+from mjp_privacy.experiment.config import Cell, Experiment, client_fields
 from mjp_privacy.experiment.plan import foreseen
 from mjp_privacy.experiment.source import (
     Block,
@@ -101,6 +103,26 @@ class Simulated(UploadSource):
             raise UserError(reasons[0])
         listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
         raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
+
+    def check_withheld(self) -> None:
+        """Raise before any work where a client of the grid withholds a parameter that none of its
+        models has. Where some have it, the others' cells are rows with their reason."""
+        for entry in self.experiment.grid:
+            client = ClientConfig(**client_fields(entry, self.experiment))
+            existing: set[str] = set()
+            try:
+                for name in entry.models:
+                    own = self.outline(name).model.named_parameters()
+                    existing |= {parameter for parameter, _ in own}
+            except UserError:  # a model that cannot be opened may have it
+                continue
+            unknown = [n for n in client.withhold if n not in existing and n not in TABLES]
+            if unknown and client.adapters is None:  # whose own parameters may be withheld
+                raise UserError(
+                    f"client.withhold: expected parameters of {first_of(entry.models, 3)}, got "
+                    f"{shown(unknown[0])!r}.{did_you_mean(unknown[0], sorted(existing))} Mend that "
+                    "name, or leave it out."
+                )
 
     def choose(self, limit: int | None) -> None:
         """Choose the images that are attacked, and pass over files that are no images, or are

@@ -47,7 +47,7 @@ from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.files import fsync, write_atomically
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.block_file import (
     ABOUT,
     OF_IMAGE,
@@ -114,6 +114,36 @@ class StoredFile(NamedTuple):
             return isinstance(error, NoFile) and not self.path.is_symlink()
 
 
+class CellList(NamedTuple):
+    """The cells of a folder, those of the last command first."""
+
+    cells: Sequence[dict[str, Any]]
+    lost: str = ""
+    """The name of their list where it is damaged or missing; then rows tell of the cells."""
+    undecided: Sequence[dict[str, Any]] = ()
+    """A cell of each line that has rows under several run_ids, as of two models of one name: the
+    list alone knew which of them count."""
+
+    def certain(self, root: Path) -> list[dict[str, Any]]:
+        """The cells; a UserError where rows do not tell which of them count."""
+        if self.undecided:
+            raise UserError(
+                f"{shown(root)}: {shown(self.lost)} is damaged or missing, and it alone knew which "
+                f"rows count of {first_of(self.undecided_lines, 3)}: there are some of several "
+                "models, labels or options. Run the attack whose rows count again, which writes "
+                "the list anew."
+            )
+        return list(self.cells)
+
+    @property
+    def undecided_lines(self) -> list[str]:
+        """What the undecided lines are called: "ViT (a) april"."""
+        return [
+            shown(f"{cell['model']} ({cell['setting']}) {cell['attack']}")
+            for cell in self.undecided
+        ]
+
+
 class Unit(NamedTuple):
     """What is known of a finished image of a cell."""
 
@@ -128,11 +158,18 @@ def digest_of(path: Path) -> str:
 
 def stored_files(folder: Path) -> list[StoredFile]:
     """The files of this folder that are named by their digest, later tries last."""
+    return [*_stored_among(folder, tuple(names_in(folder)))]
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder; nothing where there is none. Unreadable where it may not be read."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
+        return os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [*_stored_among(folder, tuple(names))]
+    except PermissionError:
+        with ROWS.reading(folder):
+            raise
 
 
 @lru_cache(KEPT)
@@ -160,7 +197,8 @@ class RunStore:
 
     def stored_cells(self) -> list[str]:
         """The run_ids of all cells that have rows, also of those that no command plans any more."""
-        return sorted(path.name for path in (self.root / "rows").glob("*") if path.is_dir())
+        rows = self.root / "rows"
+        return sorted(name for name in names_in(rows) if (rows / name).is_dir())
 
     @property
     def experiments(self) -> list[str]:
@@ -332,17 +370,30 @@ class RunStore:
             file.path.unlink(missing_ok=True)
 
     def read_cells(self) -> list[dict[str, Any]]:
-        """The cells of the folder, those of the last command first; where their list is damaged,
-        those that rows tell of, of each line of a table the one that was written last."""
+        """The cells of the folder, those of the last command first. UserError where their list is
+        lost and rows do not tell which of them count."""
+        return self.cell_list().certain(self.root)
+
+    def cell_list(self) -> CellList:
+        """The list of cells; where it is damaged or missing, what rows tell of them."""
         self.check_format()
+        lost = "cells.….parquet"
         for _ in range(TRIES):
+            lists = [file for file in stored_files(self.root) if file.block == "cells"]
+            if not lists:  # it is missing, or the next one took its place while names were read
+                continue
+            last = lists[-1]  # an older one, which a killed command left, may be of other models
+            lost = last.path.name
             try:
-                for file in reversed(stored_files(self.root)):
-                    if file.block == "cells" and file.path not in self.left_out and file.is_whole:
-                        return _cells_in(file.path)
+                if last.path not in self.left_out and last.is_whole:
+                    return CellList(_cells_in(last.path))
                 break
             except NoFile:  # the next list has taken its place
                 continue
+        return self._told_by_rows(lost)
+
+    def _told_by_rows(self, lost: str) -> CellList:
+        """The cells of which the metadata of rows tell, those that were written first first."""
         told = [about[-1] for r in self.stored_cells() if (about := self.about(r))]
         if not told:
             raise NoRun(
@@ -350,9 +401,15 @@ class RunStore:
                 "writes it. Give the folder that was the --out of a run."
             )
         told.sort(key=lambda about: about.get("written", 0.0))
-        cells = [about["cell"] for about in told if isinstance(about.get("cell"), dict)]
-        latest = {cell.get("cell_key", cell.get("run_id")): cell for cell in cells}
-        return list(latest.values())
+        by_line: dict[str, list[dict[str, Any]]] = {}
+        for cell in (about["cell"] for about in told if isinstance(about.get("cell"), dict)):
+            by_line.setdefault(str(cell.get("cell_key", cell.get("run_id"))), []).append(cell)
+        lines = list(by_line.values())
+        return CellList(
+            [of_line[0] for of_line in lines if len(of_line) == 1],
+            lost,
+            [of_line[-1] for of_line in lines if len(of_line) > 1],
+        )
 
     def check_format(self) -> None:
         """Raise for a folder that an earlier version wrote: it has no list of cells of this one."""

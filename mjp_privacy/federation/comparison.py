@@ -19,7 +19,7 @@ from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_each_once, check_own, output_folder, write_atomically
 from mjp_privacy.core.read import is_there
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
@@ -199,9 +199,12 @@ def _floors(lines: Sequence[Line]) -> pd.Series[float]:
     would look like a protected one."""
     for line in lines:
         if line.not_run:
+            files = [shown(path.relative_to(line.store.root)) for path in line.left_out]
+            damaged = f" ({first_of(files, 3)} damaged)" if files else ""
             raise UserError(
                 f"{line.store.root}: expected a finished attack; {line.label} holds "
-                f"{len(set(line.images))} of {line.planned} images. Run the same command again."
+                f"{len(set(line.images))} of {line.planned} images{damaged}. Run the same "
+                "command again."
             )
     known = [line.scored("grey_psnr", "diagnostic") for line in lines]
     floor = pd.concat(known).groupby(level=0, sort=False).last()

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
@@ -191,6 +192,10 @@ def digests(path: Path, *_status: int) -> tuple[str | None, str | None]:
 
 MOST_PICKLED = 8 * MIB
 """Names, shapes and settings of 50,000 tensors."""
+PICKLE = b"\x80"
+"""How a pickle begins, by whatever protocol torch.save made it."""
+OF_CODE = re.compile(r"GLOBAL ([\w.]+)")
+"""How torch names the class or function that a file asks for."""
 MOST_LISTED = 8 * MIB
 """Bytes in which a zip lists its entries, so about 100,000 of them."""
 
@@ -210,14 +215,33 @@ def read_torch_file(
 
     kind.check(path)
     with kind.reading(path), path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
+        start = file.read(9)
+    zipped = start.startswith(b"PK\x03\x04")
     if zipped:
         _check_zip(path, kind, verified=own)
-    with kind.reading(path), torch.serialization.safe_globals(list(allowed)):
-        if zipped:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=not own)
-        with _OldFile(path) as old:
-            return torch.load(old, map_location="cpu", weights_only=True)
+    elif start.endswith(b"{") and len(start) == 9:  # a header in JSON, after its length
+        got = "what looks like a safetensors file under another name: call it NAME.safetensors"
+        raise kind.refusal(path, got)
+    elif not start.startswith(PICKLE):
+        raise kind.refusal(path, "a file that torch.save did not write" if start else "no bytes")
+    with (
+        kind.reading(path),
+        torch.serialization.safe_globals(list(allowed)),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # what torch advises is for those who trust the file
+        try:
+            if zipped:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=not own)
+            with _OldFile(path) as old:
+                return torch.load(old, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if type(error).__name__ != "UnpicklingError":
+                raise
+            found = OF_CODE.search(str(error))
+            what = shown(found[1], 100) if found else "a pickle of another kind"
+            got = f"a file that holds more than tensors ({what}), and no code of a file is run"
+            raise kind.refusal(path, got) from error
 
 
 def check_stored(tensors: Mapping[str, Tensor], path: Path, kind: FileKind) -> None:

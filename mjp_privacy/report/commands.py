@@ -11,7 +11,10 @@ import tyro
 
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
+
+NAMED = 5
+"""Damaged files that are called by their names."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def report(argv: list[str], usage: Usage) -> int:
     if arguments.json:
         contents = summary.contents
         more = {"reasons": contents.reasons, "files": summary.files, "not_run": summary.not_run}
-        more["damaged_files"] = summary.damaged
+        more["damaged_files"] = len(summary.damaged)
         print_json("report", {**as_fields(contents.card), **more})
     else:
         print(summary.console)
@@ -63,7 +66,8 @@ def report(argv: list[str], usage: Usage) -> int:
         )
     if summary.damaged:
         print(
-            f"DAMAGED: {summary.damaged} file(s) of rows are in no figure: run the attack again",
+            f"DAMAGED: {len(summary.damaged)} file(s) are damaged or missing: run the attack again "
+            f"({first_of(summary.damaged, NAMED)})",
             file=sys.stderr,
         )
     if summary.made_nothing:

@@ -341,7 +341,7 @@ def _refused(client: Client, names: Sequence[str]) -> set[str]:
         masks = {"unknown_embedding": True, "unknown_init": "zeros"}
     # its defences change numbers alone, and may be somebody's own: no attack is refused for them
     facts: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(ClientConfig)}
-    facts |= {"defenses": None, "withhold": tuple(filter(None, cell.withhold.split(", ")))}
+    facts |= {"defenses": None}
     try:
         outline = outline_model(
             checkpoint="random",
@@ -354,6 +354,10 @@ def _refused(client: Client, names: Sequence[str]) -> set[str]:
             first_block=cell.first_block,
             **masks,
         )
+        # no attack reads what this outline lacks, such as DAL; nor is anything sent of a parameter
+        # that the model itself lacks, whose rows are failures
+        there = {name for name, _ in outline.named_parameters()}
+        facts["withhold"] = tuple(n for n in cell.withhold.split(", ") if n in there)
         config = ClientConfig(**{name: of for name, of in facts.items() if of is not None})
     except UserError:  # of another version
         return refused

@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.files import check_each_once, check_own
+from mjp_privacy.core.files import check_each_once, check_own, is_locked
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.core.read import FileKind, is_there, reason, yaml_value
-from mjp_privacy.core.text import plain, shown
+from mjp_privacy.core.read import FileKind, is_there, json_lines, reason, yaml_value
+from mjp_privacy.core.text import counted, first_of, plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.run_folder import LOG
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.lines import Line, read_frame
@@ -27,6 +28,7 @@ from mjp_privacy.uploads.folder import REFUSED
 
 AGAIN = "Run the attack again; it continues where it stopped."
 EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
+RUN_LOG = FileKind("what a run said", "Take it away.", 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Loaded:
 
     lines: Sequence[Line]
     remarks: Sequence[str] = ()
+    damaged: Sequence[str] = ()
+    """Files of rows that are in no figure, and lists of cells that are damaged or missing."""
 
     @property
     def many_runs(self) -> bool:
@@ -49,10 +53,12 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     names = names if len(set(names)) == len(names) else [plain(str(run)) for run in runs]
     lines: list[Line] = []
     remarks: list[str] = []
+    damaged: list[str] = []
     for run, name in zip(runs, names, strict=True):
         store = RunStore(run).without(RunStore(run).damaged())
         loaded: list[Line] = []
-        for cell in map(CellFacts.read, store.read_cells()):
+        known = store.cell_list()
+        for cell in map(CellFacts.read, known.certain(store.root)):
             frame = read_frame(store, cell.run_id)
             if (cell.batch or 1) > 1:
                 # an earlier version took the pictures for those of the labels in their order
@@ -62,15 +68,18 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
             loaded.append(Line(number, name, cell, frame, store, left_out=left_out))
             if progress:
                 progress.advance()
-        damaged = [path for line in loaded for path in line.left_out]
+        of_rows = [shown(path.relative_to(store.root)) for line in loaded for path in line.left_out]
         if all(line.stored.empty and line.cell.status == "ok" for line in loaded):
-            if damaged:
-                place = shown(damaged[0].relative_to(store.root))
-                raise UserError(f"{store.root}: all of its rows are damaged ({place}). {AGAIN}")
+            if of_rows:
+                named = first_of(of_rows, NAMED)
+                raise UserError(f"{store.root}: all of its rows are damaged ({named}). {AGAIN}")
+            now = "An attack is working in it: wait for its rows." if is_locked(run) else AGAIN
             raise UserError(
                 f"{store.root} is an empty run: expected rows of its {len(loaded)} cell(s) under "
-                f"{store.root / 'rows'}, but there are none. {AGAIN}"
+                f"{store.root / 'rows'}, but there are none. {now}"
             )
+        of_run = f"{name}: " if len(runs) > 1 else ""
+        damaged += [f"{of_run}{file}" for file in filter(None, (known.lost, *of_rows))]
         refused = [line for line in loaded if line.cell.model == REFUSED]
         lines += [line for line in loaded if line not in refused]
         if count := max((line.planned for line in refused), default=0):
@@ -78,15 +87,24 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
                 f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
                 "`mjp check` names what is wrong with each; mended, the same attack takes them in."
             )
-        remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store)]
-    return Loaded(lines, remarks)
+        remarks += [f"DAMAGED: {name}: {words}" for words in _damaged_lists(store, known.lost)]
+    return Loaded(lines, remarks, damaged)
 
 
-def _damaged_lists(store: RunStore) -> Iterator[str]:
-    """A sentence for each damaged file beside the rows."""
-    for path in sorted(store.left_out):
-        if path.parent == store.root:
-            yield f"{shown(path.name)}: cells are those that rows tell of; a run lists them again"
+def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
+    """A sentence for each damaged file beside the rows; lost: the list of cells, if it is."""
+    if lost:
+        yield (
+            f"{shown(lost)} is damaged or missing: cells are those that rows tell of; a run lists "
+            "them again"
+        )
+    try:
+        _, lines = json_lines(store.root / LOG, RUN_LOG)
+        if lines:
+            first = f"the first is line {lines[0]}"
+            yield f"{LOG}: {counted(len(lines), 'damaged line')}, {first}; no figure depends on it"
+    except BadFile as error:
+        yield f"{LOG} ({error.got}): no figure depends on it"
     for path in (store.root / "experiment.yaml", *sorted((store.root / "experiments").glob("*"))):
         try:
             if is_there(path):
@@ -129,7 +147,7 @@ def check_folders(runs: Sequence[Path]) -> None:
                 known = [f"it is {words}" for name, words in OTHERS.items() if is_there(run / name)]
                 got = [*known, "it holds other files" if entries else "it is empty"][0]
         except (OSError, ValueError) as error:
-            got = f"it is {reason(error)}"
+            got = f"it cannot be used: {reason(error)}"
         give = "Give the folder that was the --out of `mjp attack`."
         if inside:
             named = " ".join(shown(path) for path in inside[:NAMED])
@@ -150,7 +168,7 @@ def check_out(out: Path, runs: Sequence[Path], own: Collection[str]) -> None:
         if out.exists() and not out.is_dir():
             wrong = "is a file"
         place = out.resolve()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last of a link to itself
         wrong = f"is {reason(error)}"
     for run in [] if wrong else runs:
         if place == run.resolve():

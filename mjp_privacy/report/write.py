@@ -68,9 +68,9 @@ class ReportSummary:
         return failed and not self.not_run and not any(line.reconstructs for line in attacks)
 
     @property
-    def damaged(self) -> int:
-        """Files whose rows are in no figure."""
-        return sum(len(line.left_out) for line in self.contents.lines)
+    def damaged(self) -> Sequence[str]:
+        """Files whose rows are in no figure, and lists of cells that are damaged or missing."""
+        return self.contents.loaded.damaged
 
 
 def write_report(

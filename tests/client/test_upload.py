@@ -314,6 +314,7 @@ def test_the_adapters_and_the_head_are_sent_and_nothing_else() -> None:
         ({"defenses": [{"percentile_privacy": 101}]}, "101"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share"),
         ({"defenses": ["top_k"]}, "share"),
+        ({"defenses": [{"dp_sgd": {"noise": -1, "clip": -3}}]}, "clip"),
         ({"defenses": [{"int8": 3, "float16": 1}]}, "client.defenses"),
         ({"defenses": ["int8", {"dp_sgd": 1}]}, "dp_sgd"),
         ({"defenses": ["int8"], "server_lr": 1}, "client.defenses"),
@@ -324,3 +325,4 @@ def test_a_mistake_is_named(client: dict[str, Any], named: str) -> None:
         load_experiment(mjp("c", {"name": "april"}, client=client))
     assert named in str(caught.value)
     assert "client" in str(caught.value)
+    assert "\\n" not in str(caught.value)

@@ -27,6 +27,7 @@ from mjp_privacy.core.errors import BadFile, StorageError, UserError, format_err
 from mjp_privacy.core.files import (
     append_json_line,
     check_disk,
+    is_locked,
     lock,
     output_file,
     output_folder,
@@ -88,8 +89,12 @@ def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_read_as_the_um
 
 
 def test_only_one_command_works_in_a_folder(tmp_path: Path) -> None:
-    with lock(tmp_path), pytest.raises(UserError, match=str(tmp_path)):
-        lock(tmp_path).__enter__()
+    assert not is_locked(tmp_path)
+    with lock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(UserError, match=str(tmp_path)):
+            lock(tmp_path).__enter__()
+    assert not is_locked(tmp_path)
 
 
 # a folder that is taken away ---------------------------------------------------------------------

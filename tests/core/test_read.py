@@ -104,6 +104,7 @@ class PanicException(BaseException):
     [
         (ValueError("a\x1b[2Jb\nsecond line"), BadFile),
         (OSError(5, "Input/output error"), Unreadable),
+        (PermissionError(13, "Permission denied"), Unreadable),
         (FileNotFoundError(2, "No such file"), NoFile),
         (MemoryError(), BadFile),
         (PanicException("x" * 5000), BadFile),

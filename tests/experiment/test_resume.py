@@ -233,6 +233,31 @@ def test_cells_that_another_checkpoint_replaces_are_said(
     assert {entry["checkpoint_sha"] for entry in cells(Path("out"))} == {sha}
 
 
+@pytest.mark.parametrize("how", ["gone", "flipped"])
+def test_no_figure_of_another_model_is_shown_where_the_list_of_cells_is_lost(
+    place: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """Two models under one name, the second of which left the tables again: its rows are later."""
+    one, two = (weights(place / n / "mine.safetensors", seed=ord(n)) for n in "ab")
+    for made_of in (one, two, one):
+        command(capsys, weights=made_of)
+    before = cells(Path("out"))
+    [path] = Path("out").glob("cells.*.parquet")
+    if how == "gone":
+        path.unlink()
+    else:
+        flip(path)
+    assert main(["report", "out"]) == 2
+    [told] = capsys.readouterr().err.strip().splitlines()
+    assert path.name in told if how == "flipped" else "cells." in told
+    assert "patch_gradient" in told
+    code, told = command(capsys, weights=one)
+    assert code == 0
+    assert "cells." in told
+    assert cells(Path("out")) == before
+    assert main(["report", "out"]) == 0
+
+
 def test_a_folder_with_other_files_and_no_run_is_no_place_for_one(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from mjp_privacy.report.tradeoff import family_and_strength
 from tests.helpers.federations import MJP, config, content, images, run, small_federation, task
 from tests.helpers.refusals import refused
 from tests.helpers.report_rows import rows_of
-from tests.helpers.runs import cells, rows
+from tests.helpers.runs import cells, flip, rows
 from tests.helpers.training import LAST_LINE_LOST
 from tests.helpers.trap import planted
 from tests.helpers.uploads import load_uploads
@@ -357,6 +358,10 @@ def test_what_is_unfinished_or_no_federation_is_refused(
     shutil.copytree(federations[0], run)
     cells = RunStore(run / "attack").read_cells()
     gone = next(cell for cell in cells if cell["attack"] == "patch_gradient")
+    [file] = RunStore(run / "attack").files(gone["run_id"])
+    flip(file.path)
+    with pytest.raises(UserError, match=re.escape(file.path.name)):
+        leakage_table([run])
     shutil.rmtree(run / "attack" / "rows" / gone["run_id"])
     with pytest.raises(UserError, match="0 of 2"):
         leakage_table([run])

@@ -3,7 +3,9 @@ commands that make it again, and where it may not be written."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -19,12 +21,13 @@ from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
+from mjp_privacy.core.files import append_json_line
 from mjp_privacy.experiment.store import RunStore, write_pieces
 from mjp_privacy.report import write as data_files
 from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import ReportSummary, write_report
-from tests.helpers.report_rows import HOSTILE, cell, small_run
-from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
+from tests.helpers.report_rows import HOSTILE, cell, run_of, small_run
+from tests.helpers.runs import TINY, attack, flip, one_cell, photographs, same_rows
 
 
 def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
@@ -253,6 +256,60 @@ def test_what_is_no_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture
     make(tmp_path / "run")
     assert named in refused([str(tmp_path / "run"), "--out", str(tmp_path / "out")], capsys)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["rows", "list", "no list", "log"])
+def test_damage_is_named_and_ends_with_3(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path / "run", (cell("small"), [10.0]), (cell("other"), [12.0]))
+    append_json_line(run / "log.jsonl", {"message": "begun"})
+    append_json_line(run / "log.jsonl", {"message": "done"})
+    paths = {
+        "rows": RunStore(run).files("small")[0].path,
+        "list": next(run.glob("cells.*")),
+        "log": run / "log.jsonl",
+    }
+    path = paths[kind.removeprefix("no ")]
+    if kind == "no list":
+        path.unlink()
+    else:
+        flip(path)
+    ends = 0 if kind == "log" else 3  # no figure depends on what was said
+    assert main(["report", str(run), "--json"]) == ends
+    told = capsys.readouterr()
+    named = "cells." if kind == "no list" else path.name
+    assert named in (told.out if kind == "log" else told.err)
+    report = json.loads(told.out)
+    assert report["damaged_files"] == (kind != "log")
+    assert any("DAMAGED" in reason for reason in report["reasons"])
+
+
+@pytest.mark.parametrize("place", ["rows", "rows/small", "a file of rows", "the list"])
+def test_what_may_not_be_read_is_named_and_ends_with_74(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of another user's run; root may read all, so that the system's answer is put in."""
+    run = small_run(tmp_path / "run")
+    files = {
+        "a file of rows": RunStore(run).files("small")[0].path,
+        "the list": next(run.glob("cells.*")),
+    }
+    path = files.get(place, run / place)
+    for module, name in ((os, "listdir"), (Path, "open")):
+        opened = getattr(module, name)
+
+        def denied(at: Any, *words: Any, opened: Any = opened, **named: Any) -> Any:
+            if Path(at) == path:
+                raise PermissionError(errno.EACCES, "Permission denied", str(at))
+            return opened(at, *words, **named)
+
+        monkeypatch.setattr(module, name, denied)
+    assert main(["report", str(run)]) == 74
+    [told] = capsys.readouterr().err.splitlines()
+    assert path.name in told
+    assert "permission denied" in told
+    assert "attack" not in told  # it could not read it either
 
 
 def test_a_run_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,10 +54,13 @@ def write(
     *,
     block: int = 0,
     cell: str = "c1",
+    line: str | None = None,
     status: str = "ok",
 ) -> StoredFile:
-    """Write images of a block by their numbers, with pictures where they were attacked."""
-    about = {"cell": {**CELL, "run_id": cell}, "code": {"c0ffee": {"april.py": "1f"}}}
+    """Write images of a block by their numbers, with pictures where they were attacked; line: the
+    key of the table's line that the cell belongs to, in place of its own."""
+    facts = {**CELL, "run_id": cell, "cell_key": line or cell}
+    about = {"cell": facts, "code": {"c0ffee": {"april.py": "1f"}}}
     done = images if status == "ok" else {}
     pictures = by_image(list(done), tensors_of(list(done.values())))
     path = store.write(cell, block, rows_of(images, status).assign(run_id=cell), pictures, about)

@@ -160,7 +160,35 @@ def test_a_lost_list_of_cells_is_read_from_rows(store: RunStore, how: str) -> No
         flip(path)
     assert store.damaged() == ([] if how == "gone" else [path])
     assert [cell["run_id"] for cell in store.read_cells()] == ["c1", "c2"]
-    assert store.read_cells()[0] == CELL
+    assert store.read_cells()[0] == {**CELL, "cell_key": "c1"}
+    assert store.cell_list().lost == ("cells.….parquet" if how == "gone" else path.name)
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped", "flipped, an older one beside it"])
+def test_of_a_line_with_rows_of_two_models_a_lost_list_alone_knew_which_count(
+    store: RunStore, how: str
+) -> None:
+    for number, (run_id, line) in enumerate({"c1": "one", "c2": "two", "c3": "two"}.items()):
+        write(store, {"a": number}, cell=run_id, line=line)
+    both = [{**CELL, "run_id": "c1"}, {**CELL, "run_id": "c2", "attack": "two"}]
+    store.write_cells([both[0]])
+    older = stored_files(store.root)[0].path
+    kept = older.read_bytes()
+    store.write_cells(both)
+    assert store.cell_list().lost == ""
+    path = stored_files(store.root)[0].path
+    if how == "gone":
+        path.unlink()
+    else:
+        flip(path)
+    if "older" in how:  # as a kill between the writing of a list and the removal of the last leaves
+        older.write_bytes(kept)
+    known = store.cell_list()
+    assert [cell["run_id"] for cell in known.cells] == ["c1"]
+    assert [cell["cell_key"] for cell in known.undecided] == ["two"]
+    with pytest.raises(UserError, match="cells") as refused:
+        store.read_cells()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("run_id", ["a/b", None, "no model"])
