@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attacks import find_attack
 from attacks.equations.attention import PatchOrder, groups, refined_groups
 from attacks.equations.block import FC1, PROJ, equations_hold
+from attacks.equations.token_peeling import Peeling
 from attacks.head_features import features_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -35,7 +36,7 @@ SHAPE |= {"depth": 2, "num_heads": 3, "num_classes": 10}
 def drawn(net: Callable[..., nn.Module], scale: float, **more: Any) -> LoadedModel:
     """A float64 network of timm's, with weights so large that attention differs."""
     torch.manual_seed(5)
-    network = net(**SHAPE, **more)
+    network = net(**SHAPE | more)
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.ndim > 1:
@@ -128,6 +129,23 @@ def test_pictures_of_a_batch_are_told_apart_under_mjp() -> None:
     assert torch.equal(found.mask, fed.mask[away.argmin(1)])
     assert found.diagnostics["certain"].tolist() == [0.0] * 4
     assert torch.equal(run(view).images, found.images)
+
+
+def test_tokens_are_read_without_one_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention adds up is told nearly by the gradients of the others."""
+
+    def all_but_one(peeling: Peeling) -> tuple[Tensor, Tensor]:
+        found, upstream = every(peeling)
+        return found[:-1], upstream[:-1]
+
+    every = Peeling.all_tokens
+    monkeypatch.setattr(Peeling, "all_tokens", all_but_one)
+    images = planted_images(1, size=64)
+    shape = {"img_size": 64, "embed_dim": 160, "num_heads": 4, "init_values": 0.5}
+    shape |= {"class_token": False, "global_pool": "avg"}
+    found = run(seen(drawn(timm.models.VisionTransformer, 0.03, **shape), images))
+    assert float(psnr(found.images, images)[0]) > 20  # else 12
+    assert found.diagnostics["certain"].tolist() == [0.0]
 
 
 def unscaled() -> LoadedModel:
