@@ -145,15 +145,7 @@ MADE = (
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
 
-OWN = (
-    "index.html",
-    "config.yaml",
-    "config_*.yaml",
-    "pictures",
-    "figures",
-    *DOWNLOADS,
-    "samples.txt",
-)
+OWN = ("index.html", "config.yaml", "config_*.yaml", "pictures", "figures", *MADE)
 """All that lies in a report's folder."""
 
 
