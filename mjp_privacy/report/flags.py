@@ -19,6 +19,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, are
 from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.uploads.checks import MISNORMALISED
 
 DIGITS = {"float32": 24, "float64": 53}
 """Bits of a significand: cond(A) is compared with 2 to this power."""
@@ -262,6 +263,13 @@ OF_CLIENTS: tuple[Flag, ...] = (
         "In some uploads nothing was shuffled, by the recipe or because the mask was empty; the "
         "attacker sees in which.",
         lambda client, line: some_unshuffled(client),
+    ),
+    Flag(
+        "another_normalisation",
+        "other mean and std than declared",
+        "Some pictures' pixels do not fit the declared mean and std: colours and contrast are not "
+        "the client's, and scores are lower than what leaks (`mjp check` says which fit).",
+        lambda client, line: any(x.some_above_zero(MISNORMALISED) for x in client.lines),
     ),
 )
 

@@ -342,9 +342,10 @@ class Leak:
 
     @property
     def doubt(self) -> str:
-        """What speaks against the declared mean and std, seen from the best pictures; else
-        nothing."""
-        return "; ".join(dict.fromkeys(self.best.doubts.values())) if self.ranked else ""
+        """What speaks against the declared mean and std, seen from the best pictures or, where
+        these do not explain the gradient, from any; else nothing."""
+        told = self.ranked[:1] if self.ranked and _explained(self.best, 0.0) else list(self)
+        return "; ".join(dict.fromkeys(why for made in told for why in made.doubts.values()))
 
     @property
     def another_shape(self) -> str:
