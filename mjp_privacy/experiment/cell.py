@@ -180,7 +180,7 @@ class CellTask:
                 make = partial(bounds, seen, self.uploads.model)
                 limits = memo.once(("bounds", self.cell.setting, *key), make)
                 diagnostics |= diagnose(seen, made, images, limits)
-                if self.uploads.declared:
+                if self.uploads.declared and seen.view.updates:  # a control reads none
                     diagnostics |= of_recorded(seen.view, images, diagnostics)
             else:
                 named = {} if made.mask is None else {"named_mask": made.mask.cpu()}
