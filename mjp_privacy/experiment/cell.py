@@ -51,7 +51,7 @@ from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Control, Reconstruction, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
-from mjp_privacy.uploads.checks import of_recorded
+from mjp_privacy.uploads.checks import CERTAIN, of_recorded
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"
@@ -180,7 +180,7 @@ class CellTask:
                 make = partial(bounds, seen, self.uploads.model)
                 limits = memo.once(("bounds", self.cell.setting, *key), make)
                 diagnostics |= diagnose(seen, made, images, limits)
-                if self.uploads.declared and seen.view.updates:  # a control reads none
+                if self.uploads.declared and CERTAIN in diagnostics:
                     diagnostics |= of_recorded(seen.view, images, diagnostics)
             else:
                 named = {} if made.mask is None else {"named_mask": made.mask.cpu()}

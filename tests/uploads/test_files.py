@@ -148,10 +148,8 @@ def test_no_picture_is_certain_under_another_normalisation_also_with_the_truth(
     images = (planted_images(1) * 255).round().float() / 255
     sent = gradient_of(model, images, torch.tensor([3]), normalised=True)
     save_upload(folder, model, sent, images=images)
-    attacks = [{"name": "token_peeling"}, {"name": "patch_gradient"}]
-    told = attacked(folder, attacks=attacks)[2].set_index("metric").value
-    assert told["certain"].tolist() == [0, 0]
-    assert told["another_normalisation"].tolist() == [1, 1]
+    told = attacked(folder, attacks=[{"name": "token_peeling"}])[2].set_index("metric").value
+    assert (told["certain"], told["another_normalisation"]) == (0, 1)
     (row,) = read_contents([tmp_path / "run"]).card.rows
     assert "another_normalisation" in {flag.key for flag in row.flags}
 
