@@ -142,10 +142,11 @@ MADE = (
     *(name for name in DOWNLOADS if not name.startswith("pictures/")),
     *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
     *("figures/uploads_*.svg", "figures/batches_*.svg", "figures/strip.png", "samples.txt"),
+    *("config.yaml", "config_*.yaml"),
 )
 """Names that a report gives to files, or gave: what an earlier one left is deleted."""
 
-OWN = ("index.html", "config.yaml", "config_*.yaml", "pictures", "figures", *MADE)
+OWN = ("index.html", "pictures", "figures", *MADE)
 """All that lies in a report's folder."""
 
 
