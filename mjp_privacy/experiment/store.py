@@ -158,7 +158,9 @@ def digest_of(path: Path) -> str:
 
 def stored_files(folder: Path) -> list[StoredFile]:
     """The files of this folder that are named by their digest, later tries last."""
-    return [*_stored_among(folder, tuple(names_in(folder)))]
+    found = [(int(m[2]), m) for name in names_in(folder) if (m := NAME.fullmatch(name))]
+    found.sort(key=lambda of_file: (of_file[0], of_file[1][0]))
+    return [StoredFile(folder / m[0], m[1], attempt, m[3]) for attempt, m in found]
 
 
 def names_in(folder: Path) -> list[str]:
@@ -170,13 +172,6 @@ def names_in(folder: Path) -> list[str]:
     except PermissionError:
         with ROWS.reading(folder):
             raise
-
-
-@lru_cache(KEPT)
-def _stored_among(folder: Path, names: tuple[str, ...]) -> list[StoredFile]:
-    found = [(int(m[2]), m) for name in names if (m := NAME.fullmatch(name))]
-    found.sort(key=lambda of_file: (of_file[0], of_file[1][0]))
-    return [StoredFile(folder / m[0], m[1], attempt, m[3]) for attempt, m in found]
 
 
 class RunStore:

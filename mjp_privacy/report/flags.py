@@ -268,7 +268,7 @@ OF_CLIENTS: tuple[Flag, ...] = (
         "another_normalisation",
         "other mean and std than declared",
         "Some pictures' pixels do not fit the declared mean and std: colours and contrast are not "
-        "the client's, and scores are lower than what leaks (`mjp check` says which fit).",
+        "the client's, and scores may be lower than what leaks (`mjp check` says which fit).",
         lambda client, line: any(x.some_above_zero(MISNORMALISED) for x in client.lines),
     ),
 )

@@ -237,9 +237,8 @@ class Doubt(NamedTuple):
 
     def concerns(self, image: Tensor) -> bool:
         """Whether an attack's picture has the same pixels, in whatever order."""
-        both = (x.double().cpu().flatten(1).sort(1).values for x in (self.picture, image))
-        first, second = both
-        return float((first - second).square().mean().sqrt()) < SAME_PIXELS
+        own, others = (x.double().cpu().flatten(1).sort(1).values for x in (self.picture, image))
+        return float((own - others).square().mean().sqrt()) < SAME_PIXELS
 
 
 def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
