@@ -27,8 +27,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import PATCH, TABLE
-from attacks.equations.patch_system import condition_and_rank, lacks_gradients, patch_system
+from attacks.equations import PATCH, PATCH_BIAS, TABLE
+from attacks.equations.patch_system import (
+    condition_and_rank,
+    gradient,
+    lacks_gradients,
+    patch_system,
+)
 from attacks.equations.span import combine, upload_span
 from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN
@@ -52,6 +57,10 @@ FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
 channel are 255 levels apart at most: what would bring them further apart explains nothing."""
 NEARLY = 0.6  # of `levels_apart`, from which a factor is looked at closely
 
+APART = 0.01
+SCALED_APART = (
+    "tensors' gradients were scaled by themselves (clipped, or a learning rate, for each)"
+)
 PARTS = (1, 2, 3, 4)
 """Into which means divide levels: of two pictures, three channels, four pixels."""
 
@@ -144,9 +153,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         found = f"with std {_numbers(on_a_grid[0])} they are levels, whatever the mean"
     elif (scale := scale_on_a_grid(fed, std)) is not None:
         found = (
-            f"with {scale:.4g} times their contrast they are 8-bit levels, as where the gradients "
-            "of positions and of the patch embedding were scaled apart (clipped, or a learning "
-            "rate, for each tensor)"
+            f"with {scale:.4g} times their contrast they are 8-bit levels, as where {SCALED_APART}"
         )
     elif outside > FEW:
         found = "no usual one fits, or its pixels or gradients were altered"
@@ -230,7 +237,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 class Doubt(NamedTuple):
-    """What speaks against the declared normalisation of a picture that solves the equations."""
+    """What speaks against a picture that solves the equations of the patch embedding."""
 
     reason: str
     picture: Tensor  # (C, H, W), clipped to [0, 1] as attacks clip it
@@ -242,19 +249,40 @@ class Doubt(NamedTuple):
 
 
 def normalisation_doubts(view: AttackerView) -> dict[int, Doubt]:
-    """What speaks against the declared normalisation, by the place of a picture of the view."""
+    """What speaks against pictures that solve the patch equations, by their place in the view."""
     doubts: dict[int, Doubt] = {}
     for place in range(view.updates[0].steps_in_all):
         try:
             fed = fed_pixels(view.part(place))
         except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
             continue
-        if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
+        if fed is None:
+            continue
+        doubt = declared_wrongly(fed, view.pixels.mean, view.pixels.std)
+        if doubt := doubt or scaled_apart(view.part(place)):
             mean, std = (
                 torch.tensor(v).view(-1, 1, 1) for v in (view.pixels.mean, view.pixels.std)
             )
             doubts[place] = Doubt(doubt, (fed.cpu() * std + mean).clamp(0, 1))
     return doubts
+
+
+def scaled_apart(view: AttackerView) -> str:
+    """What shows that the first upload's tensors were scaled by themselves; "" where nothing does.
+    The gradient of the patch embedding's bias is the sum of those that patches' positions have."""
+    update = view.updates[0]
+    if PATCH_BIAS not in update.grads:
+        return ""
+    system, sent = patch_system(view, update), gradient(view, update, PATCH_BIAS)[0]
+    rows = system.rows[0].sum(0) + (0 if system.hidden_sum is None else system.hidden_sum[0])
+    factor = float(sent @ rows / rows.square().sum())
+    rest = float((sent - factor * rows).norm() / sent.norm())
+    if not rest < LITTLE or abs(factor - 1) < APART + rest:
+        return ""
+    return (
+        f"the gradient of the patch embedding's bias is {factor:.4g} times the sum of those of "
+        f"positions, as where {SCALED_APART}"
+    )
 
 
 def doubts_of_certain(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:

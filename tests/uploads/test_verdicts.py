@@ -255,6 +255,16 @@ def test_a_table_whose_gradient_was_scaled_by_itself_is_told_by_the_pictures_lev
     assert found == pytest.approx(factor, rel=1e-3)
 
 
+def test_a_patch_embedding_whose_gradient_was_scaled_by_itself_is_told_by_its_bias() -> None:
+    """Of pixels that are no 8-bit levels, with the contrast that is left within [0, 1]."""
+    known = declaring(planted_model(img_size=16), HALF)
+    sent = as_fed(known, fed(planted_images(1, 16) * 0.4 + 0.3, HALF))
+    apart = {n: g * (0.5 if n.startswith("patch_embed") else 1) for n, g in sent.items()}
+    assert attacked(known, sent).best.is_certain
+    assert not attacked(known, apart)["patch_gradient"].is_certain
+    assert attacked(known, {n: g * 0.5 for n, g in sent.items()}).best.is_certain
+
+
 # what no gradient tells ---------------------------------------------------------------------------
 
 
