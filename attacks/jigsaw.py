@@ -29,9 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.budget import spent
@@ -277,7 +277,9 @@ def _improve(board: _Board, arranged: Places, free: Places) -> Places:
         energy = now
         for places in halves:
             pieces = arranged[places]
-            rows, columns = linear_sum_assignment(board.at(arranged, places)[:, pieces])
+            rows, columns = scipy.optimize.linear_sum_assignment(
+                board.at(arranged, places)[:, pieces]
+            )
             arranged[places[rows]] = pieces[columns]
     return _exchange(board, arranged, free)
 
@@ -334,7 +336,7 @@ def sorted_into_pictures(patches: Reals, grid: Grid, patch_size: int) -> Reals:
 
 def _best_matching(cost: Reals) -> tuple[NDArray[np.int64], float]:
     """The best matching (B,) of costs (B, B), and how much better it is than the mean one."""
-    rows, columns = linear_sum_assignment(cost)
+    rows, columns = scipy.optimize.linear_sum_assignment(cost)
     return columns, float(cost.mean() * len(cost) - cost[rows, columns].sum())
 
 
@@ -407,4 +409,6 @@ def _shifted(side: int, by: int) -> slice:
 def _nearest_of(values: Tensor, targets: Tensor) -> Tensor:
     """Which of the values (k, …) goes to each target (k, …), by least squared distance in all."""
     cost = torch.cdist(targets.flatten(1).double(), values.flatten(1).double()).square()
-    return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(values.device)
+    return torch.from_numpy(scipy.optimize.linear_sum_assignment(cost.cpu().numpy())[1]).to(
+        values.device
+    )

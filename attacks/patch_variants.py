@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+import scipy
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.budget import image
@@ -223,6 +223,8 @@ def agreed(arrangements: Tensor) -> tuple[Tensor, Tensor]:
     votes = np.zeros((len(first), len(first)))
     for arranged in arrangements:
         apart = torch.cdist(arranged, first).square().cpu().numpy()
-        votes[linear_sum_assignment(apart)] += 1  # at each place, for the patch that stands there
-    places, chosen = linear_sum_assignment(votes, maximize=True)
+        votes[scipy.optimize.linear_sum_assignment(apart)] += (
+            1  # at each place, for the patch that stands there
+        )
+    places, chosen = scipy.optimize.linear_sum_assignment(votes, maximize=True)
     return first[torch.from_numpy(chosen)], torch.from_numpy(votes[places, chosen] < 2)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor, nn
 
@@ -210,8 +211,6 @@ def weights_in_sums(
     attended  (m, D) the tokens' sums
     adds_up   (k, m) what the weights are multiplied by to make 1
     """
-    from scipy.optimize import nnls
-
     q, k, v = _queries_keys_values_of(model, torch.cat((fixed, z)))
     sums = attended.view(len(z), len(v), 1, -1).transpose(0, 1)
     weights, errors = list[Tensor](), list[float]()
@@ -223,7 +222,9 @@ def weights_in_sums(
         left = torch.cat((columns[:, len(fixed) :], adds_up))
         right = torch.cat((-columns[:, : len(fixed)].sum(1), adds_up.new_ones(len(adds_up))))
         try:
-            solved, error = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
+            solved, error = scipy.optimize.nnls(
+                left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000
+            )
         except (RuntimeError, ValueError):  # it did not converge, or met no number
             solved, error = np.zeros(left.shape[1]), math.inf
         weights.append(torch.from_numpy(solved).to(v))
@@ -258,11 +259,9 @@ def groups(affinity: Tensor, count: int) -> list[Tensor]:
 
 def _assigned(costs: Tensor) -> Tensor:
     """The group of each token (m,), all groups of one size, for which costs (m, g) are least."""
-    from scipy.optimize import linear_sum_assignment
-
     tokens, count = costs.shape
     slots = torch.arange(count).repeat_interleave(-(-tokens // count))
-    _, columns = linear_sum_assignment(costs[:, slots].cpu().numpy())
+    _, columns = scipy.optimize.linear_sum_assignment(costs[:, slots].cpu().numpy())
     return slots[torch.from_numpy(columns)].to(costs.device)
 
 
@@ -306,8 +305,6 @@ def _numbers(found: list[Tensor], tokens: int) -> Tensor:
 def _hull_errors(v: Tensor, sums: Tensor, fixed: int, members: Tensor) -> Tensor:
     """How far (m,) sums (heads, m, d) are from what values of a group add up to, the mean of all
     heads' relative errors."""
-    from scipy.optimize import nnls
-
     own = torch.cat((torch.arange(fixed, device=members.device), fixed + members))
     errors = np.zeros((len(v), sums.shape[1]))
     for head, (values, of_head) in enumerate(zip(v, sums, strict=True)):
@@ -316,7 +313,7 @@ def _hull_errors(v: Tensor, sums: Tensor, fixed: int, members: Tensor) -> Tensor
         right = torch.cat((of_head / length, of_head.new_ones(len(of_head), 1)), 1).cpu().numpy()
         for place, one in enumerate(right):
             try:
-                errors[head, place] = nnls(left, one, maxiter=10_000)[1]
+                errors[head, place] = scipy.optimize.nnls(left, one, maxiter=10_000)[1]
             except (RuntimeError, ValueError):  # it did not converge, or met no number
                 errors[head, place] = 1.0
     return torch.from_numpy(errors.mean(0)).to(v)

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import scipy
 import torch
 from torch import Tensor
 
@@ -99,10 +100,10 @@ class FieldEnergy:
     def _transformed(self, picture: Tensor, *, back: bool = False) -> Tensor:
         """The orthonormal DCT of a picture (C, H, W), or its inverse."""
         if picture.device.type == "cpu":
-            from scipy.fft import dctn
-
             kind = 3 if back else 2
-            return torch.from_numpy(dctn(picture.numpy(), kind, axes=(1, 2), norm="ortho"))
+            return torch.from_numpy(
+                scipy.fft.dctn(picture.numpy(), kind, axes=(1, 2), norm="ortho")
+            )
         if back:
             return self.down.mT @ picture @ self.across
         return self.down @ picture @ self.across.mT

@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,9 +43,7 @@ def _basis(length: int, patch_size: int) -> tuple[Reals, Reals, Reals]:
         np.array([[1.0, 1, 1], [1, 0, -1], [-1, 2, -1]]) if channels == 3 else np.eye(channels)
     )
     colours /= np.linalg.norm(colours, axis=1, keepdims=True)
-    from scipy.fft import dct
-
-    waves = dct(np.eye(patch_size), norm="ortho", axis=0)
+    waves = scipy.fft.dct(np.eye(patch_size), norm="ortho", axis=0)
     basis = np.einsum("cd,ui,vj->cuvdij", colours, waves, waves).reshape(length, length)
     index = np.arange(patch_size)
     frequency = np.hypot(index[:, None], index)

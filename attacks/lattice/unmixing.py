@@ -37,9 +37,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import qr
 from torch import Tensor
 
 from attacks.budget import spent
@@ -120,7 +120,7 @@ class SpanLattice:
 def span_lattice(space: Reals, metric: Reals, noise: float) -> SpanLattice:
     """The lattice of a space (r, p), given by any basis, before further pixels are included."""
     basis = np.linalg.qr(space.T)[0].T
-    pivots = qr(basis, pivoting=True, mode="r")[1][: len(basis)]
+    pivots = scipy.linalg.qr(basis, pivoting=True, mode="r")[1][: len(basis)]
     full = np.linalg.solve(basis[:, pivots], basis)
     no_pixels = np.zeros(0, dtype=np.int64)
     return SpanLattice(full, pivots, no_pixels, np.eye(len(basis)), metric, noise)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
@@ -32,6 +31,7 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Reconstruction
 from mjp_privacy.metrics.matching import (
+    cheapest,
     direct_accuracy,
     matched_patches,
     neighbour_accuracy,
@@ -272,7 +272,7 @@ def batch_labels(
     if view.labels is None:
         return errors.argmin(1)
     known = view.labels.cpu()
-    return known[linear_sum_assignment(errors[:, known].numpy())[1]]
+    return known[cheapest(errors[:, known].numpy())]
 
 
 # uploads in which nothing was shuffled ------------------------------------------------------------

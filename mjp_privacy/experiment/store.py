@@ -39,7 +39,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from attacks.budget import OVER, SECONDS
@@ -65,6 +64,7 @@ from mjp_privacy.experiment.block_file import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from torch import Tensor
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -56,9 +57,7 @@ def assigned(reconstructions: Tensor, references: Tensor) -> Tensor:
 
 def cheapest(costs: NDArray[np.floating]) -> NDArray[np.intp]:
     """The column of each row in the one-to-one assignment with the smallest sum of costs."""
-    from scipy.optimize import linear_sum_assignment  # which takes .4 s to import
-
-    columns: NDArray[np.intp] = linear_sum_assignment(costs)[1]
+    columns: NDArray[np.intp] = scipy.optimize.linear_sum_assignment(costs)[1]
     return columns
 
 

@@ -7,25 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
+
+if TYPE_CHECKING:  # it takes half a second to import
+    import pandas as pd
 
 # ------------------------------------------------------------------------------------------------
 # A share is a count of a number: it is printed with both, and only all of them are 100 %.
 
 DASH = "–"
 
-Words = Sequence[str] | pd.Categorical
+Words: TypeAlias = "Sequence[str] | pd.Categorical"
 """A status or a photograph for each image; as a Categorical it is a number for each."""
 
 
 def categorical(words: Words) -> pd.Categorical:
     """The words with a number for each, that of its place among the sorted ones."""
+    import pandas as pd
+
     listed: Any = words
     return pd.Categorical(listed)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import scipy
 import torch
 from torch import Tensor, nn
 
@@ -220,8 +221,6 @@ def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] 
 def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
     """The same where values alone are told: what an attention adds up lies among them, head by
     head, however it looks at them. Tokens then count as if all looked at all others alike."""
-    from scipy.optimize import nnls
-
     width = attended.shape[-1]
     tokens = attended.numel() // width  # of the one picture
     factors = torch.ones(3 * width, dtype=torch.float64)
@@ -242,7 +241,7 @@ def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
                 rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()
                 try:
                     lie_inside = all(
-                        nnls(left, one, maxiter=10_000)[1] <= least
+                        scipy.optimize.nnls(left, one, maxiter=10_000)[1] <= least
                         for left, of_head in zip(lefts, rights, strict=True)
                         for one in of_head
                     )
