@@ -149,7 +149,7 @@ class CellTask:
         if self.residual:
             images, mode = made.images.float().cpu(), self.cell.client.mode
             fit = gradient_fit(seen.view, images, made.mask, seen.models, mode)
-            checks |= {} if fit is None else {"gradient_residual": fit.residual}
+            checks |= {} if fit is None else {"gradient_residual": fit.scaled}
         with_checks = replace(made, diagnostics={**made.diagnostics, **checks})
         return replace(done, reconstruction=with_checks)
 

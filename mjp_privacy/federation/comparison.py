@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_each_once, check_own, output_folder, write_atomically
@@ -87,10 +88,13 @@ def comparison_table(runs: Sequence[Path], leakage: pd.DataFrame) -> pd.DataFram
 def defence_text(config: FederationConfig) -> str:
     """What this federation's client does that a plain one does not, such as "MJP γ=0.27; int8"."""
     parts = [f"MJP γ={config.gamma:g}"] if config.gamma else []
-    own = ("dal", "plain_share", "withhold", "positions", "lora", "position_noise", "augment")
+    own = (
+        *("dal", "plain_share", "mask", "withhold", "positions", "lora", "train"),
+        *("position_noise", "augment", "autocast"),
+    )
     for name in own:
         value = getattr(config.client, name)
-        if value not in (None, False, 0, (), "", "own", "none"):
+        if value != getattr(ClientConfig, name):
             text = ", ".join(value) if isinstance(value, tuple) else value
             parts.append(name if value is True else f"{name} {text}")
     return "; ".join([*parts, *config.client.defenses]) or "none"

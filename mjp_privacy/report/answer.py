@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import pandas as pd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
@@ -19,12 +16,12 @@ from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
-    PLAIN_TO_SEE,
     Card,
     CardFigure,
     CardRow,
     card_figure,
     card_row,
+    plain_pictures,
 )
 from mjp_privacy.report.clients import (
     Client,
@@ -35,7 +32,7 @@ from mjp_privacy.report.clients import (
     rounds_of,
     short_gamma,
 )
-from mjp_privacy.report.figures import PSNR, capped_median, exact_share
+from mjp_privacy.report.figures import capped_median, exact_share
 from mjp_privacy.report.flags import RESIDUAL_CONVERGED, not_tried
 from mjp_privacy.report.lines import DIAGNOSTIC, Line, once, options_of
 from mjp_privacy.report.text import number, percent
@@ -45,10 +42,6 @@ WORDS = 30
 
 LADDER = "ladder_vit"
 """The config that runs every attack that knows MJP on one's own weights."""
-
-FLAT = 3.0
-"""By how many dB a picture has to be better than a plain colour to show something: half of the
-squared error that the colour leaves is gone then."""
 
 MATCHES = 1e-2
 """Residual below which a picture has the uploaded gradient for all purposes."""
@@ -160,30 +153,6 @@ def unshuffled_ones(client: Client, line: Line | None) -> frozenset[str]:
     return line.exact_images & frozenset().union(*seen)
 
 
-def plain_pictures(client: Client, line: Line | None) -> int:
-    """How many pictures of a line are at 20 dB or more and show little all the same: they are not
-    exact, and less than FLAT dB better than what is known of them without any gradient, or than
-    their own mean colour. That is what a flat picture scores by its flatness."""
-    if line is None:
-        return 0
-    psnr, exact = line.scored(*PSNR), line.exact_images
-    known = [floor.scored(*PSNR) for floor in client.floors]
-    known.append(client.of_images("grey_psnr", DIAGNOSTIC))
-    floors = pd.concat(known).groupby(level=0).max()
-
-    def plain(image: str, value: float) -> bool:
-        if value < floors.get(image, -math.inf) + FLAT:
-            return True
-        tensors = line.reconstruction(image) or {}
-        if (target := tensors.get("target")) is None:
-            return False
-        error = (target - target.mean((-2, -1), keepdim=True)).double().square().mean()
-        return value < FLAT - 10 * math.log10(max(float(error), sys.float_info.min))
-
-    reached = psnr[(psnr >= PLAIN_TO_SEE) & ~psnr.index.isin(exact)]
-    return sum(plain(str(image), value) for image, value in reached.items())
-
-
 def _failure(best: CardFigure, told: CardFigure, floor: CardFigure | None) -> str:
     """Why pictures that are not exact show no leak; empty where they do. `told`: without those
     that show little."""
@@ -289,7 +258,8 @@ def without_truth(client: Client) -> str:
     who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"
     if all(line.has_truth for line in client.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
-    pictures = counted(len(images_of(client.matching)), "picture")
+    found = frozenset().union(*(line.picture_ids for line in client.matching))
+    pictures = counted(len(found), "picture")
     said = [f"Of uploads of {who} attacks made {pictures}"]
     known = [line.scored("gradient_residual", DIAGNOSTIC) for line in client.matching]
     if medians := [values.median() for values in known if len(values)]:

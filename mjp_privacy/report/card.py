@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -19,9 +21,9 @@ from rich.text import Text
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, different
 from mjp_privacy.report.clients import PUBLISHED, Client
-from mjp_privacy.report.figures import capped_median, exact_share, success_share, summary
+from mjp_privacy.report.figures import PSNR, capped_median, exact_share, success_share, summary
 from mjp_privacy.report.flags import Flag, client_flags, figure_flags, merged, missed_attacks
-from mjp_privacy.report.lines import Line, once
+from mjp_privacy.report.lines import DIAGNOSTIC, Line, once
 from mjp_privacy.report.text import TextTable, capped, one_line
 from mjp_privacy.report.worst_case import DerivedLine
 
@@ -31,6 +33,10 @@ PLAIN_TO_SEE = 20
 
 HALF = 0.5
 """Share of the pictures at 20 dB or more from which a defence does not protect them."""
+
+FLAT = 3.0
+"""By how many dB a picture has to be better than a plain colour to show something: half of the
+squared error that the colour leaves is gone then."""
 
 NAMED = 2
 """Attacks of a worst case that the card names; the others are counted together."""
@@ -119,7 +125,9 @@ class CardFigure:
         if self.photographs is None or not self.exact:
             return ""
         low, high = Share(self.exact, self.of, self.trials).interval
-        share = f"at least {low:.0f} %" if self.exact == self.of else f"{low:.0f} to {high:.0f} %"
+        at_least, at_most = math.floor(low), math.ceil(high)
+        whole = self.exact == self.of
+        share = f"at least {at_least} %" if whole else f"{at_least} to {at_most} %"
         return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
 
     def level(self) -> str:
@@ -164,11 +172,16 @@ class CardRow:
     @property
     def best(self) -> CardFigure | None:
         """The figure that decides: one upload's if most pictures leak from it, else the worse of
-        one and of several; None where nothing was scored."""
-        known = [figure for figure in (self.one_upload, self.any_uploads) if figure and figure.of]
-        if not known or known[0].most:
-            return known[0] if known else None
-        return max(known, key=lambda figure: figure.above_20 / figure.of)
+        one and of several; None where nothing was scored. Pictures that show little count not."""
+        single, several = self.one_upload, self.any_uploads
+        if not (single and single.of and several and several.of):
+            return single if single and single.of else several if several and several.of else None
+        telling = single.above_20 - plain_pictures(self.client, self.client.one_upload)
+        if telling >= HALF * single.of:
+            return single
+        more = several.above_20 - plain_pictures(self.client, self.client.any_uploads)
+        one = telling / single.of, single.exact / single.of
+        return several if (more / several.of, several.exact / several.of) > one else single
 
     @property
     def by_several(self) -> bool:
@@ -253,6 +266,31 @@ def card_row(client: Client) -> CardRow:
         absent=absent,
         **figures,
     )
+
+
+@once
+def plain_pictures(client: Client, line: Line | None) -> int:
+    """How many pictures of a line are at 20 dB or more and show little all the same: they are not
+    exact, and less than FLAT dB better than what is known of them without any gradient, or than
+    their own mean colour. That is what a flat picture scores by its flatness."""
+    if line is None:
+        return 0
+    psnr, exact = line.scored(*PSNR), line.exact_images
+    known = [floor.scored(*PSNR) for floor in client.floors]
+    known.append(client.of_images("grey_psnr", DIAGNOSTIC))
+    floors = pd.concat(known).groupby(level=0).max()
+
+    def plain(image: str, value: float) -> bool:
+        if value < floors.get(image, -math.inf) + FLAT:
+            return True
+        tensors = line.reconstruction(image) or {}
+        if (target := tensors.get("target")) is None:
+            return False
+        error = (target - target.mean((-2, -1), keepdim=True)).double().square().mean()
+        return value < FLAT - 10 * math.log10(max(float(error), sys.float_info.min))
+
+    reached = psnr[(psnr >= PLAIN_TO_SEE) & ~psnr.index.isin(exact)]
+    return sum(plain(str(image), value) for image, value in reached.items())
 
 
 def card_figure(client: Client, line: Line) -> CardFigure:

@@ -127,10 +127,10 @@ def _shares(best: str, mark: str, limits: Sequence[int]) -> Iterator[Column]:
 # uploads without their private images -------------------------------------------------------------
 
 RESIDUALS_CAPTION = (
-    "Gradient residual: ‖gradient of the picture − upload‖ / ‖upload‖ over the patch embedding, "
-    "median [quartiles]; 0 explains the upload wholly, a picture without any gradient gets 1. "
-    "Chosen: for how many pictures an attacker, who sees the residual and not the truth, would "
-    "take this attack. A small residual is no proof of a good picture."
+    "Gradient residual: ‖gradient of the picture, times the best factor, − upload‖ / ‖upload‖ over "
+    "the patch embedding, median [quartiles]; 0 explains the upload wholly, a picture without any "
+    "gradient gets 1. Chosen: for how many pictures an attacker, who sees the residual and not the "
+    "truth, would take this attack. A small residual is no proof of a good picture."
 )
 
 

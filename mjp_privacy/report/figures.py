@@ -136,18 +136,18 @@ def capped_median(line: Line, metric: str = "psnr", variant: str = "standard") -
 def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
     """How many of the images an attacker was given are at or above `threshold` dB: those that the
     attack failed on or does not support count as not recovered."""
-    return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()), variant)
+    return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()))
 
 
 @once
 def exact_share(line: Line) -> Share:
     """How many of the images an attacker was given came back equal in every 8-bit value."""
-    return share_of_tried(line, len(line.exact_images), "paper")
+    return share_of_tried(line, len(line.exact_images))
 
 
-def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
+def share_of_tried(line: Line, count: int) -> Share:
     """So many of the images that an attacker was given: all but those that were not scored."""
-    _, statuses, photographs = line.column("psnr", variant)
+    _, statuses, photographs = line.column("psnr", "standard")
     tried = ~are(statuses, "unscored")
     trials = None if photographs is None else independent_trials(photographs[tried])
     return Share(count, int(tried.sum()), trials)
@@ -343,7 +343,10 @@ def _scores(line: Line, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
         score = summary(line, metric, variant)
         values |= _columns(metric, score, paper)
         if metric == "psnr":
-            values |= {"psnr_median": score.median, "psnr_exact": len(line.exact_images)}
+            values |= {
+                "psnr_median": capped_median(line, metric, variant),
+                "psnr_exact": len(line.exact_images),
+            }
             values["psnr_at_20"] = success_share(line, 20, variant).count
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None

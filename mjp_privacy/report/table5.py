@@ -90,6 +90,11 @@ class Row:
     leak: Mapping[str, Any]
     """Under LEAK; empty where no attack that knows the client was run."""
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What rows of other precisions share."""
+        return self.paper, self.line.cell.model, self.line.cell.setting, self.line.cell.gamma
+
     @cached_property
     def scores(self) -> dict[str, Summary]:
         """Accuracy as a share, and the five metrics as the paper's scripts define them."""
@@ -112,9 +117,10 @@ def table5_rows(clients: Sequence[Client]) -> list[Row]:
     if not any(row.scores["psnr"].n for row in rows):
         return []
     rows = [row for row in rows if row.paper] or rows
-    single = [row for row in rows if row.line.cell.dtype == "float32"]
+    single = {row.key for row in rows if row.line.cell.dtype == "float32"}
+    kept = [row for row in rows if row.line.cell.dtype == "float32" or row.key not in single]
     places = {row: at for at, row in enumerate(TABLE5)}
-    return sorted(single or rows, key=lambda r: (r.group, places.get(r.paper, 0) if r.paper else 0))
+    return sorted(kept, key=lambda r: (r.group, places.get(r.paper, 0) if r.paper else 0))
 
 
 # as text ------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ _KINDS = (
     (r"gaussian_noise|laplace", "noise"),
     (r"top_?k|random_?k|prun|spars", "sparsification"),
     (r"b?float\d+|int\d+|sign|quanti", "quantisation"),
-    (r"withhold|positions|lora", "withheld"),
+    (r"withhold|positions|lora|train", "withheld"),
 )
 _SMALLER_IS_STRONGER = ("sparsification",)  # its number is the share of entries that is sent
 
@@ -178,7 +178,7 @@ def _defence(client: Client) -> str:
     cell = client.cell
     parts = [f"{'MJP' if client.masks else 'shuffled'} γ={cell.gamma:g}"] if cell.gamma else []
     parts += ["dal"] if cell.dal and cell.gamma else []
-    for name in ("plain_share", "withhold", "positions", "lora", "position_noise"):
+    for name in ("plain_share", "withhold", "positions", "lora", "train", "position_noise"):
         value = getattr(cell, name)
         parts += [f"{name} {scalar_text(value)}"] if value != getattr(CellFacts, name) else []
     parts += cell.defenses.split(" + ") if cell.defenses else []

@@ -5,11 +5,12 @@ For each image of a client, with the attacks a on it in the order of the cells,
     worst_case        argmax_a min(PSNR_a, 100 dB)   needs the truth: an upper bound of any selector
     attackers_choice  argmin_a gradient_residual_a   needs no truth
 
-is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
-are never candidates. Attacks on a client with an altered block 0 are candidates only where the
-model was trained with that block, and where patches are masked there is no worst case without an
-attack that knows MJP or an exact picture. Attacks that failed on an image are not among its
-candidates; an image without candidates has a reason in place of scores.
+is chosen, and every metric of the image comes from the chosen attack's reconstruction. For worst
+cases a picture that is equal in every 8-bit value counts as one of 100 dB. Controls are never
+candidates. Attacks on a client with an altered block 0 are candidates only where the model was
+trained with that block, and where patches are masked there is no worst case without an attack that
+knows MJP or an exact picture. Attacks that failed on an image are not among its candidates; an
+image without candidates has a reason in place of scores.
 """
 
 from __future__ import annotations
@@ -165,6 +166,9 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     ).sort_index()
     worst = -sys.float_info.max  # of what is known, also where that is -inf
     known = merits.clip(lower=worst, upper=PSNR_CAP if rule is WORST_CASE else None)
+    if rule is WORST_CASE:
+        exact = [merits.index.isin(members[place].exact_images) for place in order]
+        known = known.mask(np.stack(exact, axis=1), PSNR_CAP)
     best = np.array(order, dtype=np.int16)[known.fillna(-np.inf).to_numpy().argmax(axis=1)]
     return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
 

@@ -284,6 +284,14 @@ SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}
 APRIL, GREY = {"name": "april"}, {"name": "grey"}
 
 
+def test_the_residual_of_a_clipped_client_is_free_of_its_clip(three: Path, tmp_path: Path) -> None:
+    """Else an attacker would choose whatever has the smallest gradient."""
+    client = {"defenses": [{"dp_sgd": {"noise": 0.0, "clip": 1e-3}}]}
+    attack(three, tmp_path, one_cell(attacks=[LOCAL, SPAN, GREY], client=client), limit=1)
+    found = values(tmp_path, attack="patch_gradient").xs("gradient_residual", level="metric")
+    assert (found < 1e-3).all()
+
+
 @pytest.mark.parametrize(
     ("attacks", "asked", "having"),
     [

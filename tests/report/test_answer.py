@@ -332,6 +332,15 @@ def test_a_picture_counts_as_leaked_where_it_is_better_than_its_own_floor(
         assert "2 at 20" in made.verdict
 
 
+def test_pictures_that_show_little_do_not_decide_against_exact_ones(tmp_path: Path) -> None:
+    """One upload gives no more than a grey does, six give all exactly."""
+    known = {"grey_psnr": 21.0, "zero_rows": 9.0}
+    six = intact("multi_round", uploads=6, **MASKED), [math.inf] * 4, known
+    made = card_of_lines(tmp_path, (SPAN, [22.0, 23.0, 23.5, 22.0], known), six)
+    assert "does not protect" in made.verdict
+    assert "several uploads give 4 of 4 exactly" in made.verdict
+
+
 # what was not tried -------------------------------------------------------------------------------
 
 SMALL = {"architecture": "vit d160 l4 h5 p7@56", "size": 56}

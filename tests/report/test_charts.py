@@ -217,6 +217,7 @@ COMPARISON = pd.read_csv(Path(__file__).parents[2] / "results/defenses/compariso
         ("top_k 0.1", "sparsification", -0.1),
         ("sign", "quantisation", 1.0),
         ("withhold pos_embed", "withheld", math.nan),
+        ("train head", "withheld", math.nan),
         ("MJP γ=0.27; dal; dp_sgd 0.01", "pairs with MJP", math.nan),
         ("dp_sgd 1; top_k 0.1", "other", math.nan),
     ],

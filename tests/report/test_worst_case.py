@@ -13,6 +13,7 @@ import torch
 
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.figures import VARIANTS, build_tables
 from mjp_privacy.report.worst_case import DerivedLine
@@ -22,10 +23,12 @@ from tests.helpers.report_rows import (
     cell,
     derived_of,
     image_id,
+    image_row,
     intact,
     lines_of,
     run_of,
     unscored_run,
+    write_rows,
 )
 from tests.helpers.uploads import load_uploads
 
@@ -69,6 +72,16 @@ def test_of_exact_pictures_one_that_assumes_less_is_taken(tmp_path: Path) -> Non
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
     assert worst.counts == {"pixel_lattice": 2, "masked_span": 1}
     assert psnr_of(worst) == [120.0, math.inf, 60.0]
+
+
+def test_an_exact_picture_is_taken_before_one_of_more_decibels_that_is_not(tmp_path: Path) -> None:
+    store, lines = RunStore(tmp_path), [intact("masked_span"), intact("token_span")]
+    store.write_cells(lines)
+    for line, standard, paper in zip(lines, (60.0, 95.0), (math.inf, 92.0), strict=True):
+        rows = [image_row(image_id(0), standard) | {"psnr.paper": paper}]
+        write_rows(store, line, rows)
+    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+    assert (len(worst.exact_images), psnr_of(worst)) == (1, [60.0])
 
 
 def test_what_has_no_value_is_no_candidate(tmp_path: Path) -> None:
@@ -196,7 +209,8 @@ def residual(upload: Any, image: torch.Tensor) -> float:
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(upload.header.labels))
     (gradient,) = torch.autograd.grad(loss, model.get_parameter("patch_embed.proj.weight"))
     given = sent["patch_embed.proj.weight"]
-    return float((gradient - given).norm() / given.norm())
+    factor = (gradient * given).sum() / gradient.square().sum()
+    return float((factor * gradient - given).norm() / given.norm())
 
 
 def test_the_table_of_residuals(tmp_path: Path) -> None:
