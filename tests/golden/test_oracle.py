@@ -37,6 +37,9 @@ torch's kernels for AVX2 replaced by those of any CPU, and other code in MKL and
 every metric whose name ends in it, in dB; above EXACT all pictures count as equal. "cond_a": a
 share. The published APRIL in float32 moved by 3.4 dB, `multi_round` and `pixel_lattice` by 4.8, in
 float64 as in float32. Controls take a hundredth of it, all other metrics 1e-3."""
+ELSEWHERE = ("gradient_residual",)
+"""Metrics that were frozen on another machine than oracle/machine.json's, when they changed: that
+residual is what is left at the best scale."""
 EXACT = 60.0
 RMS = 0.15
 """The same for the root mean square of a frozen reconstruction's differences; .06 was seen."""
@@ -112,7 +115,8 @@ def same_values(expected: pd.DataFrame, found: pd.DataFrame) -> None:
     equal = (old == new) | (np.isnan(old) & np.isnan(new))
     if not SAME_MACHINE:
         old, new = (np.where(measured_in_db(expected), np.minimum(v, EXACT), v) for v in (old, new))
-        equal |= np.abs(old - new) <= tolerance(expected)
+    near = np.abs(old - new) <= tolerance(expected)
+    equal |= near & (expected["metric"].isin(ELSEWHERE) | (not SAME_MACHINE))
     differing = expected.loc[~equal, [*oracle.KEYS[:5], "image_id", "metric", "variant", "value"]]
     assert equal.all(), differing.assign(found=new[~equal]).head(20).to_string()
 
