@@ -57,6 +57,7 @@ from attacks.equations.layers import (
     layers_of,
 )
 from attacks.equations.patch_system import (
+    certain_of,
     is_disturbed,
     lacks_gradients,
     lacks_patch_system,
@@ -68,6 +69,7 @@ from attacks.equations.token_batches import token_pictures
 from attacks.equations.token_patches import StepPicture, lacks_equations, lacks_tokens, needs_tokens
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.vit import copied
 
 
@@ -111,7 +113,11 @@ class TokenPeeling(Usual):
             mask=torch.stack([one.hidden for one in found]) if masks else None,
             permutation=orders if view.against == "plain" else None,
             diagnostics={
-                "certain": torch.tensor([one.is_verified for one in found]).double(),
+                **certain_of(
+                    view,
+                    torch.stack([one.patches for one in found]),
+                    torch.tensor([one.is_verified for one in found]),
+                ),
                 "outside": torch.tensor([one.outside for one in found]).double(),
                 "patches_found": torch.stack(known).double().mean(1),
                 "token_misfit": torch.tensor([one.misfit for one in found]).double(),
@@ -170,6 +176,7 @@ class LayerSpan(Usual):
         if update.batch == 1 or is_disturbed(update):
             return guesses
         images, shares = guesses.images.clone(), torch.full((len(guesses.images),), torch.nan)
+        patches = torch.zeros_like(to_patches(images, view.model.patch_size)).double()
         model = client_model(view, update)
         for first in range(0, len(images), update.batch):
             places = slice(first, first + update.batch)
@@ -178,9 +185,10 @@ class LayerSpan(Usual):
             with image(first, update.batch):
                 step = StepUpload.of(view, update, first // update.batch, model)
                 found = self._pictures(view, first // update.batch, step, generator)
-            images[places] = pictures_of(view, torch.stack([each.patches for each in found]))
+            patches[places] = torch.stack([each.patches for each in found])
+            images[places] = pictures_of(view, patches[places])
             shares[places] = torch.tensor([each.outside for each in found])
-        facts = {"certain": shares.isfinite().double(), "outside": shares.double()}
+        facts = {**certain_of(view, patches, shares.isfinite()), "outside": shares.double()}
         return Reconstruction(
             images, mask=guesses.mask, diagnostics={**guesses.diagnostics, **facts}
         )
@@ -283,7 +291,7 @@ class BatchLattice(Usual):
             pictures_of(view, patches),
             mask=torch.zeros(patches.shape[:2], dtype=torch.bool, device=patches.device),
             diagnostics={
-                "certain": outside.isfinite().double(),
+                **certain_of(view, patches, outside.isfinite()),
                 "outside": outside,
                 "lattice_found": torch.tensor([float(one.by_lattice) for one in found]).double(),
             },

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations import PATCH_SYSTEM, TABLE, UNKNOWN
+from attacks.equations import CERTAIN, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
 from attacks.equations.filling import Completion, Filling
@@ -42,7 +42,7 @@ from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal, Usual
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_patches
 
-CERTAIN, SHARING = "certain", "uploads_sharing"  # diagnostics
+SHARING = "uploads_sharing"  # a diagnostic
 Places = Sequence[SharedPicture | None]
 
 OUTSIDE = 0.01

@@ -12,3 +12,5 @@ PATCH_SYSTEM = (TABLE, PATCH)  # the two gradients that make G = A^T X
 QKV = "blocks.0.attn.qkv.weight"
 HEAD = "head.weight"
 HEAD_BIAS = "head.bias"
+
+CERTAIN, OUT_OF_RANGE = "certain", "out_of_range"  # diagnostics

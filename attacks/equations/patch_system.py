@@ -23,7 +23,7 @@ from torch import Tensor, tensor
 from torch.func import functional_call, grad
 
 from attacks.budget import spent
-from attacks.equations import PATCH, PATCH_SYSTEM, TABLE, UNKNOWN
+from attacks.equations import CERTAIN, OUT_OF_RANGE, PATCH, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.sent_gradients import (
     autocast_error,
     clip_factors,
@@ -303,6 +303,21 @@ def pictures(view: AttackerView, patches: Tensor) -> Tensor:
 def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
     """Normalised patches (m, N, p) of m pictures -> images (m, C, H, W) in [0, 1]."""
     return to_unit_range(view, to_images(patches, view.model.grid, view.model.patch_size))
+
+
+ROUNDED, FEW = 0.02, 1e-3
+"""How far rounding may move a pixel out of [0, 1], and what share of others says nothing."""
+
+
+def certain_of(view: AttackerView, patches: Tensor, verified: Tensor) -> dict[str, Tensor]:
+    """Diagnostics of pictures (m, N, p), normalised, that layers verify or not, bool (m,): verified
+    ones are certain if their pixels lie within [0, 1] under the declared mean and std. Where those
+    of some do not, what share of each such picture's is out of range."""
+    levels = in_levels(patches, view.pixels, view.model.patch_size)
+    share = ((levels - 0.5).abs() > 0.5 + ROUNDED).double().mean((1, 2)).cpu()
+    out = verified & (share > FEW)
+    found = {CERTAIN: (verified & ~out).double()}
+    return found | ({OUT_OF_RANGE: share.where(out, 0)} if bool(out.any()) else {})
 
 
 def per_image(view: AttackerView, values: Tensor) -> Tensor:

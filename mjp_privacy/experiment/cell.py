@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.budget import OVER, SECONDS, over_budget
+from attacks.equations import CERTAIN
 from attacks.step import Done, Pieces, checked_reconstruction, run_steps
 from attacks.step import without_reconstruction as unfinished
 from mjp_privacy.client.gradients import predict
@@ -51,7 +52,7 @@ from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Control, Reconstruction, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
-from mjp_privacy.uploads.checks import CERTAIN, of_recorded
+from mjp_privacy.uploads.checks import of_recorded
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attacks.equations import CERTAIN
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import height_width
 from mjp_privacy.core.text import counted, first_of, shown
@@ -252,7 +253,6 @@ def _undefended(rows: Sequence[CardRow], main: CardRow) -> str:
 
 def without_truth(client: Client) -> str:
     """What can be said of uploads whose private images are not known."""
-    from attacks.shared_picture import CERTAIN
     from mjp_privacy.uploads.checks import MISNORMALISED
 
     who = f"the {client.name} client ({_batch(client)}{client.cell.dtype})"

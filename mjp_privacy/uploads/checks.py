@@ -27,15 +27,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.equations import PATCH, PATCH_BIAS, TABLE
+from attacks.equations import CERTAIN, OUT_OF_RANGE, PATCH, PATCH_BIAS, TABLE
 from attacks.equations.patch_system import (
+    FEW,
+    ROUNDED,
     condition_and_rank,
     gradient,
     lacks_gradients,
     patch_system,
 )
 from attacks.equations.span import combine, upload_span
-from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models.jigsaw import to_images, to_patches
@@ -46,17 +47,18 @@ MISNORMALISED = "another_normalisation"
 
 # normalisation ------------------------------------------------------------------------------------
 
-OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
 RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels
 LEVELS = 0.1  # and below it pixels are 8-bit levels
 ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
 SAME_PIXELS = 0.02  # root mean square between two pictures' pixels that count as the same
-FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
-FACTORS, PIXELS_TRIED = (0.1, 10.0), 200
+FACTORS, PIXELS_TRIED = (0.1, 1000.0), 200
 """Of contrast that are looked through, and on how many pixels. Darkest and lightest pixel of a
 channel are 255 levels apart at most: what would bring them further apart explains nothing."""
 NEARLY = 0.6  # of `levels_apart`, from which a factor is looked at closely
 
+OTHERWISE = (
+    "the client normalised otherwise, or changed pixels afterwards (padding, erasing, noise)"
+)
 APART = 0.01
 SCALED_APART = (
     "tensors' gradients were scaled by themselves (clipped, or a learning rate, for each)"
@@ -97,7 +99,7 @@ def outside_and_off(
     scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
     pixels = fed.double().cpu() * scale[1] + scale[0]
     known = pixels[~pixels.isnan()]
-    outside = ((known < -OUTSIDE) | (known > 1 + OUTSIDE)).double().mean()
+    outside = ((known < -ROUNDED) | (known > 1 + ROUNDED)).double().mean()
     levels = known * 255 * parts
     return float(outside), float((levels - levels.round()).abs().mean())
 
@@ -135,7 +137,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
     on_a_grid = sorted(
         tuple(s)
         for _, _, s in candidates
-        if float(_ranges(fed, s).max()) <= 1 + OUTSIDE and levels_apart(fed, s) > ON_A_GRID
+        if float(_ranges(fed, s).max()) <= 1 + ROUNDED and levels_apart(fed, s) > ON_A_GRID
     )
     told, fitting = candidates[0], list[tuple[float, Named]]()
     for parts in PARTS[:1] if on_a_grid else PARTS:  # the coarsest that fits, unless as declared
@@ -161,8 +163,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
         return ""  # resized or augmented pixels are no levels either
     return (
         f"with the declared mean {_numbers(mean)} and std {_numbers(std)} {' and '.join(strange)}; "
-        f"{found}: the client normalised otherwise, or changed pixels afterwards (padding, "
-        "erasing, noise)"
+        f"{found}: {OTHERWISE}"
     )
 
 
@@ -198,7 +199,7 @@ def scale_on_a_grid(fed: Tensor, std: Sequence[float]) -> float | None:
         return turns.mean(2).abs().amin(1)
 
     least, most = FACTORS
-    most = min(most, (1 + OUTSIDE) / max(float(_ranges(fed, std).max()), 1 / 255))
+    most = min(most, (1 + ROUNDED) / max(float(_ranges(fed, std).max()), 1 / 255))
     if most <= least:
         return None
     spread = float((levels - levels.mean(1, keepdim=True)).abs().max())
@@ -371,6 +372,10 @@ def judged(
     if certain is not None:
         sure = certain.cpu() == 1
         reasons = {**doubts_of_certain(view, images, sure), **reasons}
+        shares = found.get(OUT_OF_RANGE, torch.zeros(0)).tolist()
+        for place, share in enumerate(shares):
+            if share and place not in reasons:
+                reasons[place] = f"{100 * share:.1f} % of its pixels leave [0, 1]: {OTHERWISE}"
     elif misfits is not None:
         sure = unique & are_met
     else:

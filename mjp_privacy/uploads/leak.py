@@ -18,7 +18,8 @@ import pandas as pd
 from torch import Tensor
 
 from attacks import traits_of
-from attacks.shared_picture import CERTAIN, SHARING
+from attacks.equations import CERTAIN
+from attacks.shared_picture import SHARING
 from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name

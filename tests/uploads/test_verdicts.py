@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from attacks.shared_picture import CERTAIN
+from attacks.equations import CERTAIN
 from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
@@ -222,6 +222,20 @@ def test_what_an_attack_itself_calls_certain_is_doubted_too() -> None:
         found = of_recorded(view, leak.best.images, {CERTAIN: torch.ones(2)})
         assert found[CERTAIN].tolist() == [certain] * 2
         assert found[MISNORMALISED].tolist() == [1 - certain] * 2
+
+
+@pytest.mark.parametrize("normalisation", [IMAGENET, ((0.0,), (1 / 255,))], ids=["usual", "255"])
+def test_a_batch_whose_pixels_leave_their_range_is_not_certain(normalisation: Any) -> None:
+    """Of pixels that are no 8-bit levels; what attacks show is clipped."""
+    told = planted_model(img_size=8, depth=3)
+    mean, std = (each * 3 if len(each) == 1 else each for each in normalisation)
+    fed_otherwise, labels = declaring(told, (mean, std)), torch.tensor([3, 5])
+    pictures = planted_images(2, 8).lerp(torch.rand(2, 3, 8, 8).double(), 0.5)
+    sent = gradient_of(fed_otherwise, pictures, labels)
+    known: dict[str, Any] = {"labels": labels, "attacks": {"layer_span": {"prior": "stationary"}}}
+    right, wrong = attacked(fed_otherwise, sent, **known), attacked(told, sent, **known)
+    assert (right.best.verified, wrong.best.verified) == (2, 0)
+    assert wrong.best.doubts.keys() == {0, 1}
 
 
 def test_a_client_that_keeps_embeddings_to_itself_is_doubted_too() -> None:
