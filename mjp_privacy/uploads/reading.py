@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from attacks.equations import PATCH
+from attacks.equations import PATCH, PATCH_BIAS, TABLE, UNKNOWN
 from mjp_privacy.client.config import DefenseText, LocalSteps
 from mjp_privacy.client.upload import Autocast
 from mjp_privacy.core.errors import UserError
@@ -37,6 +37,7 @@ from mjp_privacy.uploads.record import Images as StepImages
 from mjp_privacy.uploads.record import Kind, UploadHeader
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
+MASKED = 1e-3  # relative error up to which a gradient is that of masked patches
 LONGEST_NAME = 200  # characters of a parameter's name
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Floating-point numbers that everything here computes with; those of 8 bits are not."""
@@ -196,11 +197,16 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
             got = f"{count} NaN or infinite one(s) of {tensor.numel()} in {name}"
             do = "The client's step broke down, or its loss scale was not undone: take another."
             raise refusal("gradients", "finite numbers", got, do)
-    stepped, parameters = _with_step_axis(sent, own), dict(model.named_parameters())
+    stepped = given = _with_step_axis(sent, own)
     if sent and model.family == "timm":
         stepped = of_live_names(model, stepped)
     elif sent:
         stepped = recognised(own).to_own(stepped, axes=1)
+    if model is not module and (name := unknown_embedding(model, given, stepped)):
+        rows = own[name].reshape(1, 1, -1)
+        setattr(model, UNKNOWN, nn.Parameter(rows, requires_grad=False))
+        stepped[UNKNOWN] = given[name].reshape(-1, *rows.shape)
+    parameters = dict(model.named_parameters())
     named = {name: tensor for name, tensor in stepped.items() if name in parameters}
     told = [named[PATCH]] if PATCH in named else list(named.values())
     if not any(bool(tensor.any()) for tensor in told):
@@ -212,6 +218,28 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
         )
         raise refusal("gradients", "something of a picture", got, do)
     return named
+
+
+def unknown_embedding(
+    model: LoadedModel, given: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+) -> str:
+    """The name of what a live network adds to masked patches in place of their positions, or "":
+    its gradient is what that of the patch embedding's bias has beyond all patches' positions'.
+
+    given, sent  gradients (n, *shape) by the names of the network, and of its copy
+    """
+    if model.unk_embed is not None or model.pos_embed is None:
+        return ""
+    if not {TABLE, PATCH_BIAS} <= sent.keys():
+        return ""
+    rows = sent[TABLE].flatten(1, -2)[:, model.rows_of_patches].double()
+    rest = sent[PATCH_BIAS].double() - rows.sum(1)
+    size = float(rows.sum(1).norm())
+    if not MASKED * size < float(rest.norm()) < size / MASKED:
+        return ""  # nothing is masked, or all is, which the bias looks like as well
+    alike = (name for name, one in given.items() if one[0].numel() == model.embed_dim)
+    enough = MASKED * float(rest.norm())
+    return next((n for n in alike if float((given[n].flatten(1) - rest).norm()) < enough), "")
 
 
 def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from attacks.prior.files import find_prior
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.live.parts import CalledAttention
 from mjp_privacy.uploads.leak import Leak
@@ -354,4 +355,38 @@ def test_a_prior_of_grey_pictures_is_that_of_their_mean_colour() -> None:
         fields.mean((2, 3)),
         rtol=0.05,  # the logarithm of a mean is interpolated, not the mean of logarithms
         atol=0,
+    )
+
+
+class Masked(timm.models.VisionTransformer):
+    """An MJP client of one's own."""
+
+    hidden: Tensor | None = None
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.in_place_of_positions = nn.Parameter(0.02 * torch.randn(1, 1, self.embed_dim))
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        table = self.pos_embed
+        if self.hidden is not None:
+            rows = torch.where(self.hidden[:, None], self.in_place_of_positions, table[:, 1:])
+            table = torch.cat((table[:, :1], rows), 1)
+        return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + table
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_an_embedding_of_masked_patches_is_known_by_its_gradient(pooled: bool) -> None:
+    """Whatever it is called; pixels' lattice needs it."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"global_pool": "avg"} if pooled else {}
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 4}
+    network = Masked(**sizes, num_classes=10, **options)
+    image = photographs(1).float()
+    network.hidden = torch.arange(16) < 5
+    nn.functional.cross_entropy(network((image - 0.5) / 0.5), torch.tensor([3])).backward()
+    network.hidden = None
+    found = attack_gradients(network, mean=0.5, std=0.5, images=image, attacks="pixel_lattice")
+    assert sorted(to_patches(found.best.images, 8).sum(2)[0].tolist()) == pytest.approx(
+        sorted(to_patches(image, 8).sum(2)[0].tolist()), rel=1e-5
     )
