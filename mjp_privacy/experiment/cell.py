@@ -217,7 +217,7 @@ class CellTask:
         places: list[int],
     ) -> dict[str, NDArray[np.float64]]:
         """The scores of the images at these places, and whether the model classified their inputs
-        correctly: NaN for an image without a label."""
+        correctly: NaN for an image without a label, or of which nobody recorded how it was fed."""
         memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
         make = partial(prepare, target, device=self.device)
         references: References = memo.recent(memo.content(target), make)
@@ -225,6 +225,7 @@ class CellTask:
         scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = torch.tensor([record.label is not None for record in records])
+        labelled &= not self.cell.gamma or inputs.mask is not None  # else what was fed is not known
         client, fed = self.cell.client, (memo.content(inputs.images), memo.content(inputs.mask))
 
         def predicted(block0: Block0) -> Tensor:

@@ -244,7 +244,7 @@ def federation_images(
     """Labelled training images, and test images if there are any.
 
     data: any layout that the trainer takes, or `embedded`: crops of the photographs that every
-    installation has, each of which is a class; val: the same, None: no test images
+    installation has, each of which is a class, without test images; val: None: no test images
     """
     if str(data) != EMBEDDED:
         alike = TrainingConfig(
@@ -254,10 +254,10 @@ def federation_images(
             data=config.data,
         )
         return find_examples(alike, Path(data), Path(val) if val else None)
-    if val and str(val) != EMBEDDED:
+    if val:
         raise UserError(
-            f"--val: expected none or {EMBEDDED} beside --data {EMBEDDED}, whose classes are its "
-            f"photographs, got {val}. Leave --val out, or give both as class folders."
+            f"--val: expected none beside --data {EMBEDDED}, whose photographs clients train on, "
+            f"got {val}. Leave --val out, or give both as class folders."
         )
     source = embedded_images()
     names = sorted({str(record.group) for record in source.records})
@@ -271,7 +271,7 @@ def federation_images(
         for record in source.records
     )
     train = Examples(source, tuple(records))
-    return train, train if val else None
+    return train, None
 
 
 def data_path(path: str | Path) -> str:

@@ -400,10 +400,12 @@ two levels, where the last bit rounds them either way."""
 
 
 def scored(made: Reconstructed, private: Tensor, batch: int = 1) -> Reconstructed:
-    """The same with scores against the private images (m, C, H, W). The order of pictures of a
-    batch means nothing: each private image gets the one that fits it."""
-    if made.images is None or len(made.images) < len(private):
+    """The same with scores against the private images (m, C, H, W), or the first of them where the
+    attack reads the first upload alone. The order of pictures of a batch means nothing: each
+    private image gets the one that fits it."""
+    if made.images is None:
         return made
+    private = private[: len(made.images)]
     places = list(range(len(private)))
     if len(made.images) > len(private):  # uploads that need not hold the same pictures
         places = assigned(made.images, private).tolist()

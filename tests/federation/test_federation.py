@@ -210,12 +210,13 @@ def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
 
 def test_each_photograph_is_a_class(tmp_path: Path) -> None:
     minute = load_federation(MINUTE)
-    train, test = federation_images(minute, "embedded", "embedded")
-    assert train == test
+    train, test = federation_images(minute, "embedded", None)
+    assert test is None  # clients train on all of them
     pairs = {(record.image_id.split("/")[0], record.label) for record in train.records}
     assert len(pairs) == len({name for name, _ in pairs}) == len(set(train.labels)) == 6
     few = config(model={"num_classes": 5})
-    for asked, val, named in ((few, None, r"model\.num_classes"), (minute, tmp_path, "--val")):
+    lacking = (few, None, r"model\.num_classes"), (minute, tmp_path, "--val")
+    for asked, val, named in (*lacking, (minute, "embedded", "--val")):
         with pytest.raises(UserError, match=named):
             federation_images(asked, "embedded", val)
     assert data_path("embedded") == "embedded"
