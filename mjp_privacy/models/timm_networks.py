@@ -275,8 +275,8 @@ def check_equation(network: TimmNetwork) -> None:
         raise UserError(
             f"{kind}: expected a patch embedding with the gradient of patches to which {table} is "
             f"added, at most {HOLDS:.0e} of its length off, got one {off:.1e} off. Where a factor "
-            "stands on the embedding or the table, give a network without it: weights times the "
-            "factor, gradients divided by it."
+            "stands on the embedding or the table, give a network without it (weights times the "
+            "factor, gradients divided by it), else img_size=…: without a table tokens are read."
         )
 
 

@@ -248,7 +248,7 @@ def own_uploads(
     if TABLE not in first.grads and getattr(models[0], TABLE, None) is not None:
         notes.append(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table, or does "
-            "not tell those of more patches to which it is stretched: it is taken as withheld"
+            "not tell those of the patches to which it is stretched: it is taken as withheld"
         )
     if (whole := models[0].whole_size) is not None:
         notes.append(

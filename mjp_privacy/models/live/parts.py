@@ -305,7 +305,7 @@ def embed_by_convolution(whole: nn.Module, img_size: Size | None) -> None:
             raise UserError(
                 f"{kind_of(whole)}: expected {name} to be given the picture's own numbers, patch "
                 "by patch and row by row, got others, or another order. Give the part of the "
-                "network behind a layer that normalises pictures."
+                "network behind what changes them."
             )
         inner, _, own = name.rpartition(".")
         convolution = FlattenedPatches.of(layer, order)
