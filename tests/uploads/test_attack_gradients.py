@@ -290,3 +290,14 @@ def test_attacks_with_different_numbers_of_pictures_are_ranked_and_drawn(tmp_pat
     assert ["certain" in title for title in titles[1::3]] == [False, False, True, False]
     original, drawn = (torch.as_tensor(figure.axes[6 + at].images[0].get_array()) for at in (0, 1))
     assert (drawn - original).abs().max() < 1e-3  # of picture 2, in the best attack's column
+
+
+def test_the_first_uploads_pictures_are_scored_where_an_attack_reads_no_more(
+    model: LoadedModel,
+) -> None:
+    images = planted_images(4)
+    steps = [gradient_of(model, images[at : at + 2], torch.tensor([3, 4])) for at in (0, 2)]
+    leak = attack_gradients(model, steps, batch=2, images=images, attacks="patch_gradient")
+    scores = leak["patch_gradient"].scores
+    assert scores is not None
+    assert len(scores) == 2

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -218,6 +219,19 @@ def test_what_is_saved_is_attacked_like_the_gradients(model: LoadedModel, tmp_pa
     psnr = store.read(store.read_cells()[0]["run_id"])["psnr.standard"].item()
     direct = attack_gradients(model, sent, images=images, attacks="patch_gradient").best.psnr
     assert min(psnr, 100) == pytest.approx(direct, abs=0.5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_accuracy_is_said_only_of_what_was_fed(gamma: float, tmp_path: Path) -> None:
+    """A saved MJP upload has no mask, and so nobody knows what the model saw."""
+    model, images = planted_model(unknown_embedding=bool(gamma)), planted_images(1)
+    sent = gradient_of(model, images, torch.tensor([3]))
+    save_upload(tmp_path / "uploads", model, sent, images=images.float(), labels=3, gamma=gamma)
+    experiment = load_experiment({"name": "uploads", **ONE})
+    attack_uploads(experiment, tmp_path / "uploads", tmp_path / "run")
+    store = RunStore(tmp_path / "run")
+    row = store.read(store.read_cells()[0]["run_id"]).iloc[0]
+    assert np.isnan(row["top1.intact"]) == bool(gamma)
 
 
 def test_what_is_given_is_kept_and_nothing_else(
