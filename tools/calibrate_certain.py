@@ -138,6 +138,10 @@ def clipped(sent: Sent, norm: float) -> Sent:
     return scaled(sent, min(1.0, norm / size))
 
 
+def clipped_apart(sent: Sent) -> Sent:
+    return {n: scaled({n: g}, min(1.0, 1e-3 / float(g.norm())))[n] for n, g in sent.items()}
+
+
 def int8(sent: Sent) -> Sent:
     steps = {n: g.abs().max() / 127 for n, g in sent.items()}
     return {n: (g / steps[n]).round() * steps[n] for n, g in sent.items()}
@@ -189,6 +193,8 @@ CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
     "as told": (Client.gradient, {}),
     "clipped at norm 1": (lambda c: clipped(c.gradient(), 1.0), {}),
     "clipped at norm .001": (lambda c: clipped(c.gradient(), 1e-3), {}),
+    "each tensor clipped": (lambda c: clipped_apart(c.gradient()), {}),
+    "each clipped, unrounded": (lambda c: clipped_apart(between_levels(c)), {}),
     "loss scale 65,536 not undone": (lambda c: scaled(c.gradient(), 65536.0), {}),
     "sign turned": (lambda c: scaled(c.gradient(), -1.0), {}),
     "label smoothing .1": (lambda c: c.gradient(label_smoothing=0.1), {}),
