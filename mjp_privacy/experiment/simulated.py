@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import torch
 from PIL import Image
 from torch import Tensor
@@ -165,9 +164,7 @@ class Simulated(UploadSource):
         for record in (record for record in self.chosen if record.image_id in known):
             before = known[record.image_id]
             # an image that had no label may get one: its rows are then of another run_id
-            same = (
-                record.label is None or pd.isna(before["label"]) or before["label"] == record.label
-            )
+            same = record.label is None or before["label"] in (None, record.label)
             relabelled += [] if same else [record.image_id]
             try:
                 same = file_sha256(self.images, record) == before["sha256"]
@@ -295,13 +292,16 @@ def _refuse(store: RunStore, image_ids: Sequence[str], fault: str, expected: str
 def _known_images(store: RunStore) -> dict[str, dict[Hashable, Any]]:
     """The images of the folder that could be read, by id, with their hashes, and with the label
     that any of its cells has of them: some may be of the time before there were labels."""
+    import pandas as pd  # half a second
+
     cells = [r for r in store.stored_cells() if "pixel_sha256" in store.cell(r).columns]
     if not cells:
         return {}
     rows = pd.concat([store.read(run_id, KNOWN_BY) for run_id in cells])
     rows = rows[(rows["status"] != "unreadable") & rows["pixel_sha256"].fillna("").ne("")]
     rows = rows.sort_values("label", kind="stable", na_position="last")
-    by_name = rows.drop_duplicates("image_id").set_index("image_id").to_dict("index")
+    rows = rows.drop_duplicates("image_id").set_index("image_id").astype(object)
+    by_name = rows.where(rows.notna(), None).to_dict("index")
     return {str(name): of_image for name, of_image in by_name.items()}
 
 
