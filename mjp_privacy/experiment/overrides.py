@@ -20,6 +20,7 @@ from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import plain
 from mjp_privacy.experiment.config import (
     AttackConfig,
+    DtypeName,
     Experiment,
     GridEntry,
     attacks_of,
@@ -116,13 +117,20 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
         client_key = json.dumps(client_identity(client), sort_keys=True)
         for model in entry.models:
             for setting in entry.settings:
-                new = tuple(n for n in names if (model, setting, n, client_key) not in seen)
-                seen.update((model, setting, name, client_key) for name in new)
-                if new:
-                    alone = dataclasses.replace(
-                        entry, models=(model,), settings=(setting,), gammas=(gamma,)
-                    )
-                    grid.append(dataclasses.replace(alone, attacks=new, trained_gamma=False))
+                alone = dataclasses.replace(
+                    entry, models=(model,), settings=(setting,), gammas=(gamma,)
+                )
+                left: dict[tuple[str, ...], tuple[DtypeName, ...]] = {}  # dtypes by their attacks
+                for dtype in entry.dtypes or experiment.dtypes:
+                    cells = {name: (model, setting, name, client_key, dtype) for name in names}
+                    new = tuple(name for name, cell in cells.items() if cell not in seen)
+                    left[new] = (*left.get(new, ()), dtype)
+                    seen.update(cells.values())
+                grid += [
+                    dataclasses.replace(alone, attacks=new, dtypes=dtypes, trained_gamma=False)
+                    for new, dtypes in left.items()
+                    if new
+                ]
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 

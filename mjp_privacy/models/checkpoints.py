@@ -264,6 +264,19 @@ FILES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), (CONFIG, "preprocessor_config.json")),
 }
 """The files of each layout's library."""
+READ = frozenset(
+    {
+        *("num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "mlp_ratio"),
+        *("init_values", "reg_tokens", "class_token", "qkv_bias", "weight_init"),
+        *("layers", "width", "head_width", "image_size", "ls_init_value", "output_tokens"),
+        *("patch_dropout", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
+        *("attn_drop_rate", "drop_path_rate", "dynamic_img_size"),
+        *("attn_pooler_queries", "attn_pooler_heads"),
+    }
+)
+"""Arguments of networks that tensors show, that are read here or that change nothing once it is
+trained; any other must be as the library has it by default (`AS_USUAL`, or nothing)."""
+AS_USUAL = ("tok", "token", "gelu", "learnable", "learn")
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(TANH, "gelu_tanh")}
@@ -293,8 +306,11 @@ class Stated:
     """What one of these files may state, in the words of the three libraries."""
 
     architecture: Word | None = None
-    pool: Word | None = _at("model_args.global_pool")
-    heads: Width | None = _at("vision_config.num_attention_heads", "num_attention_heads")
+    pool: Word | None = _at("model_args.global_pool", "global_pool")
+    arguments: Mapping[str, Any] | None = _at("model_args", "model_cfg.vision_cfg")
+    heads: Width | None = _at(
+        "vision_config.num_attention_heads", "num_attention_heads", "model_args.num_heads"
+    )
     width: Width | None = _at(
         "vision_config.hidden_size", "hidden_size", "model_cfg.vision_cfg.width"
     )
@@ -314,6 +330,26 @@ class Stated:
         "pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation"
     )
     resample: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
+    normalised: Switch | None = _at("do_normalize")
+    rescaled: Switch | None = _at("do_rescale")
+    factor: Positive | None = _at("rescale_factor")
+
+    def check(self, path: Path, *more: str) -> None:
+        """Raise where the network has arguments that change what it computes and that are not read,
+        but for `more`, or where pixels do not come to it from 0 to 1."""
+        for name, value in (self.arguments or {}).items():
+            if name not in READ and name not in more and value and value not in AS_USUAL:
+                raise _not_as_usual(path, name, value)
+        if self.rescaled is False or abs((self.factor or 1 / 255) * 255 - 1) > 1e-3:
+            raise _not_as_usual(path, "do_rescale, rescale_factor", "pixels not divided by 255")
+
+
+def _not_as_usual(path: Path, name: str, got: Any) -> UserError:
+    return UserError(
+        f"{shown(path)}, {shown(name)}: expected what its library has by default, got "
+        f"{shown(str(got))}: the network then computes something else, which is not read from "
+        "files. Give the live network: attack_gradients and save_upload take one."
+    )
 
 
 def with_facts_beside(
@@ -330,6 +366,9 @@ def with_facts_beside(
             f"{shown(file.name)} is of width {shape['embed_dim']}, the JSON file beside it of "
             f"width {width}: expected both of one model. Give a folder that holds one model alone."
         )
+    side = math.isqrt(shape["grid"] or 0)
+    if "resize" in facts and side and side**2 == shape["grid"]:  # which is for the file's own size
+        facts.setdefault("img_size", side * (spec.patch_size or shape["patch_size"]))
     return replace(spec, **facts)
 
 
@@ -342,7 +381,9 @@ def timm_beside(file: Path) -> tuple[str, dict[str, Any]] | None:
         return None
     import timm
 
-    if (pool := read_json(path, BESIDE, Stated).pool) is not None:
+    said = read_json(path, BESIDE, Stated)
+    said.check(path, "global_pool")
+    if (pool := said.pool) is not None:
         with torch.device("meta"):
             own = getattr(timm.create_model(name), "global_pool", "")
         if pool != own:
@@ -368,6 +409,12 @@ def _facts(file: Path, layout: str) -> dict[str, Any]:
     for path in paths:
         said = read_json(path, BESIDE, Stated)
         named = architecture(said.architecture or "")
+        if not is_timm_network(said.architecture or ""):
+            said.check(path, "num_heads")
+            if said.pool not in (None, "", "token"):
+                raise _not_as_usual(path, "global_pool", said.pool)
+        plain = (0.0,) * 3, (1.0,) * 3
+        mean, std = plain if said.normalised is False else (said.mean, said.std)
         sides = [side for side in (said.tall, said.side) if side]
         heads = said.width // (said.head_width or HEAD_WIDTH) if said.width else None
         own = {
@@ -375,8 +422,8 @@ def _facts(file: Path, layout: str) -> dict[str, Any]:
             "width": said.width or named.embed_dim,
             "norm_eps": said.eps,
             "activation": said.activation,
-            "mean": said.mean,
-            "std": said.std,
+            "mean": mean,
+            "std": std,
             "img_size": (said.tall, said.side) if said.tall and said.side else said.side,
             "resize": int(min(sides) / said.crop) if sides and said.crop else said.size,
             "interpolation": said.interpolation or RESAMPLING.get(said.resample or 0),
