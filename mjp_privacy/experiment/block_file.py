@@ -53,6 +53,13 @@ class BlockContent(NamedTuple):
         """The names of all but pictures."""
         return [column.name for column in self.schema if not is_picture(column)]
 
+    @property
+    def compared(self) -> bool:
+        """Whether its pictures were compared with their uploads by gradient, if that was possible;
+        of an earlier version's file a column says it."""
+        seen = "gradient_residual.diagnostic" in self.schema.names or not any(self.has_picture)
+        return bool(self.about.get("compared", seen))
+
     @classmethod
     def of(cls, path: Path) -> BlockContent:
         """Read it; a UserError where it is no file of a block, or of another cell."""
@@ -139,6 +146,7 @@ def joined_schema(contents: Sequence[BlockContent]) -> pa.Schema:
 
     about = {key: value for each in contents for key, value in each.about.items()}
     codes = [each.about.get("code", {}) for each in contents]
+    about["compared"] = all(each.compared for each in contents)
     about["code"] = {digest: files for code in codes for digest, files in code.items()}
     bare = [each.schema.remove_metadata() for each in contents]
     whole = pa.unify_schemas(bare, promote_options="permissive")

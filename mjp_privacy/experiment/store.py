@@ -149,6 +149,7 @@ class Unit(NamedTuple):
 
     code: str  # the digest of the code that made it
     late: float = 0.0  # seconds after which its attack was ended; 0: it was not
+    compared: bool = True  # with its upload by gradient, if that was possible; or not known
 
 
 def digest_of(path: Path) -> str:
@@ -289,7 +290,13 @@ class RunStore:
         done = rows[~rows["status"].isin(NOT_DONE)].fillna({"code": ""})
         known = over in done and seconds in done
         late = done[seconds].where(done[over] == 1, 0.0) if known else [0.0] * len(done)
-        return dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
+        units = dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
+        cell = self.cell(run_id)
+        alone = {at for at, content in enumerate(cell.contents) if not content.compared}
+        for name, (at, _) in cell.place.items() if alone else ():
+            if at in alone and name in units:
+                units[name] = units[name]._replace(compared=False)
+        return units
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""

@@ -132,16 +132,26 @@ class Worker:
 
     def left(self, opened: OpenModel, block: Block, cell: Cell) -> list[str]:
         """The images of a block that are to be done in a cell: they have no rows, failed, were made
-        by other code if that is not to stay, or were ended after less time than there is now."""
+        by other code if that is not to stay, were ended after less time than there is now, or now
+        have another attack beside theirs that they are to be compared with."""
         known, code = self.finished(opened.facts[cell].run_id), self.codes[cell].digest
+        compares = self._compares(opened, cell)
         allowed = math.inf if cell.attack.seconds is None else cell.attack.seconds
         return [
             name
             for name in (record.image_id for record in block.records)
             if (unit := known.get(name)) is None
             or 0 < unit.late < allowed
+            or (compares and not unit.compared)
             or (self.again and unit.code != code)
         ]
+
+    def _compares(self, opened: OpenModel, cell: Cell) -> bool:
+        """Whether the cell's reconstructions are compared with their uploads by gradient."""
+        uploads = opened.uploads
+        return uploads is not None and self.plan.needs_residual(
+            cell, uploads.model, scored=uploads.scored
+        )
 
     def work_block(self, opened: OpenModel, block: Block, cells: Sequence[Cell]) -> Iterator[News]:
         """Do what is not finished of one block in these cells of a model."""
@@ -202,8 +212,8 @@ class Worker:
             gradients: Sequence[str] = ()
             if refused_by_network(cell, uploads.model) is None:
                 gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
-            residual = self.plan.needs_residual(cell, uploads.model, scored=uploads.scored)
-            task = CellTask(uploads, cell, gradients, opened.facts[cell], residual)
+            compares = self._compares(opened, cell)
+            task = CellTask(uploads, cell, gradients, opened.facts[cell], compares)
         except Exception as error:  # of the attack's own `needs`, or of a copy of the model
             if interrupted():
                 raise
@@ -260,6 +270,7 @@ class Worker:
             "cell": facts.columns,
             "code": {code.digest: dict(code.files)},
             "made_with": dict(self.made_with),
+            "compared": self._compares(opened, cell),
             "written": time.time(),
         }
         self.store.write(facts.run_id, block.index, rows, pictures, about)

@@ -292,6 +292,22 @@ def test_the_residual_of_a_clipped_client_is_free_of_its_clip(three: Path, tmp_p
     assert (found < 1e-3).all()
 
 
+def test_an_attack_that_ran_alone_is_compared_once_another_competes(
+    three: Path, tmp_path: Path
+) -> None:
+    attack(three, tmp_path / "grown", one_cell(attacks=[SPAN, GREY]), limit=2)
+    for out in ("grown", "whole"):
+        attack(three, tmp_path / out, one_cell(attacks=[SPAN, LOCAL, GREY]), limit=2)
+    grown, whole = (values(tmp_path / out, attack="masked_span") for out in ("grown", "whole"))
+    named = grown.index.get_level_values("metric")
+    assert (named == "gradient_residual").sum() == 2
+    assert grown.drop(grown.index[named == "seconds"]).equals(
+        whole.drop(whole.index[whole.index.get_level_values("metric") == "seconds"])
+    )
+    attack(three, tmp_path / "grown", one_cell(attacks=[SPAN, LOCAL, GREY]), limit=2)
+    assert "nothing to do" in said(tmp_path / "grown")
+
+
 @pytest.mark.parametrize(
     ("attacks", "asked", "having"),
     [
