@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -32,7 +31,6 @@ from torch import Tensor
 from attacks.equations import QKV, TABLE, UNKNOWN
 from attacks.equations.patch_system import (
     condition_and_rank,
-    is_disturbed,
     lacks_positions,
     located,
     no_gradient,
@@ -65,9 +63,6 @@ class April(Usual):
     traits: ClassVar[tuple[str, ...]] = ("rank",)
     published: ClassVar[bool] = True
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
-    _attackers: WeakKeyDictionary[MJPVisionTransformer, BatchedAprilAttacker] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and of block 0's query, key and value weights."""
@@ -100,12 +95,10 @@ class April(Usual):
         return Reconstruction(images, diagnostics=diagnostics)
 
     def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
-        """The attacker of this model, kept because it holds the inverse of the patch embedding."""
-        if model not in self._attackers:
-            from attacks.breaching import BatchedAprilAttacker
+        """The attacker of this model, which holds the inverse of the patch embedding."""
+        from attacks.breaching import BatchedAprilAttacker
 
-            self._attackers[model] = BatchedAprilAttacker(model)
-        return self._attackers[model]
+        return BatchedAprilAttacker(model)
 
 
 def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
@@ -168,7 +161,7 @@ class UnknownAwareApril(Usual):
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
         attacker = self.april.attacker(model)
         z, singular_values = attacker.embeddings(rows, update.grads[QKV])
-        hidden = (table_grads[:, 1:] == 0).all(-1)
+        hidden = located(view, update)
         masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
         visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
         embeddings = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
@@ -204,9 +197,7 @@ class AprilPrior(Usual):
         """Posterior mean of every patch; all masked patches of an image get the same content."""
         model, update = view.model, view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1).double()
-        hidden = (table_grads[:, 1:] == 0).all(-1)
-        if is_disturbed(update):
-            hidden = located(view, update)
+        hidden = located(view, update)
         rows, total = self._system(model, update.grads, table_grads)
         mean, covariance = patch_moments(self.prior, model.patch_size, view.pixels)
         weight = model.patch_embed.proj.weight.detach().double().flatten(1)

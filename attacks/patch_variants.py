@@ -30,6 +30,7 @@ from torch import Tensor
 
 from attacks.budget import image
 from attacks.equations import PATCH, TABLE
+from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
@@ -111,7 +112,10 @@ class PlainStep(PatchGradient):
         rows = torch.stack([s.rows for s in systems])[first_plain, steps]
         total = torch.stack([s.total for s in systems])[first_plain, steps]
         chosen = PatchSystem(rows, total, torch.zeros_like(systems[0].hidden))
-        solved = solution(view, chosen, *minimum_norm_solve(rows, total))
+        patches, values = minimum_norm_solve(rows, total)
+        pairs = zip(systems[0].hidden, patches, strict=True)
+        patches = torch.stack([wanted(view, hidden, one) for hidden, one in pairs])
+        solved = solution(view, chosen, patches, values)
         reason = f"patches were masked in every one of the uploads seen ({len(systems)})"
         never_plain = per_image(view, ~plain.any(0)).nonzero().flatten().tolist()
         number = per_image(view, torch.where(plain.any(0), first_plain + 1, 0)).double()

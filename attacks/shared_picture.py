@@ -29,7 +29,7 @@ from attacks.budget import image
 from attacks.equations import CERTAIN, PATCH_SYSTEM, TABLE, UNKNOWN
 from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
 from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
-from attacks.equations.filling import Completion, Filling
+from attacks.equations.filling import Completion, Filling, wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     lacks_patch_system,
@@ -105,9 +105,11 @@ class SharedPictures(Usual):
         unit, size = pictures_of(view, patches), view.model.patch_size
         within = normalised(to_patches(unit, size), view.pixels, size)
         beyond = (patches - within).abs().flatten(1).amax(1)
+        masks = [_mask(uploads, *each) for each in enumerate(places)]
+        shown = [wanted(view, mask, one) for mask, one in zip(masks, patches, strict=True)]
         return Reconstruction(
-            unit,
-            mask=torch.stack([_mask(uploads, *each) for each in enumerate(places)]),
+            pictures_of(view, torch.stack(shown)),
+            mask=torch.stack(masks),
             diagnostics=_facts(view, uploads, search, places, beyond),
         )
 

@@ -74,7 +74,7 @@ class Filling:
         probable."""
         patch, pixels, patches = view.model.patch_size, view.pixels, list[Tensor]()
         for index, picture in enumerate(knowledge):
-            with image(index):
+            with image(index * view.updates[0].batch, view.updates[0].batch):
                 if self.completion == "none":
                     likely = picture.known
                 elif self.completion == "patch":
@@ -133,8 +133,8 @@ class Solution:
         """The pictures to be scored; `facts` are further diagnostics, one value per client step.
         How many directions are open is not known where errors were weighed."""
         shown = [
-            wanted(view, picture.hidden, patches)
-            for picture, patches in zip(self.knowledge, self.patches, strict=True)
+            wanted(view, first.hidden, patches)
+            for first, patches in zip(self.rounds[0], self.patches, strict=True)
         ]
         counts = torch.tensor([len(picture.basis) for picture in self.knowledge]).double()
         diagnostics = {

@@ -76,6 +76,8 @@ class NormTest:
         norm = getattr(view.model.blocks[0], "norm1", None)
         if not isinstance(norm, torch.nn.LayerNorm) or sees_a_norm(view.model) is not None:
             return None
+        if norm.bias is None:
+            return None
         tokens = view.model.tokens + (batch - 1) * view.model.grid.patches
         if QKV not in update.grads or tokens >= gradient(view, update, QKV).shape[-1]:
             return None

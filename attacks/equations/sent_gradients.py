@@ -3,9 +3,10 @@ r"""Gradients as they were sent: from weights, rounded by autocast, clipped.
 **Weights that a client sends back.** SGD, E steps, momentum mu:
 
     d = w_E - w_0 = -lr sum_e c_e g_e,    c_e = 1 + mu + ... + mu^(E-e-1),
-    g ~ -d / (lr sum_e c_e) - decay w_0,
+    g ~ -d / (lr sum_e c_e),
 
-exact for one step, otherwise the weighted mean of the steps' gradients at weights that moved.
+exact for one step, otherwise the weighted mean of the steps' gradients at weights that moved. With
+weight decay w_E = a w_0 + b g, of the steps' own recursion in (a, b): g ~ ((a - 1) w_0 - d) / -b.
 AdamW's first step sends u = -(d + lr decay w) / lr = g / (|g| + eps): g = eps u / (1 - |u|) where
 the weights' precision resolves 1 - |u|, and a constant times the sign where it does not. Later
 steps divide by a running scale that the attacker is not told.
@@ -69,11 +70,11 @@ def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str)
 
     `state` holds the weights before the client's steps, by name.
     """
-    decayed = update.weight_decay * state[name].double()
     if update.optimizer == "sgd":
-        return -sent / effective_rate(update) - decayed
+        kept = decayed_by(update)[0] if update.weight_decay else 1.0
+        return ((kept - 1) * state[name].double() - sent) / effective_rate(update)
     assert update.lr
-    shown = -sent / update.lr - decayed
+    shown = -sent / update.lr - update.weight_decay * state[name].double()
     coarsest = max(float(weight.abs().max()) for weight in state.values())
     resolved = torch.finfo(update.dtype).eps * coarsest / update.lr
     # One resolution for all parameters, so that entries cut by it have the same scale.
@@ -88,9 +89,22 @@ def weight_rounding(update: ClientUpdate, step: float) -> float:
 
 
 def effective_rate(update: ClientUpdate) -> float:
-    """lr sum_e c_e: how far weights move per unit of a gradient that is the same in every step."""
+    """-b: how far weights move per unit of a gradient that is the same in every step."""
     assert update.lr
+    if update.weight_decay and update.optimizer == "sgd":
+        return -decayed_by(update)[1]
     return update.lr * sum(shares_of_steps(update.steps, update.momentum))
+
+
+def decayed_by(update: ClientUpdate) -> tuple[float, float]:
+    """a and b in w_E = a w_0 + b g, after SGD's steps with weight decay and one gradient g."""
+    assert update.lr
+    (a, b), (of_weights, of_gradient) = (1.0, 0.0), (0.0, 0.0)  # the latter two of the velocity
+    for _ in range(update.steps):
+        of_weights = update.momentum * of_weights + update.weight_decay * a
+        of_gradient = update.momentum * of_gradient + update.weight_decay * b + 1
+        a, b = a - update.lr * of_weights, b - update.lr * of_gradient
+    return a, b
 
 
 # the rounding of autocast -------------------------------------------------------------------------

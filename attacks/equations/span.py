@@ -279,7 +279,7 @@ def token_equations(
     rest = vectors[tokens:]
     width = rest.shape[1]
     centring = torch.eye(width).to(rest) - 1 / width
-    scale = state["blocks.0.norm1.weight"]
+    scale = state.get("blocks.0.norm1.weight", torch.ones(width).to(rest))
     added = state.get("patch_embed.proj.bias", torch.zeros_like(scale)).expand(patches, -1)
     if "index_embed" in state:
         added = added + state["index_embed"][0, 1:]
@@ -290,7 +290,7 @@ def token_equations(
     noise = max(float(values[tokens]), edge) / max(float(values[tokens - 1]), TINY)
     return TokenEquations(
         (rest * scale) @ centring,
-        rest @ state["blocks.0.norm1.bias"],
+        rest @ state.get("blocks.0.norm1.bias", torch.zeros_like(scale)),
         state[PATCH].flatten(1),
         added + patch_rows(view.model, state[TABLE].reshape(1, -1, width))[0],
         added + state[UNKNOWN][0] if UNKNOWN in state else None,

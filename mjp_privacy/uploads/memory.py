@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
-from attacks.equations.sent_gradients import rounding_error
+from attacks.equations.sent_gradients import pseudo_gradient, rounding_error
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Deviations, Draws, added
@@ -124,6 +124,8 @@ def classifier_gradient(update: ClientUpdate, model: LoadedModel) -> dict[str, T
         return sent
     assert update.lr
     before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+    if update.optimizer == "sgd":
+        return {n: pseudo_gradient(update, d, before, n).to(d) for n, d in sent.items()}
     return {n: -d / update.lr - update.weight_decay * before[n] for n, d in sent.items()}
 
 
