@@ -356,3 +356,19 @@ def test_a_direction_that_noise_alone_closes_stays_open() -> None:
     assert (knowledge.known - across).square().mean().sqrt() < 2 * error
     misled = (combine(spans).known - patches) @ knowledge.basis.mT
     assert misled.square().mean().sqrt() > 10 * error
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_of_several_steps_is_undone(momentum: float) -> None:
+    """Where every step has the same gradient, exactly; as torch's optimizer makes the steps."""
+    weight, gradient = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    parameter = torch.nn.Parameter(weight.clone())
+    stepping = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, weight_decay=0.05)
+    for _ in range(5):
+        parameter.grad = gradient.clone()
+        stepping.step()
+    facts: dict[str, Any] = {"lr": 0.1, "steps": 5, "momentum": momentum, "weight_decay": 0.05}
+    update = ClientUpdate({}, kind="weight_difference", dtype=torch.float64, **facts)
+    sent = (parameter.detach() - weight)[None]
+    found = pseudo_gradient(update, sent, {TABLE: weight}, TABLE)
+    torch.testing.assert_close(found[0], gradient)

@@ -4,10 +4,12 @@ probable picture in it."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -33,6 +35,7 @@ from attacks.equations.span import (
 )
 from attacks.prior.files import find_prior
 from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches, stationary_prior
+from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import load_images
@@ -405,3 +408,29 @@ def test_steps_between_patches_are_whole(name: str, whole: bool) -> None:
         )
         assert (off > 0.5).double().mean() > 0.5
         assert (right < 1e-3).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("name", ["multi_round", "plain_step", "masked_span"])
+def test_a_picture_as_it_was_fed_is_filled_where_the_first_upload_was_masked(name: str) -> None:
+    """The order of its masked patches is in no gradient: their mean stands there."""
+    model = planted_model(unknown_embedding=True, img_size=32)
+    attack = find_attack(name, {"uploads": 3} if name != "masked_span" else {})
+    view, inputs = planted_view(model, attack, "b", gamma=0.3)
+    made = attack.run(view, generator=torch.Generator())
+    assert made.images is not None
+    assert inputs.mask is not None
+    for image, masked in zip(made.images, inputs.mask, strict=True):
+        there = to_patches(image[None], model.patch_size)[0][masked]
+        assert float(there.std(0).max()) < 1e-6
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_without_bias_ends_no_attack(affine: bool) -> None:
+    norm = partial(torch.nn.LayerNorm, elementwise_affine=affine, bias=False)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 4}
+    network = timm.models.VisionTransformer(**sizes, num_classes=10, norm_layer=norm)
+    images = planted_images(1, 32).float()
+    logits = network(2 * images - 1)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([3])).backward()
+    leak = attack_gradients(network, mean=0.5, std=0.5, images=images, attacks="token_span")
+    assert "token_span" in leak.results
