@@ -382,6 +382,9 @@ def _model_remarks(
     }
 
 
+UNMASKED = ("plain_step", "patch_jigsaw")  # attacks that refuse pictures with masked patches
+
+
 def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str, str]:
     """By attack: "yes", with what it takes, or "no" and the reason."""
     variants, answers = ModelVariants(model, META), {}
@@ -395,6 +398,8 @@ def _answers(model: LoadedModel, client: ClientConfig, setting: str) -> dict[str
             takes.append("of a client that trains a block 0 without norm1 and residuals")
         if attack.uploads > 1:
             takes.append(f"{attack.uploads} uploads of the same picture")
+        if setting == "c" and name in UNMASKED:
+            takes.append("of steps that masked nothing")
         yes = f"yes, {'; '.join(takes)}" if takes else "yes"
         answers[name] = yes if refusal is None else f"no: {refusal.text}"
     return answers
