@@ -397,6 +397,46 @@ def test_timms_folder_whose_pictures_are_no_squares(tmp_path: Path) -> None:
     assert load_model(checkpoint=place, **given).card.mean == (0.5,) * 3
 
 
+@pytest.mark.parametrize(
+    "changed", [{"pool_type": "avg"}, {"no_ln_pre": True}, {"act_kwargs": {"approximate": "tanh"}}]
+)
+def test_open_clips_that_compute_otherwise_are_refused(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    stated = {**OPEN_CLIP, "model_cfg": {"vision_cfg": {"width": DIM, "head_width": 24, **changed}}}
+    name = "open_clip_model.safetensors"
+    place = folder(tmp_path, open_clip_model(), name, open_clip_config=stated)
+    with pytest.raises(UserError, match=next(iter(changed))):
+        load_model(checkpoint=place)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"global_pool": "avg"}, {"act_layer": "relu"}, {"pre_norm": True}]
+)
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_dinov2"])
+def test_timms_folders_of_changed_networks_are_refused(
+    name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    stated = {"architecture": name, "model_args": {"img_size": 56, "num_classes": 3, **changed}}
+    network = timm_vit(embed_dim=192, depth=1, num_heads=3)
+    place = folder(tmp_path, network, "model.safetensors", config=stated)
+    with pytest.raises(UserError, match=next(iter(changed))):
+        load_model(checkpoint=place, mean=0.5, std=0.5)
+
+
+def test_pixels_are_fed_as_the_processor_says(tmp_path: Path) -> None:
+    """Without normalisation where it says so; at another size the crop stays alike."""
+    said = {**PROCESSOR, "size": 36, "do_normalize": False}
+    beside = {"config": VIT, "preprocessor_config": said}
+    place = folder(tmp_path, SOURCES["ViT"].build(), "pytorch_model.bin", **beside)
+    card = load_model(checkpoint=place).card
+    assert (card.mean, card.std, card.resize) == ((0.0,) * 3, (1.0,) * 3, 36)
+    assert load_model(checkpoint=place, img_size=2 * SIDE).card.resize == 72
+    (place / "preprocessor_config.json").write_text(json.dumps({**said, "rescale_factor": 1.0}))
+    with pytest.raises(UserError, match="rescale_factor"):
+        load_model(checkpoint=place)
+
+
 WRONG_JSON: list[tuple[str, Any, str]] = [
     ("config", "{", "config.json"),
     ("config", [], "config.json"),
