@@ -25,6 +25,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
@@ -228,21 +229,19 @@ def header_of(
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
     """The model's parameters whose tensors are written down, in the model's order."""
-    existing, adapters = _sent_names(config, model), config.client.adapters
-    wanted = config.record.parameters
-    if wanted is None and adapters is not None:  # closed forms read none of what is sent
-        return existing
+    sent, client, wanted = _sent_names(config, model), config.client, config.record.parameters
+    if wanted is None and (client.adapters or client.train == "head"):
+        return sent  # closed forms read none of it
     if wanted is None:
         attacks = (find_attack(each.name, each.options) for each in config.attacks)
         read = (each.needs(model) for each in attacks if not isinstance(each, Control))
         wanted = (*CLOSED_FORM, *chain.from_iterable(read))
-    return tuple(name for name in existing if name in wanted)
+    return tuple(name for name in sent if name in wanted)
 
 
 def _sent_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
-    """The parameters that clients send: all, or those of their low-rank adapters."""
-    existing, adapters = (name for name, _ in model.named_parameters()), config.client.adapters
-    return tuple(name for name in existing if adapters is None or adapters.trains(name))
+    """The parameters that clients send, in the model's order."""
+    return tuple(FedSGDClient(model, config.client).wanted(None))
 
 
 # the rounds ---------------------------------------------------------------------------------------

@@ -169,6 +169,15 @@ def test_what_an_attack_of_the_config_reads_is_recorded(tmp_path: Path, attack: 
     assert kept_names(asked.config, model) == ("cls_token",)
 
 
+def test_everything_that_a_trained_head_sends_is_recorded(tmp_path: Path) -> None:
+    """And an upload is called partial only where some of what was sent is not written."""
+    client = {"train": "head", "withhold": ["head.bias"], "positions": "sinusoidal"}
+    out = run(tmp_path, client=client)
+    (header, *_) = (json.loads(p.read_text()) for p in sorted((out / "uploads").glob("*.json")))
+    assert [*load_file(out / "uploads" / f"{NAME}.safetensors")] == ["head.weight"]
+    assert not header.get("partial")
+
+
 # images -------------------------------------------------------------------------------------------
 
 
