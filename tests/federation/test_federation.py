@@ -39,7 +39,7 @@ from mjp_privacy.federation.task import (
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.federations import MJP, assert_close, config, plain_forward, run, task
-from tests.helpers.uploads import NAME, ONE, flip
+from tests.helpers.uploads import NAME, ONE, flip, load_uploads
 from tests.inputs.tensors import with_state
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
@@ -176,6 +176,21 @@ def test_everything_that_a_trained_head_sends_is_recorded(tmp_path: Path) -> Non
     (header, *_) = (json.loads(p.read_text()) for p in sorted((out / "uploads").glob("*.json")))
     assert [*load_file(out / "uploads" / f"{NAME}.safetensors")] == ["head.weight"]
     assert not header.get("partial")
+
+
+def test_fewer_images_than_asked_for_are_recorded_in_whole_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And refused before training where they fill none."""
+    few = {"train_images": 7, "client": {"batch": 1}}
+    record = {"rounds": [1], "images": 8, "probes": [{"batch": 2, "partners": "fresh"}]}
+    out = run(tmp_path, record=record, **few)
+    assert len(load_uploads(out / "uploads")) == 3
+    assert "6 are recorded; the data have no 8" in capsys.readouterr().err
+    for probe in ({"batch": 8}, {"batch": 4, "partners": "fresh"}):
+        with pytest.raises(UserError, match=r"record\.probes.* 8 images, got 7"):
+            run(tmp_path, "refused", record={**record, "probes": [probe]}, **few)
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
 
 
 # images -------------------------------------------------------------------------------------------
