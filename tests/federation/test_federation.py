@@ -316,6 +316,9 @@ def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.Monk
         ({"client": {"bach": 2}}, "batch"),
         ({"client": {"batch": 2, "augment": "mixup"}}, "client.augment"),
         ({"sever": {}}, "server"),
+        ({"data": {"store": "files"}}, "data.store"),
+        ({"data": {"all_classes": False, "native_size": 64}}, "data.native_size"),
+        ({"model": {**MJP, "drop_path": 0.2}}, "model.drop_path"),
     ],
 )
 def test_mistakes_in_a_config_are_named(changes: dict[str, Any], named: str) -> None:
