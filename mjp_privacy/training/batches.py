@@ -91,6 +91,11 @@ def find_examples(
         parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
         if parts[0] and parts[1]:
             data, val = parts[0], parts[1]
+    if val is not None and val.resolve() == data.resolve():
+        raise UserError(
+            f"--val: expected other images than --data, got the same {val}: their accuracy would "
+            "be that of training images. Leave --val out, or give images that are not trained on."
+        )
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
     _check_classes(config, train, held_out)

@@ -134,9 +134,9 @@ def test_rounds_are_those_of_one_process(
 ) -> None:
     """Weights, probes and what is measured; in one process, and under Flower to round 1, where
     every client fails, then to the end."""
-    one, out = tmp_path / "one", tmp_path / "flower"
-    federate(config, data, one, data)
-    run: dict[str, Any] = {"val": str(data), "record": "all"}
+    one, out, val = (tmp_path / name for name in ("one", "flower", "val"))
+    federate(config, data, one, federated_images(val))
+    run: dict[str, Any] = {"val": str(val), "record": "all"}
     with pytest.raises(UserError, match="Round 1"):
         serve(Grid(data, answer=failing(1, {0, 1, 2})), data, out, config, **run)
     assert len(load_uploads(out / "received")) == 3
