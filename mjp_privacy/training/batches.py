@@ -319,9 +319,9 @@ class MemoryBatches:
             yield self.prepared(images), self.labels[chosen]
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = torch.arange(self.world.rank, len(self.labels), self.world.size)
-        for chosen in mine.split(batch):
-            place = chosen.to(self.world.device)
+        mine = range(self.world.rank, len(self.labels), self.world.size)
+        for start in range(0, len(mine), batch):
+            place = torch.tensor(mine[start : start + batch], device=self.world.device)
             yield self.prepared(self.images[place]), self.labels[place]
 
     def prepared(self, images: Tensor) -> Tensor:
