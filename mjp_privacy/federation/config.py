@@ -124,7 +124,8 @@ class FederationConfig:
     train_images: Count | None = None
     """Train on this many images, drawn by the seed; None: all."""
     test_images: Count | None = None
-    """Evaluate on this many images, drawn by the seed; None: all."""
+    """Evaluate on this many images, drawn by the seed and spread evenly over the classes, whose
+    top-1 is then the test accuracy; None: all."""
     seed: Seed = 0
 
     @property
