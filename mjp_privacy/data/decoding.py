@@ -5,7 +5,8 @@ Each kind of pixel becomes 8-bit RGB by one fixed rule:
     grey, palette, CMYK, 1-bit   Pillow's conversion; embedded colour profiles are not applied
     transparent                  composited over white
     16-bit grey                  round(v / 257), so that 65535 becomes 255; nothing is clipped
-    float, 32-bit integer        refused, because their range is unknown
+    12-bit grey                  the same with 4095
+    float, signed, 32-bit        refused, because their range is unknown
     several frames               the first one
     EXIF orientation             applied; an unreadable EXIF block counts as none
 
@@ -26,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import first_of, one_line, shown
@@ -241,9 +243,16 @@ def _is_animated(image: Image.Image) -> bool:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
+    most = 2 ** tags.get(BITSPERSAMPLE, (16,))[0] - 1
+    negative = tags.get(PHOTOMETRIC_INTERPRETATION, 1) == 0  # white is 0
+    clear = image.info.get("transparency")
+
     def from_16_bit(grey: Image.Image) -> Image.Image:
         levels = np.asarray(grey).astype(np.int64)
-        return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")
+        eight = ((most - levels if negative else levels) * 255 + most // 2) // most
+        eight[levels == clear] = 255
+        return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
 
     def over_white(strip: Image.Image) -> Image.Image:
         layer = strip.convert("RGBA")
@@ -255,7 +264,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # PNG and PPM reach mode I with 16 bits, TIFF with 32
         if image.mode == "I" and image.format not in {"PNG", "PPM"}:
             raise ImageError(
-                "32-bit integer pixels have no fixed range: save the image with 8 bits"
+                "signed and 32-bit integer pixels have no fixed range: save the image with 8 bits"
             )
         return _in_strips(image, from_16_bit)
     if "transparency" in image.info or image.mode in {"RGBA", "LA", "PA", "RGBa", "La"}:

@@ -130,8 +130,9 @@ NOTE = (
     "images whose best attack is worse than that. failed: images for which some attack broke "
     "down. unshuffled: images of which an attack read an upload in which no patch was masked, "
     "which is a plain client's; of batches only the first upload is known. round: the one whose "
-    "uploads were attacked. top-1: accuracy of the final weights on unshuffled test images, Wilson "
-    "interval over the images; one training run a line.\n"
+    "uploads were attacked. top-1: accuracy of the final weights on unshuffled test images, with "
+    "test_images on so many of them, spread evenly over the classes; Wilson interval over the "
+    "images; one training run a line.\n"
 )
 
 

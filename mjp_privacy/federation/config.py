@@ -24,7 +24,14 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.experiment.config import AttackConfig
-from mjp_privacy.training.config import Architecture, Initial, Storage, opened, row_of
+from mjp_privacy.training.config import (
+    Architecture,
+    Initial,
+    Storage,
+    merged,
+    opened,
+    row_of,
+)
 
 Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 """Of rounds, clients, images."""
@@ -117,7 +124,8 @@ class FederationConfig:
     train_images: Count | None = None
     """Train on this many images, drawn by the seed; None: all."""
     test_images: Count | None = None
-    """Evaluate on this many images, drawn by the seed; None: all."""
+    """Evaluate on this many images, drawn by the seed and spread evenly over the classes, whose
+    top-1 is then the test accuracy; None: all."""
     seed: Seed = 0
 
     @property
@@ -141,6 +149,7 @@ def load_federation(
     content, where = opened(path)
     content = row_of(content, row, where)
     content |= {key: value for key, value in changes.items() if value is not None}
+    content = merged({"data": {"store": "memory"}}, content)
     config = parse(FederationConfig, content, where)
     _check(config, where)
     return config
@@ -148,6 +157,7 @@ def load_federation(
 
 def _check(config: FederationConfig, where: str) -> None:
     client, clients, longest = config.client, config.clients, longest_probe(config)
+    data, model = config.data, config.model
     check_client(client, None, f"{where}, client")
     late = [start for start in config.record.rounds if start + longest > config.rounds]
     for wrong, field, expected in (
@@ -163,6 +173,17 @@ def _check(config: FederationConfig, where: str) -> None:
             "embeddings of shuffled patches; or set model.unknown_embedding: true",
         ),
         (client.server_lr, "client.server_lr", "0: in a federation that is server.lr"),
+        (data.store != "memory", "data.store", f"memory, where images are kept; got {data.store}"),
+        (
+            data.native_size is not None,
+            "data.native_size",
+            f"null, for images are kept at model.img_size; got {data.native_size}",
+        ),
+        (
+            model.drop_path not in (0, Architecture.drop_path),
+            "model.drop_path",
+            f"none or 0, for clients train without; got {model.drop_path}",
+        ),
         (
             client.augment == "mixup",
             "client.augment",

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
@@ -136,6 +137,17 @@ class Recorder:
         chosen = spread_subset(records, config.record.images, config.seed)
         place_of = {record: place for place, record in enumerate(records)}
         self.places = [place_of[record] for record in chosen]
+        for probe in config.record.probes if config.record.rounds else ():
+            least = probe.batch * (2 if probe.partners == "fresh" else 1)
+            if len(chosen) < least:
+                raise UserError(
+                    f"record.probes: batch {probe.batch} with partners {probe.partners} takes at "
+                    f"least {least} images, got {len(chosen)}. Give more images or a smaller batch."
+                )
+
+    def whole(self, probe: Probe) -> list[int]:
+        """The places of a probe's images, which fill whole batches."""
+        return self.places[: len(self.places) // probe.batch * probe.batch]
 
     def due(self, round: int) -> Iterator[tuple[Probe, int, list[str]]]:
         """The probes that are recorded in this round, each with the round its series began in and
@@ -143,7 +155,7 @@ class Recorder:
         record = self.task.config.record
         for probe in record.probes:
             kind = f"b{probe.batch}s{probe_client(self.task.config.client, probe).steps}"
-            numbers = range(len(self.places) // probe.batch)
+            numbers = range(len(self.whole(probe)) // probe.batch)
             for start in record.rounds:
                 if start <= round < start + probe.uploads:
                     names = [f"{kind}_r{start:05d}_{n:03d}_at{round:05d}" for n in numbers]
@@ -160,12 +172,13 @@ class Recorder:
                 continue
             client = probe_client(config.client, probe)
             feeding = task.feeding(client)
-            order = feeding.order(task.ids(self.places), round - start)
-            places = [self.places[index] for index in order.tolist()]
+            whole = self.whole(probe)
+            order = feeding.order(task.ids(whole), round - start)
+            places = [whole[index] for index in order.tolist()]
             inputs, model = task.steps(places, client, round), task.with_weights(weights)
             kept = kept_names(config, model)
             update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
-            partial = len(kept) < len(_sent_names(config, model))
+            partial = len(kept) < len(sent_names(config, model))
             header = header_of(config, client, model, self.folder, partial)
             plain = feeding.photographs(task.pixels(places), task.ids(places), round)
             for step, name in enumerate(names):
@@ -228,21 +241,19 @@ def header_of(
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
     """The model's parameters whose tensors are written down, in the model's order."""
-    existing, adapters = _sent_names(config, model), config.client.adapters
-    wanted = config.record.parameters
-    if wanted is None and adapters is not None:  # closed forms read none of what is sent
-        return existing
+    sent, client, wanted = sent_names(config, model), config.client, config.record.parameters
+    if wanted is None and (client.adapters or client.train == "head"):
+        return sent  # closed forms read none of it
     if wanted is None:
         attacks = (find_attack(each.name, each.options) for each in config.attacks)
         read = (each.needs(model) for each in attacks if not isinstance(each, Control))
         wanted = (*CLOSED_FORM, *chain.from_iterable(read))
-    return tuple(name for name in existing if name in wanted)
+    return tuple(name for name in sent if name in wanted)
 
 
-def _sent_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
-    """The parameters that clients send: all, or those of their low-rank adapters."""
-    existing, adapters = (name for name, _ in model.named_parameters()), config.client.adapters
-    return tuple(name for name in existing if adapters is None or adapters.trains(name))
+def sent_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
+    """The parameters that clients send, in the model's order."""
+    return tuple(FedSGDClient(model, config.client).wanted(None))
 
 
 # the rounds ---------------------------------------------------------------------------------------
@@ -277,9 +288,13 @@ class Federation:
         """
         self._resume()
         write_json(self.out / RESOLVED, asdict(self.config))
-        recorded, wanted = len(self.recorder.places), self.config.record.images
-        if recorded < wanted and self.config.record.rounds:
-            self.journal.say(f"record.images: {recorded} are recorded; the data have no {wanted}")
+        record = self.config.record
+        if len(self.recorder.places) < record.images and record.rounds:
+            numbers = {len(self.recorder.whole(probe)): None for probe in record.probes}
+            recorded = " and ".join(map(str, numbers))
+            self.journal.say(
+                f"record.images: {recorded} are recorded; the data have no {record.images}"
+            )
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
         self._mend_uploads()

@@ -173,8 +173,9 @@ class Task:
     def drawn(self, client: int, round: int) -> list[int]:
         """A client's images of a round; none occurs twice where the client has enough.
 
-        With fresh partners a client goes through its images in epochs, as a data loader does that
-        shuffles and drops what does not fill a batch; else every round draws a batch by itself.
+        With fresh partners they are those of an epoch, shuffled and without what does not fill a
+        batch. Epochs are counted in rounds of the federation: a client that is left out of a round
+        misses that round's batch. Else every round draws a batch by itself.
         """
         part, batch = self.parts[client], self.config.client.batch
         what, number, place = "client images", round, 0

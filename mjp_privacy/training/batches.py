@@ -91,6 +91,11 @@ def find_examples(
         parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
         if parts[0] and parts[1]:
             data, val = parts[0], parts[1]
+    if val is not None and val.resolve() == data.resolve():
+        raise UserError(
+            f"--val: expected other images than --data, got the same {val}: their accuracy would "
+            "be that of training images. Leave --val out, or give images that are not trained on."
+        )
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
     _check_classes(config, train, held_out)
@@ -314,9 +319,9 @@ class MemoryBatches:
             yield self.prepared(images), self.labels[chosen]
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = torch.arange(self.world.rank, len(self.labels), self.world.size)
-        for chosen in mine.split(batch):
-            place = chosen.to(self.world.device)
+        mine = range(self.world.rank, len(self.labels), self.world.size)
+        for start in range(0, len(mine), batch):
+            place = torch.tensor(mine[start : start + batch], device=self.world.device)
             yield self.prepared(self.images[place]), self.labels[place]
 
     def prepared(self, images: Tensor) -> Tensor:

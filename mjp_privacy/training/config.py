@@ -98,6 +98,8 @@ class Augmentation:
     flips, batch by batch."""
 
     rand_augment: RandAugment | None = "rand-m9-mstd0.5-inc1"
+    """None: with `data.store: files` timm jitters brightness, contrast and saturation by .4 in its
+    place; with `memory` colours stay."""
     mixup: NotNegative = 0.8
     cutmix: NotNegative = 1.0
     erasing: Share = 0.25

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -77,6 +79,29 @@ def test_16_bit_grey_is_scaled_not_clipped_in_both_byte_orders() -> None:
     assert np.array_equal(found, np.round(levels.astype(float) / 257))
 
 
+def tiff(data: bytes, width: int, bits: int, photometric: int = 1, signed: bool = False) -> bytes:
+    """An uncompressed grey TIFF of one row, which Pillow does not write itself."""
+    tags = {256: width, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1}
+    tags |= {279: len(data), 339: 1 + signed}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data += bytes(len(data) % 2)
+    start = struct.pack("<2sHI", b"II", 42, 8 + len(data))
+    return start + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_grey_of_12_bits_negatives_and_transparent_levels() -> None:
+    levels = np.array([0, 30000, 65535], dtype="<u2").tobytes()
+    assert pixels(tiff(levels, 3, 16))[0, :, 0].tolist() == [0, 117, 255]
+    assert pixels(tiff(levels, 3, 16, photometric=0))[0, :, 0].tolist() == [255, 138, 0]
+    packed = bytes([0x00, 0x08, 0x00, 0xFF, 0xF0, 0x00])  # 0, 2048, 4095, 0
+    assert pixels(tiff(packed, 4, 12))[0, :, 0].tolist() == [0, 128, 255, 0]
+    png = encode(Image.fromarray(np.array([[300, 30000, 0]], dtype=np.uint16)))
+    body = b"tRNS" + struct.pack(">H", 300)
+    chunk = struct.pack(">I", 2) + body + struct.pack(">I", zlib.crc32(body))
+    at = png.index(b"IDAT") - 4
+    assert pixels(png[:at] + chunk + png[at:])[0, :, 0].tolist() == [255, 117, 0]
+
+
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied_and_told(kind: str, orientation: int) -> None:
@@ -134,6 +159,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "checksum": (damaged(), {}, "decoded"),
     "float": (encode(Image.new("F", (4, 4), 0.5), "TIFF"), {}, "8 bits"),
     "32 bits": (encode(Image.new("I", (4, 4), 70000), "TIFF"), {}, "8 bits"),
+    "signed": (tiff(bytes(2 * 4), 4, 16, signed=True), {}, "signed"),
     "narrow": (encode(Image.new("L", (500, 4))), {}, "500×4"),
     "PostScript": (POSTSCRIPT, {}, "Pillow"),  # a program
     "too small for a patch": (encode(noise(40, 15)), {"min_side": 16}, "15 px"),

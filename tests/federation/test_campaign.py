@@ -240,7 +240,7 @@ def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for name, changes in (("plain", {}), ("mjp", {"model": MJP, "gamma": 0.5})):
         write_json(root / f"{name}.yaml", content(name=name, attacks=ATTACKS, **changes))
         argv = [str(root / f"{name}.yaml"), "--data", data]  # JSON is YAML
-        argv += ["--val", data] if name == "plain" else []
+        argv += ["--val", str(images(root / "val"))] if name == "plain" else []
         assert main(["federate", *argv, "--out", str(root / name), "--device", "cpu"]) == 0
     return [root / "plain", root / "mjp"]
 
@@ -314,8 +314,8 @@ def test_a_last_measurement_that_is_lost_is_named_and_made_again(
     before = path.read_bytes()
     path.write_bytes(damage(before))
     refused(capsys, str(path), "compare", run, "--out", tmp_path / "out")
-    data = str(root / "data")
-    words = ["--data", data, "--val", data, "--out", str(run), "--device", "cpu"]
+    data, val = (str(root / name) for name in ("data", "val"))
+    words = ["--data", data, "--val", val, "--out", str(run), "--device", "cpu"]
     assert main(["federate", str(root / "plain.yaml"), *words]) == 0
     assert path.read_bytes() == before
     assert main(["compare", str(run), "--out", str(tmp_path / "out")]) == 0

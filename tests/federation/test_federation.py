@@ -39,7 +39,7 @@ from mjp_privacy.federation.task import (
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.jigsaw import Grid
 from tests.helpers.federations import MJP, assert_close, config, plain_forward, run, task
-from tests.helpers.uploads import NAME, ONE, flip
+from tests.helpers.uploads import NAME, ONE, flip, load_uploads
 from tests.inputs.tensors import with_state
 
 MINUTE, QUICK = "configs/federated/minute.yaml", "configs/federated/quick.yaml"
@@ -169,6 +169,30 @@ def test_what_an_attack_of_the_config_reads_is_recorded(tmp_path: Path, attack: 
     assert kept_names(asked.config, model) == ("cls_token",)
 
 
+def test_everything_that_a_trained_head_sends_is_recorded(tmp_path: Path) -> None:
+    """And an upload is called partial only where some of what was sent is not written."""
+    client = {"train": "head", "withhold": ["head.bias"], "positions": "sinusoidal"}
+    out = run(tmp_path, client=client)
+    (header, *_) = (json.loads(p.read_text()) for p in sorted((out / "uploads").glob("*.json")))
+    assert [*load_file(out / "uploads" / f"{NAME}.safetensors")] == ["head.weight"]
+    assert not header.get("partial")
+
+
+def test_fewer_images_than_asked_for_are_recorded_in_whole_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And refused before training where they fill none."""
+    few = {"train_images": 7, "client": {"batch": 1}}
+    record = {"rounds": [1], "images": 8, "probes": [{"batch": 2, "partners": "fresh"}]}
+    out = run(tmp_path, record=record, **few)
+    assert len(load_uploads(out / "uploads")) == 3
+    assert "6 are recorded; the data have no 8" in capsys.readouterr().err
+    for probe in ({"batch": 8}, {"batch": 4, "partners": "fresh"}):
+        with pytest.raises(UserError, match=r"record\.probes.* 8 images, got 7"):
+            run(tmp_path, "refused", record={**record, "probes": [probe]}, **few)
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
+
+
 # images -------------------------------------------------------------------------------------------
 
 
@@ -292,6 +316,9 @@ def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.Monk
         ({"client": {"bach": 2}}, "batch"),
         ({"client": {"batch": 2, "augment": "mixup"}}, "client.augment"),
         ({"sever": {}}, "server"),
+        ({"data": {"store": "files"}}, "data.store"),
+        ({"data": {"all_classes": False, "native_size": 64}}, "data.native_size"),
+        ({"model": {**MJP, "drop_path": 0.2}}, "model.drop_path"),
     ],
 )
 def test_mistakes_in_a_config_are_named(changes: dict[str, Any], named: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,7 +21,7 @@ from tests.helpers.federations import assert_close, federated_images, small_fede
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
 import tomli
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.supercore.task_identity import TaskIdentity
@@ -134,9 +135,9 @@ def test_rounds_are_those_of_one_process(
 ) -> None:
     """Weights, probes and what is measured; in one process, and under Flower to round 1, where
     every client fails, then to the end."""
-    one, out = tmp_path / "one", tmp_path / "flower"
-    federate(config, data, one, data)
-    run: dict[str, Any] = {"val": str(data), "record": "all"}
+    one, out, val = (tmp_path / name for name in ("one", "flower", "val"))
+    federate(config, data, one, federated_images(val))
+    run: dict[str, Any] = {"val": str(val), "record": "all"}
     with pytest.raises(UserError, match="Round 1"):
         serve(Grid(data, answer=failing(1, {0, 1, 2})), data, out, config, **run)
     assert len(load_uploads(out / "received")) == 3
@@ -278,6 +279,13 @@ OTHER = {name: reply_of(ClientUpdate({name: torch.zeros(1, 5)})) for name in ("n
     [
         *((lambda sent, of=other: sent.update(of), name) for name, other in OTHER.items()),
         (lambda sent: sent["upload"].update(round=9), "9"),
+        (lambda sent: sent["upload"].update(kind="weight_difference"), "weight_difference"),
+        (lambda sent: sent["upload"].update(dtype="float1"), "float1"),
+        (lambda sent: sent["grads"].pop("head.bias"), "head.bias"),
+        (
+            lambda sent: sent["grads"].update({"head.bias": Array(np.full((1, 3), np.nan))}),
+            "finite",
+        ),
         (lambda sent: sent["upload"].update(colour="red"), "colour"),
         (lambda sent: sent.pop("upload"), "upload"),
     ],

@@ -148,9 +148,9 @@ def test_one_worker_for_each_gpu_gives_the_rows_of_one_process(tmp_path: Path) -
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_a_run_learns_colours(tmp_path: Path, precision: str) -> None:
-    data = class_folders(tmp_path / "data")
+    data, val = (class_folders(tmp_path / name) for name in ("data", "val"))
     config = small(recipe={"epochs": 12, "precision": precision})
-    train(config, data=data, val=data, out=tmp_path / "run", device="cuda")
+    train(config, data=data, val=val, out=tmp_path / "run", device="cuda")
     assert whole_lines(tmp_path / "run" / "metrics.jsonl")[0][-1]["val_top1"] == 100.0
 
 

@@ -49,12 +49,12 @@ def images(root: Path) -> Path:
 
 
 def task(root: Path, **changes: Any) -> Task:
-    return Task(config(**changes), images(root / "data"), images(root / "data"))
+    return Task(config(**changes), images(root / "data"), images(root / "val"))
 
 
 def run(root: Path, out: str = "out", **changes: Any) -> Path:
-    data = images(root / "data")
-    federate(config(**changes), data, root / out, data)
+    data, val = images(root / "data"), images(root / "val")
+    federate(config(**changes), data, root / out, val)
     return root / out
 
 

@@ -1,6 +1,6 @@
 """Small valid inputs of every command, from which bad ones are made.
 
-images/, images.zip, classes/, reference/, reconstruction/   pictures
+images/, images.zip, classes/, held_out/, reference/, reconstruction/   pictures
 model.safetensors, model.pth, official_mjp.safetensors       checkpoints of random weights
 experiment.yaml, own.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
 run/, federation/, uploads/, trained/, prior.safetensors     what the commands made of them
@@ -74,7 +74,7 @@ COMMANDS: dict[str, list[str]] = {
     "federation": ["federate", "federation.yaml", "--data", "classes", "--out", "federation"],
     "trained": [
         *("train", "training.yaml", "--data", "classes"),
-        *("--val", "classes", "--out", "trained"),
+        *("--val", "held_out", "--out", "trained"),
     ],
 }
 """How what is made by commands is made, each in the folder of all inputs."""
@@ -87,7 +87,8 @@ def write_base(folder: Path) -> None:
 
     photographs(folder / "images", 4)
     shutil.make_archive(str(folder / "images"), "zip", folder / "images")
-    training.class_folders(folder / "classes", images=2, classes=5, side=SIDE)
+    for name in ("classes", "held_out"):
+        training.class_folders(folder / name, images=2, classes=5, side=SIDE)
     for name in ("reference", "reconstruction"):
         photographs(folder / name, 2, labelled=False)
     for name, content in CONFIGS.items():

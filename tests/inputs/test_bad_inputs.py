@@ -213,7 +213,7 @@ REFUSED: list[tuple[str, Words, Spoil]] = [
 BORNE: list[tuple[str, Words, Spoil]] = [
     (
         "trained/checkpoint.pt",
-        with_words("train", val="classes", out="trained"),
+        with_words("train", val="held_out", out="trained"),
         with_state(lambda state: state.update(model=state)),
     ),
     (

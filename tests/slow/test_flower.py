@@ -50,7 +50,7 @@ def reference(
     data: Path, config: FederationConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("reference") / "run"
-    federate(config, data, out, data)
+    federate(config, data, out, federated_images(out.parent / "val"))
     return out
 
 
@@ -128,8 +128,9 @@ def test_final_weights_are_those_of_one_process(
     engine: Any, data: Path, config: FederationConfig, reference: Path, tmp_path: Path
 ) -> None:
     """To 1e-6, with the probes, and with every upload of every client in files."""
+    val = federated_images(tmp_path / "val")
     with only_loopback():
-        model = run_flower(config, data, tmp_path / "run", engine, val=data, record="all")
+        model = run_flower(config, data, tmp_path / "run", engine, val=val, record="all")
     assert_close(load_file(model), load_file(reference / "model.safetensors"))
     probes = [load_uploads(run / "uploads") for run in (reference, tmp_path / "run")]
     for one, other in zip(*probes, strict=True):

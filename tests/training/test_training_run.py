@@ -74,7 +74,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 def test_a_run_learns_colours_and_exports_what_it_trained(here: dict[str, Any]) -> None:
     run, config = here["out"], small(recipe={"epochs": 12})
-    path = train(config, **here, val=here["data"])
+    path = train(config, **here, val=class_folders(here["out"].parent / "val"))
     lines = curve(run)
     assert (lines[-1]["val_top1"], lines[-1]["step"]) == (100.0, 72)
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -182,7 +182,7 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     else:
         config = segmentation(recipe=BFLOAT16, segmentation={"head": name})
         here["data"] = pair_folder(tmp_path / "ade")
-    val = here["data"] if config.task == "classification" else None
+    val = class_folders(tmp_path / "val") if config.task == "classification" else None
     with NoBfloat16() as products:
         path = train(config, **here, val=val)
     assert products.seen > 100
@@ -216,7 +216,7 @@ def test_a_killed_run_draws_the_same_curve(
         config, options = segmentation(**changes), {**here, "data": pair_folder(tmp_path / "ade")}
         kills = [(die_after_line, 2), (stop_at, 3)]
     else:
-        config, options = small(**changes), {**here, "val": here["data"]}
+        config, options = small(**changes), {**here, "val": class_folders(tmp_path / "val")}
         kills = [(stop_at, 3), (die_after_line, 6), (stop_at, 9)]
     train(config, **{**options, "out": tmp_path / "whole"})
     for kill, step in kills:
@@ -247,7 +247,7 @@ def test_steps_before_a_validation_that_fails_are_kept(
     here: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """The same command goes on with the validation, without a step."""
-    config, options = small(checkpoint_minutes=60), {**here, "val": here["data"]}
+    config, options = small(checkpoint_minutes=60), {**here, "val": class_folders(tmp_path / "val")}
     train(config, **{**options, "out": tmp_path / "whole"})
     original, calls = Learner.validated, itertools.count(1)
 
@@ -337,6 +337,7 @@ def test_classes_must_be_the_models(here: dict[str, Any], tmp_path: Path) -> Non
         (small(recipe={"batch": 50}), {}, "--batch 36"),
         (small(), {"data": data / "class_0"}, "--data"),
         (small(), {"val": val}, "--val"),
+        (small(), {"val": data / "class_0" / ".."}, "--val: expected other"),
     ):
         with pytest.raises(UserError, match=named):
             train(config, **{**here, **changes})
@@ -427,7 +428,7 @@ def test_another_config_or_other_images_are_not_mixed_into_a_run(
     with pytest.raises(UserError, match=r"jigsaw\.gamma .*0\.5.*0\.25"):
         train(small(jigsaw={"gamma": 0.25}), **here)
     with pytest.raises(UserError, match="--val"):
-        train(small(), **here, val=here["data"])
+        train(small(), **here, val=class_folders(here["out"].parent / "val"))
     (here["data"] / "class_1" / "003.png").unlink()
     with pytest.raises(UserError, match="--data"):
         train(small(), **here)

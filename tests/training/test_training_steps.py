@@ -169,6 +169,8 @@ def test_an_epoch_is_entered_in_its_middle_and_shared_out(examples: Examples, ki
     assert_equal(whole, joined)
     seen = [sum(len(labels) for _, labels in part.in_order()) for part in shared]
     assert sum(seen) == len(examples)
+    last = batches(kind, examples, World(CPU, 50, 51))  # more processes than images
+    assert list(last.in_order()) == []
     if kind == "0":  # any number of workers
         assert_equal(whole, list(batches("2", examples).epoch(1, 0, 6)))
 

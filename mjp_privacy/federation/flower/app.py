@@ -36,7 +36,7 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
 from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
-from mjp_privacy.federation.rounds import Federation, header_of, kept_names
+from mjp_privacy.federation.rounds import Federation, header_of, kept_names, sent_names
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.record import write_upload
@@ -243,7 +243,7 @@ class FlowerClients:
                 update = read_reply(reply.content, self.federation.task.device)
                 self._check(update)
                 uploads[client] = update
-            except (UserError, KeyError, TypeError, ValueError) as error:
+            except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
                 self._missing[client] = str(error)
         self._missing |= dict.fromkeys(client_of.values(), "no answer in time")
         self._missing = dict(sorted(self._missing.items()))  # not in the order of arrival
@@ -251,15 +251,20 @@ class FlowerClients:
 
     def _check(self, update: ClientUpdate) -> None:
         """Refuse an upload that does not fit the weights, the client or the round."""
-        weights = self.federation.weights
+        weights, config = self.federation.weights, self.federation.config
+        sent = sent_names(config, self.federation.task.model)
         for name, grad in update.grads.items():
-            expected = (1, *weights[name].shape) if name in weights else None
+            expected = (1, *weights[name].shape) if name in sent else None
             if tuple(grad.shape) != expected:
                 raise UserError(f"{name}: expected shape {expected}, got {tuple(grad.shape)}")
-        expected_of = {"round": self.federation.round, "batch": self.federation.config.client.batch}
-        for field, number in expected_of.items():
-            if (got := getattr(update, field)) != number:
-                raise UserError(f"{field}: expected {number}, got {got}")
+            if not (grad.is_floating_point() and bool(grad.isfinite().all())):
+                raise UserError(f"{name}: expected finite numbers, got others")
+        if lacking := [name for name in sent if name not in update.grads]:
+            raise UserError(f"expected every parameter, got none of {first_of(lacking, SHOWN)}")
+        batch, kind = config.client.batch, config.client.upload
+        for field, own in (("round", self.federation.round), ("batch", batch), ("kind", kind)):
+            if (got := getattr(update, field)) != own:
+                raise UserError(f"{field}: expected {own}, got {got}")
 
     def _keep(self, client: int, update: ClientUpdate) -> None:
         """Write an upload's files, before the server uses it."""
