@@ -345,6 +345,21 @@ def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
     assert order.tolist() == list(range(len(patches)))
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_an_order_is_not_right_where_another_is_as_good(turns: bool) -> None:
+    """A relative bias that is the same for both directions does not tell a picture from itself
+    upside down."""
+    model = drawn(timm.models.VisionTransformerRelPos, 0.1, rel_pos_type="bias")
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if "relative_position_bias_table" in name and turns:
+                table.add_(table.flip(0).clone())
+    attention, patches = order_and_patches(model)
+    shares = attention.outside(torch.stack((patches, patches.flip(0))))
+    assert (shares <= attention.enough).tolist() == [True, turns]
+    assert attention.found(patches)[1] != turns
+
+
 @pytest.mark.parametrize("positions", ["strict", "exposed"])
 def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
     model = planted_model(position_embedding=positions, img_size=16)
