@@ -8,7 +8,8 @@ with h_b the feature of picture b. Of one picture this is h itself. Of a batch i
 for each class, C x D numbers for B x D unknowns: with features at hand the d_b are known, and with
 the d_b the features solve a linear system. Rounds of both, then a descent, end at the features
 unless a picture hardly has a part in the gradient: `features_misfit` is what they leave unexplained
-(after Maui, arXiv 2509.11451).
+(after Maui, arXiv 2509.11451). Pictures of one class are alike to the rounds, so a descent starts
+from random features near those.
 
 A feature is D numbers of a picture's p N. L-BFGS looks for a picture that has it,
 
@@ -49,6 +50,7 @@ from mjp_privacy.models.vit import input_of
 ROUNDS = 50  # of features and class probabilities, at most
 SETTLED = 1e-12  # relative change of the features from one round to the next at which to stop
 REFINED, REFINEMENT = 1e-16, 500  # a misfit, squared, that is not refined; steps of a refinement
+DRAWS, JITTER = 4, 0.3  # starts where classes repeat, and how far, in deviations of the features
 HISTORY = 20  # steps that L-BFGS remembers
 
 
@@ -91,7 +93,7 @@ class HeadFeatures(Usual):
             labels = labels_of_batch(bias[step], update.batch)
             if view.labels is not None:
                 labels = view.labels[first : first + update.batch]
-            features, misfit = features_of(model, weight[step], bias[step], labels)
+            features, misfit = features_of(model, weight[step], bias[step], labels, generator)
             for place, feature in enumerate(features):
                 with image(first + place):
                     found, distance = self._with_feature(view, model, feature, generator)
@@ -143,7 +145,11 @@ class HeadFeatures(Usual):
 
 
 def features_of(
-    model: MJPVisionTransformer, weight: Tensor, bias: Tensor, labels: Tensor
+    model: MJPVisionTransformer,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
 ) -> tuple[Tensor, float]:
     """The features (B, D), float64, of pictures of these classes (B,) from one step's gradients
     (C, D) and (C,) of the classifier, and what part of the gradients they leave unexplained."""
@@ -169,7 +175,11 @@ def features_of(
         return left + (to_logits.mean(0) - bias).square().sum() / bias.square().sum()
 
     if batch > 1 and float(misfit(features)) > REFINED:
-        features = _descended(features, misfit)
+        starts = [features]
+        if len(labels.unique()) < batch:  # equal features of one class would remain equal
+            noise = torch.randn(DRAWS, *features.shape, generator=generator, dtype=torch.float64)
+            starts = [*(features + JITTER * features.std() * noise.to(features))]
+        features = min((_descended(start, misfit) for start in starts), key=misfit)
     return features, float(misfit(features).sqrt())
 
 

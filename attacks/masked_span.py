@@ -48,7 +48,6 @@ from attacks.equations.patch_system import (
     condition_and_rank,
     error_of,
     gradient,
-    is_disturbed,
     lacks_gradients,
     lacks_patch_system,
     no_gradient,
@@ -81,8 +80,9 @@ from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import Grid, to_images, to_patches
 
 WEIGHED = 5e-4
-"""Relative error of the patch embedding's gradient above which the errors of several uploads are
-weighed. Below it the exact intersection of their spans is better: it knows which are open."""
+"""Relative error of the gradient of the patch embedding or the table above which the errors of
+several uploads are weighed. Below it the exact intersection of their spans is better: it knows
+which are open."""
 WEIGHED_TOTAL = 5e-3
 """The same for one upload and for several where the rows are known exactly and only the patch
 embedding's gradient has an error, as under autocast: bf16 rounds by 1.7e-3."""
@@ -148,11 +148,11 @@ class MaskedSpan(Usual):
         """For each picture, whether the error of its uploads is known and large enough to weigh."""
         several = WEIGHED if len(view.updates) > 1 else 0.0
         weighs = torch.zeros(len(view.updates[0].grads[PATCH]), dtype=torch.bool)
-        for update in filter(is_disturbed, view.updates):
-            total = gradient(view, update, PATCH).flatten(1)
-            size = total.square().mean(1).sqrt().clamp_min(TINY)
+        for update in view.updates:
             least = WEIGHED_TOTAL if shows_its_rows(update) else several
-            weighs |= (error_of(update, PATCH) / size > least).cpu()
+            for name in update.grads.keys() & {PATCH, TABLE}:
+                size = gradient(view, update, name).flatten(1).square().mean(1).sqrt()
+                weighs |= (error_of(update, name) / size.clamp_min(TINY) > least).cpu()
         return weighs.tolist()
 
     def _with_tokens(

@@ -34,7 +34,6 @@ from attacks.equations.filling import wanted
 from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
-    is_disturbed,
     lacks_gradients,
     lacks_patch_system,
     lacks_positions,
@@ -79,10 +78,8 @@ class PatchPriorAttack(PatchGradient):
         mean, covariance = patch_moments(self.prior, view.model.patch_size, view.pixels)
         noise = noise_variance(system.rows, system.total, update.dtype)
         prior = PatchPrior(mean.to(noise), covariance.to(noise))
-        if is_disturbed(update):
-            errors = (error_of(update, TABLE).to(noise), error_of(update, PATCH).to(noise))
-            least = known_variance(*errors, prior, system.rows.shape[1])
-            noise = torch.maximum(noise, least)
+        errors = (error_of(update, TABLE).to(noise), error_of(update, PATCH).to(noise))
+        noise = torch.maximum(noise, known_variance(*errors, prior, system.rows.shape[1]))
         patches, values = posterior_patches(system.rows, system.total, prior, noise)
         return solution(view, system, patches, values)
 

@@ -38,7 +38,7 @@ from attacks.equations.token_peeling import SentGradient
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.models.jigsaw import Grid, to_images
 from mjp_privacy.models.live.blocks import queries_keys_values
 from mjp_privacy.models.vit import input_of
 
@@ -52,6 +52,18 @@ PART = 6  # the share of patches that are moved where no exchange is better
 PATIENCE = 12  # times in a row that this may lead to no better order
 TRIALS = 8_000  # orders that are looked at, at most
 SEEN = 1.5  # times the least share of shifted pictures that another one has where order is seen
+SAME = 1e-3  # relative difference up to which two orders show the same picture
+
+
+def other_orders(grid: Grid) -> list[Tensor]:
+    """Orders (N,) of patches in which a network that sees how far apart they are, but not in which
+    direction, or positions on a ring, computes the same as in their own: rolled by a row or a
+    column, turned and mirrored."""
+    own = torch.arange(grid.patches).view(grid.rows, grid.columns)
+    turned = [own.roll(1, 0), own.roll(1, 1), own.flip(0), own.flip(1), own.flip(0, 1)]
+    if grid.rows == grid.columns:
+        turned += [own.T, own.T.flip(0), own.T.flip(1), own.T.flip(0, 1)]
+    return [order.flatten() for order in turned if not torch.equal(order, own)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +117,8 @@ class PatchOrder:
 
     def found(self, patches: Tensor) -> tuple[Tensor, bool]:
         """Which of the normalised patches (N, p) stands at each place, (N,), and whether this is
-        the right order: it leaves outside what noise does, and others leave more."""
+        the right order: it leaves outside what noise does, and others leave more, those that some
+        networks do not tell from it among them (`other_orders`)."""
         places = torch.arange(len(patches), device=patches.device)
         grid = places.view(self.model.grid)
         shifts = torch.cartesian_prod(*map(torch.arange, grid.shape)).tolist()
@@ -118,7 +131,11 @@ class PatchOrder:
         generator = torch_generator("order of patches", len(patches))
         search.exchange(generator)
         search.move_some(generator)
-        return search.order, search.share <= self.enough
+        found = patches[search.order]
+        others = found[torch.stack(other_orders(self.model.grid)).to(found.device)]
+        apart = (others - found).flatten(1).norm(dim=1) > SAME * found.norm()
+        as_good = apart & (self.outside(others) <= self.enough)
+        return search.order, search.share <= self.enough and not bool(as_good.any())
 
 
 @dataclass

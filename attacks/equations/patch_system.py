@@ -109,19 +109,23 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
 
 
 def error_of(update: ClientUpdate, name: str) -> Tensor:
-    """(n,) standard deviation of the error that the client's published defences and its autocast
-    leave on an entry of the gradient, float64; zero without them."""
+    """(n,) standard deviation of the error that the client's published defences, its noise on the
+    table and its autocast leave on an entry of the gradient, float64; zero without them."""
     table = next(iter(update.grads.values()))
     zero = torch.zeros(len(table), dtype=torch.float64, device=table.device)
     parts = [errors.get(name, zero).to(zero) for errors in (update.noise, update.rounding)]
     if name in update.grads:
         parts.append(autocast_error(update, name, update.grads[name]))
+    if name == TABLE in update.grads and update.position_noise:
+        rows = update.grads[TABLE].double().flatten(1, -2)
+        parts.append(_table_noise(rows, update.position_noise, slice(None))[0])
     size = torch.stack(parts).square().sum(0).sqrt()
     return size if update.kind == "gradient" else size / effective_rate(update)
 
 
 def is_disturbed(update: ClientUpdate) -> bool:
-    """Whether the client's published defences or its autocast added errors to what it sent."""
+    """Whether the client's published defences or its autocast added errors to what it sent. Noise
+    on the table alone does not count: other layers stay exact, and they verify batches."""
     return bool(update.noise or update.rounding) or update.autocast != "none"
 
 
@@ -140,22 +144,26 @@ def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
 
 def drowned_rows(table: Tensor, noise: float, of_patches: slice = slice(1, None)) -> Tensor:
     """Which of the patches' rows of a noisy table (n, rows, D) are no longer than noise alone;
-    (n, N) bool.
+    (n, N) bool."""
+    return _table_noise(table, noise, of_patches)[1]
 
-    The standard deviation of the recipe's noise is `noise` times the rms of the table's nonzero
-    entries before the noise, the other rows' included. How many entries are nonzero
-    depends on the masked rows, so both are found in turn.
+
+def _table_noise(table: Tensor, noise: float, of_patches: slice) -> tuple[Tensor, Tensor]:
+    """The standard deviation (n,) of the recipe's noise on a table, and `drowned_rows`.
+
+    It is `noise` times the rms of the table's nonzero entries before the noise, the other rows'
+    included. How many entries are nonzero depends on the masked rows, so both are found in turn.
     """
     squares = table.square()
     total, entries = squares.sum((1, 2)), table[0].numel()
     rows, width = squares[:, of_patches].mean(-1), table.shape[-1]
     longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
-    hidden = torch.zeros_like(rows, dtype=torch.bool)
+    variance, hidden = total, torch.zeros_like(rows, dtype=torch.bool)
     for _ in range(NOISE_STEPS):
         nonzero = entries - hidden.sum(-1) * width
         variance = noise**2 * total / (nonzero + noise**2 * entries)
         hidden = rows <= variance.unsqueeze(-1) * longest**2
-    return hidden
+    return variance.sqrt(), hidden
 
 
 def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.equations import PATCH, PATCH_BIAS, QKV
-from attacks.equations.attention import PatchOrder
+from attacks.equations.attention import SAME, PatchOrder, other_orders
 from attacks.equations.block import (
     FC2,
     PROJ,
@@ -49,7 +49,7 @@ from attacks.jigsaw import solve
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import Grid, to_images
+from mjp_privacy.models.jigsaw import to_images
 from mjp_privacy.models.live.blocks import queries_keys_values
 from mjp_privacy.models.vit import input_of
 
@@ -62,19 +62,7 @@ ASSIGNMENTS = 4  # times that the tokens of a picture are assigned to places
 REFINEMENTS, IDLE = 24, 4
 """Times that attention is computed anew of a picture that was found, and times in a row that it may
 fit no better before this ends."""
-SAME = 1e-3  # relative difference up to which two orders show the same picture
 BLOCKS = 2  # of the first blocks, whose layers verify a picture
-
-
-def other_orders(grid: Grid) -> list[Tensor]:
-    """Orders (N,) of patches in which a network that sees how far apart they are, but not in which
-    direction, or positions on a ring, computes the same as in their own: rolled by a row or a
-    column, turned and mirrored."""
-    own = torch.arange(grid.patches).view(grid.rows, grid.columns)
-    turned = [own.roll(1, 0), own.roll(1, 1), own.flip(0), own.flip(1), own.flip(0, 1)]
-    if grid.rows == grid.columns:
-        turned += [own.T, own.T.flip(0), own.T.flip(1), own.T.flip(0, 1)]
-    return [order.flatten() for order in turned if not torch.equal(order, own)]
 
 
 def needs_tokens(model: MJPVisionTransformer) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from attacks.equations.patch_system import (
     FEW,
     ROUNDED,
     condition_and_rank,
+    error_of,
     gradient,
     lacks_gradients,
     patch_system,
@@ -112,9 +113,7 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     if view.model.patch_embed.num_patches >= view.model.embed_dim:
         return None
     for update in view.updates:  # noise, rounding and halves would move the pixels
-        errors = (update.noise, update.rounding)
-        levels = [of[name] for of in errors for name in (TABLE, PATCH) if name in of]
-        if update.autocast != "none" or any(bool((level > 0).any()) for level in levels):
+        if any(bool((error_of(update, name) > 0).any()) for name in (TABLE, PATCH)):
             return None
     spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
     combined = combine(spans)

@@ -26,7 +26,15 @@ from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.live.modules import load_module
 from mjp_privacy.models.vit import input_of
 from tests.helpers.models import planted_model
-from tests.helpers.planted import best, changed, keeping, planted_images, planted_view, solved
+from tests.helpers.planted import (
+    best,
+    changed,
+    gradient_of,
+    keeping,
+    planted_images,
+    planted_view,
+    solved,
+)
 
 SIDE, PATCH = 32, 8
 SHAPE: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 96}
@@ -337,6 +345,21 @@ def test_a_network_that_does_not_see_an_order_leaves_it() -> None:
     assert order.tolist() == list(range(len(patches)))
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_an_order_is_not_right_where_another_is_as_good(turns: bool) -> None:
+    """A relative bias that is the same for both directions does not tell a picture from itself
+    upside down."""
+    model = drawn(timm.models.VisionTransformerRelPos, 0.1, rel_pos_type="bias")
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if "relative_position_bias_table" in name and turns:
+                table.add_(table.flip(0).clone())
+    attention, patches = order_and_patches(model)
+    shares = attention.outside(torch.stack((patches, patches.flip(0))))
+    assert (shares <= attention.enough).tolist() == [True, turns]
+    assert attention.found(patches)[1] != turns
+
+
 @pytest.mark.parametrize("positions", ["strict", "exposed"])
 def test_no_order_is_certain_that_the_network_does_not_see(positions: str) -> None:
     model = planted_model(position_embedding=positions, img_size=16)
@@ -390,17 +413,32 @@ def test_token_span_tells_the_patches_of_a_vit_with_layer_scale() -> None:
     assert float(psnr(run(view, "token_span").images, images).min()) > 60
 
 
+def features_found(sent: dict[str, Tensor], model: LoadedModel, labels: Tensor) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return features_of(model, sent["head.weight"], sent["head.bias"], labels, generator)
+
+
 @pytest.mark.parametrize(("network", "batch"), [(planted_model, 1), (other_vit, 3)])
 def test_the_classifier_tells_every_feature(network: Callable[[], LoadedModel], batch: int) -> None:
     model, images = network(), planted_images(batch, size=SIDE)
     sent = seen(model, images, "head_features", batch=batch, train="head").updates[0].grads
     assert sorted(sent) == ["head.bias", "head.weight"]
-    labels = torch.arange(batch)
-    found, misfit = features_of(model, sent["head.weight"][0], sent["head.bias"][0], labels)
+    first = {name: each[0] for name, each in sent.items()}
+    found, misfit = features_found(first, model, torch.arange(batch))
     with torch.no_grad():
         expected = input_of(model, model.get_submodule("head"), model.normalize(images))
     assert misfit < 1e-9
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_pictures_of_one_class_have_features_of_their_own() -> None:
+    model, images, labels = planted_model(), planted_images(2), torch.tensor([3, 3])
+    found, misfit = features_found(gradient_of(model, images, labels), model, labels)
+    with torch.no_grad():
+        expected = input_of(model, model.get_submodule("head"), model.normalize(images))
+    apart = torch.cdist(found, expected).amin(0) / expected.norm(dim=1)
+    assert misfit < 1e-4
+    assert (apart < 1e-3).all()
 
 
 def test_a_picture_with_the_feature_is_found() -> None:
