@@ -92,11 +92,13 @@ class Recording:
     rounds: Annotated[tuple[Whole, ...], Many] = ()
     """Rounds, counted from 0, in which the probes' uploads begin."""
     images: Count = 8
-    """Number of private training images; all rounds and probes use the same ones."""
+    """Number of private training images; all rounds and probes use the same ones. Where the data
+    have fewer, each probe takes as many as fill its batches."""
     probes: Annotated[tuple[Probe, ...], Many] = (Probe(),)
     parameters: Annotated[tuple[ParameterName, ...], Field(min_length=1), Many] | None = None
     """Parameters whose tensors are written down; None: the embeddings', those of block 0's
-    linear layers and those that the config's attacks read."""
+    linear layers and those that the config's attacks read; all that is sent where that is low-rank
+    adapters or the head alone."""
 
 
 @schema
