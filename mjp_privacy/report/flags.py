@@ -89,6 +89,16 @@ def _rivals(client: Client, line: Line) -> list[Line]:
     return rivals if line in (*rivals, *client.derived) else []
 
 
+NOT_OF_POSITIONS = ("token_peeling", "head_features")
+"""Attacks on batches that read no gradient of positions."""
+
+
+def _masks_apart(client: Client) -> bool:
+    """Whether L_DAL in a batch's loss is of several masks, one of each picture."""
+    cell = client.cell
+    return bool(cell.dal and cell.gamma and (cell.batch or 1) > 1 and cell.mask == CellFacts.mask)
+
+
 def _below(client: Client, line: Line) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
     gain = line.scored("psnr", "standard").clip(upper=PSNR_CAP) - client.floor_values
@@ -180,6 +190,17 @@ OF_FIGURES: tuple[Flag, ...] = (
             x.attack
             for x in line.shown_attacks
             if {"defenses", "position_noise"} & {*client.defences} and "noise" not in x.traits
+        ),
+    ),
+    Flag(
+        "dal_left_in",
+        "L_DAL left in",
+        "The gradient of positions holds L_DAL for a mask of each picture's own, which {attacks} "
+        "cannot take out of a batch: more may leak.",
+        lambda client, line: tuple(
+            x.attack
+            for x in line.shown_attacks
+            if _masks_apart(client) and x.cell.known_as not in NOT_OF_POSITIONS
         ),
     ),
     Flag(

@@ -184,6 +184,7 @@ GREY, CLOSED = {"grey_psnr": 12.0}, {"first_block": "closed_form"}
 ALTERED = {"victim": "april_block"}
 FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
 ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
+BATCH = MASKED | {"dal": True, "batch": 4}
 INT8, MINE = MASKED | {"defenses": "int8"}, {"defenses": "mine"}
 SHARED: dict[str, Any] = {"planned_images": 2}
 
@@ -196,6 +197,9 @@ BORDERS: list[tuple[list[Attack], str]] = [
     ([attack(PLAIN, 30.0, defenses="int8")], "noise_ignored"),
     ([attack(PLAIN, 30.0, position_noise=0.1)], "noise_ignored"),
     ([attack("patch_prior", 30.0, defenses="int8")], ""),
+    ([attack("shared_picture", 30.0, **BATCH)], "dal_left_in"),
+    ([attack("shared_picture", 30.0, **BATCH | {"mask": "batch"})], ""),
+    ([attack("token_peeling", 30.0, **BATCH)], ""),
     ([attack("april", 30.0, of=ILL, **CLOSED, **ALTERED)], "ill_conditioned"),
     ([attack("april", 30.0, of=WELL, **CLOSED)], ""),
     ([attack("april", 30.0, of=ILL, dtype="float64", **CLOSED)], ""),
