@@ -125,9 +125,8 @@ class CardFigure:
         if self.photographs is None or not self.exact:
             return ""
         low, high = Share(self.exact, self.of, self.trials).interval
-        at_least, at_most = math.floor(low), math.ceil(high)
-        whole = self.exact == self.of
-        share = f"at least {at_least} %" if whole else f"{at_least} to {at_most} %"
+        least = min(round(low), 99)  # of no finite number all are expected
+        share = f"at least {least} %" if self.exact == self.of else f"{least} to {high:.0f} %"
         return f"crops of {counted(self.photographs, 'photograph')}: of others expect {share}"
 
     def level(self) -> str:

@@ -6,11 +6,11 @@ For each image of a client, with the attacks a on it in the order of the cells,
     attackers_choice  argmin_a gradient_residual_a   needs no truth
 
 is chosen, and every metric of the image comes from the chosen attack's reconstruction. For worst
-cases a picture that is equal in every 8-bit value counts as one of 100 dB. Controls are never
-candidates. Attacks on a client with an altered block 0 are candidates only where the model was
-trained with that block, and where patches are masked there is no worst case without an attack that
-knows MJP or an exact picture. Attacks that failed on an image are not among its candidates; an
-image without candidates has a reason in place of scores.
+cases pictures that are equal in every 8-bit value come first. Controls are never candidates.
+Attacks on a client with an altered block 0 are candidates only where the model was trained with
+that block, and where patches are masked there is no worst case without an attack that knows MJP or
+an exact picture. Attacks that failed on an image are not among its candidates; an image without
+candidates has a reason in place of scores.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def choose(members: Sequence[Line], rule: Rule) -> pd.Series[int]:
     known = merits.clip(lower=worst, upper=PSNR_CAP if rule is WORST_CASE else None)
     if rule is WORST_CASE:
         exact = [merits.index.isin(members[place].exact_images) for place in order]
-        known = known.mask(np.stack(exact, axis=1), PSNR_CAP)
+        known += PSNR_CAP * (np.stack(exact, axis=1) | (known.to_numpy() == PSNR_CAP))
     best = np.array(order, dtype=np.int16)[known.fillna(-np.inf).to_numpy().argmax(axis=1)]
     return pd.Series(best, merits.index.rename("image_id"), dtype=np.int16)
 
