@@ -52,6 +52,8 @@ from mjp_privacy.experiment.source import Block0, ModelUploads, Observation
 from mjp_privacy.interfaces import Control, Reconstruction, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.matching import assigned
+from mjp_privacy.metrics.pictures import SMALLEST
+from mjp_privacy.metrics.scores import METRICS
 from mjp_privacy.uploads.checks import of_recorded
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
@@ -219,7 +221,9 @@ class CellTask:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN for an image without a label, or of which nobody recorded how it was fed."""
         memo, target, inputs = self.uploads.memo, seen.target, seen.inputs
-        make = partial(prepare, target, device=self.device)
+        small = min(target.shape[-2:]) < SMALLEST  # so that LPIPS has no value, as of 28 × 28
+        metrics = [key for key in METRICS if not (small and METRICS[key].name == "lpips")]
+        make = partial(prepare, target, metrics, device=self.device)
         references: References = memo.recent(memo.content(target), make)
         every = len(places) == len(images)
         scores = score(images[places], references if every else references.at(list(places)))

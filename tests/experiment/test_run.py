@@ -26,6 +26,7 @@ from tests.helpers.runs import (
     MJP,
     PATCH,
     SIDE,
+    TINY,
     attack,
     cell,
     cells,
@@ -282,6 +283,15 @@ def test_inapplicable_images_are_no_failures_and_single_steps_have_the_blocks_ro
 
 SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}
 APRIL, GREY = {"name": "april"}, {"name": "grey"}
+
+
+def test_pictures_too_small_for_lpips_have_all_other_scores(three: Path, tmp_path: Path) -> None:
+    small = {"small": {**TINY, "img_size": 28, "patch_size": 7}}
+    grid = [{"models": ["small"], "settings": ["a"]}]
+    attack(three, tmp_path, one_cell(models=small, grid=grid, attacks=[LOCAL, GREY]), limit=1)
+    scored = {*values(tmp_path, attack="patch_gradient").dropna().index.get_level_values("metric")}
+    assert {"psnr", "ssim", "mse", "fft2d"} <= scored
+    assert "lpips" not in scored
 
 
 def test_the_residual_of_a_clipped_client_is_free_of_its_clip(three: Path, tmp_path: Path) -> None:
