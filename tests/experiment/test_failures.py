@@ -193,7 +193,6 @@ def test_bad_models_are_rows_and_the_others_go_on(
         "a pipe": ({**FACTS, "checkpoint": str(pipe)}, "pipe"),
         "labels": (TINY | {"num_classes": 2}, "2.png"),
         "resize": (TINY | {"resize": 8}, "resize"),
-        "too small to score": (TINY | {"img_size": 16}, "31"),
         "broken": (TINY, "(experiment/test_failures.py:"),
         "good": (TINY, ""),
     }
