@@ -171,7 +171,7 @@ class CardRow:
     @property
     def best(self) -> CardFigure | None:
         """The figure that decides: one upload's if most pictures leak from it, else the worse of
-        one and of several; None where nothing was scored. Pictures that show little do not count."""
+        one and of several; None where nothing was scored. Plain pictures do not count."""
         single, several = self.one_upload, self.any_uploads
         if not (single and single.of and several and several.of):
             return single if single and single.of else several if several and several.of else None
