@@ -182,7 +182,9 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     found = [line.scored("psnr", "standard") for line in attacks]
     best = pd.concat([*found, pd.Series(dtype=float)]).groupby(level=0).max()
     values = best.reindex(floor.index).clip(lower=floor).fillna(floor)
-    summary = summarise(values.tolist(), ["ok"] * len(values), cap=PSNR_CAP)
+    cut = next((line.groups for line in lines if line.groups is not None), None)
+    photographs = None if cut is None else cut.reindex(values.index).tolist()
+    summary = summarise(values.tolist(), ["ok"] * len(values), groups=photographs, cap=PSNR_CAP)
     failed = set[str]().union(*(line.failed_images for line in attacks))
     unshuffled = set[str]().union(*(line.unshuffled_images for line in attacks))
     return {

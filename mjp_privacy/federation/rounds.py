@@ -181,12 +181,15 @@ class Recorder:
             partial = len(kept) < len(sent_names(config, model))
             header = header_of(config, client, model, self.folder, partial)
             plain = feeding.photographs(task.pixels(places), task.ids(places), round)
+            photographs = [task.train.records[place].group for place in places]
             for step, name in enumerate(names):
                 if name in wanted:
                     own = replace(header, series=name.partition("_at")[0])
                     images = slice(step * probe.batch, (step + 1) * probe.batch)
                     sent, fed = update.part(slice(step, step + 1)), inputs[0].part(images)
-                    write_upload(self.folder, name, own, sent, fed, plain[images])
+                    write_upload(
+                        self.folder, name, own, sent, fed, plain[images], photographs[images]
+                    )
 
     def damaged(self, until: int) -> dict[int, list[str]]:
         """The uploads of rounds before this one that are not there as they were recorded, by

@@ -104,14 +104,15 @@ class Series:
         """The images of its batch, named as the private images where those are known."""
         upload, header = self.first, self.first.header
         truth = upload.truth_file()
-        names = [f"{upload.name}/{place}" for place in range(header.batch)]
+        names = photographs = [f"{upload.name}/{place}" for place in range(header.batch)]
         if truth is not None:
             augments = header.recipe.get("augment", "none") != "none"
             names = [f"{name}@{header.round}" if augments else name for name in truth.image_ids]
+            photographs = list(truth.photographs)
         labels = header.labels or (None,) * header.batch
         return tuple(
-            ImageRecord(name, label, "none" if label is None else "file")
-            for name, label in zip(names, labels, strict=True)
+            ImageRecord(name, label, "none" if label is None else "file", group=photograph)
+            for name, label, photograph in zip(names, labels, photographs, strict=True)
         )
 
     def lacking(self, lost: Iterable[str]) -> str:

@@ -341,6 +341,7 @@ def write_upload(
     update: ClientUpdate,
     inputs: ClientInput | None = None,
     plain: Tensor | None = None,
+    photographs: Sequence[str] = (),
 ) -> Path:
     """Write an update of one step as an upload of this name; the file of its tensors. Files are
     renamed into place when they are complete, the header last.
@@ -348,6 +349,7 @@ def write_upload(
     header  the file of weights, which is there, and the label; round, kind and the like come from
             the update
     inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
+    photographs    what each image was cut from, where several may be crops of one
     """
     fields: dict[str, Any] = {field: getattr(update, field) for field in SHARED_WITH_UPDATE}
     fields |= {
@@ -365,8 +367,11 @@ def write_upload(
     if inputs is not None and plain is not None:
         kept = {"images": plain, "mask": inputs.mask, "permutation": inputs.permutation}
         told = {key: stored(tensor) for key, tensor in kept.items() if tensor is not None}
-        ids = json.dumps(list(inputs.image_ids))
-        save_tensors(there.truth_path, told, {"image_ids": ids}, digest=True)
+        ids = tuple(inputs.image_ids)
+        facts = {"image_ids": json.dumps(ids)}
+        if tuple(photographs) not in ((), ids):
+            facts["photographs"] = json.dumps(list(photographs))
+        save_tensors(there.truth_path, told, facts, digest=True)
     tensors = {key: stored(grad[0]) for key, grad in update.grads.items()}
     save_tensors(there.path, tensors, {}, digest=True)
     blank = UploadHeader(header.label, header.weights, header.mean, header.std)
@@ -434,7 +439,8 @@ def stored(tensor: Tensor) -> Tensor:
 
 TRUTH = FileKind(
     "an upload's private images: `images` (B, 3, S, S) from 0 to 1, one of `image_ids` for each in "
-    "the metadata, under MJP `mask` and `permutation` (B, N)",
+    "the metadata, and perhaps `photographs`, which several images may be crops of; under MJP "
+    "`mask` and `permutation` (B, N)",
     "Mend that file, or take it out to attack without scores.",
     4 << 30,
 )
@@ -459,17 +465,21 @@ class TruthFile:
     def __init__(self, path: Path) -> None:
         self.file = TensorFile(path, TRUTH)
         shapes, ids = self.file.shapes, self.file.metadata_value("image_ids")
+        photographs = self.file.metadata_value("photographs") or ids
         if shapes.keys() not in ({"images"}, {"images", "mask", "permutation"}):
             raise self._refusal(f"tensors of the names {shown(', '.join(shapes), 100)}")
         if self.file.dtypes["images"] not in FLOATS:
             raise self._refusal(f"entries of type {self.file.dtypes['images']}", "images")
-        usable = isinstance(ids, list) and all(
-            isinstance(name, str) and name.strip() and is_usable(name) for name in ids
-        )
-        if not usable or (len(set(ids)),) != shapes["images"][:1]:
-            got = f"{shown(ids, 100)} for images of the shape {shapes['images']}"
-            raise self._refusal(got, "image_ids")
+        for field, names in (("image_ids", ids), ("photographs", photographs)):
+            usable = isinstance(names, list) and all(
+                isinstance(name, str) and name.strip() and is_usable(name) for name in names
+            )
+            if not usable or (len(names),) != shapes["images"][:1] or len(set(ids)) < len(ids):
+                got = f"{shown(names, 100)} for images of the shape {shapes['images']}"
+                raise self._refusal(got, field)
         self.image_ids: tuple[str, ...] = tuple(ids)
+        self.photographs: tuple[str, ...] = tuple(photographs)
+        """What each image was cut from; where nothing is said of it, each is a photograph."""
 
     def check_shapes(self, batch: int, size: Size, patches: int) -> None:
         """Raise unless it holds the images of such a batch, for a model of this input size."""

@@ -330,6 +330,16 @@ def test_lines_are_rounds_and_series_and_keep_their_names_beside_a_damaged_one(
     assert [group.name for group in groups_of(folder)] == names
 
 
+def test_crops_of_one_photograph_are_drawn_together(folder: Path) -> None:
+    for path in folder.glob("truth/*"):
+        with safe_open(path, "pt") as file:
+            metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
+        save_file(load_file(path), path, metadata | {"photographs": '["one photograph"]'})
+    attacked(folder, **ONE)
+    line = read_contents([folder.parent / "run"]).lines[0]
+    assert (len(line.images), line.units) == (2, 1)
+
+
 def test_a_restored_upload_leaves_nothing_behind(folder: Path) -> None:
     """Nor does one that was damaged before another."""
     before = attacked(folder, **ONE)[1]
