@@ -136,6 +136,9 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     if arguments.uploads is not None:
         _refuse_idle_options(arguments, configured, arguments.uploads)
     experiment = with_only(experiment, arguments.only)
+    left_out = tuple(f"{name}=" for name in configured.models if name not in experiment.models)
+    weights = tuple(text for text in arguments.weights if not text.startswith(left_out))
+    arguments = dataclasses.replace(arguments, weights=weights)
     if arguments.published_only:
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:

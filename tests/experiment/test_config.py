@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -429,3 +430,13 @@ def test_a_file_of_ones_own_and_what_it_lacks(
     assert main(["attack", "own", "--weights", str(weights(tmp_path / MINE)), *places]) == 0
     (out,) = (tmp_path / "results/own").glob("mine-*")
     assert {entry["status"] for entry in cells(out)} == {"ok"}
+
+
+def test_weights_of_a_model_that_is_left_out_are_not_read(tmp_path: Path) -> None:
+    photographs(tmp_path / "images", 1)
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(one_cell(models={"ViT": TINY, "two": TINY})))
+    words = ["attack", str(config), "--images", str(tmp_path / "images"), "--device", "cpu"]
+    words += ["--out", str(tmp_path / "run"), "--weights", "two=lost.pth"]
+    assert main(words) == 2
+    assert main([*words, "--only", "ViT"]) == 0
