@@ -63,17 +63,6 @@ def test_a_run_and_its_report(place: Workplace) -> None:
         assert (place.run / "report" / name).is_file()
 
 
-def test_reports_of_what_is_no_run(place: Workplace) -> None:
-    out = place.root / "report"
-    for run in (place.images, place.root / "nothing", place.config):
-        code, said = place.command("report", run, "--out", out)
-        assert (code, run.name in said) == (2, True), said
-    assert place.command("report", "--out", out)[0] == 2
-    place.attack()
-    code, said = place.command("report", place.run, "--out", place.config)
-    assert (code, place.config.name in said) == (2, True)
-
-
 # the config's values as defaults ----------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -35,7 +34,6 @@ from tests.helpers.report_rows import (
     approved,
     cell,
     image_id,
-    image_row,
     intact,
     run_of,
     unscored_run,
@@ -243,28 +241,6 @@ def test_the_answer_is_about_the_round_that_leaks_most(tmp_path: Path, worst: in
     assert main.one_upload is not None
     assert f"{main.one_upload.exact} of {main.one_upload.of}" in made.verdict
     assert f"round {worst} " in made.verdict
-
-
-def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> None:
-    """Three lines on overlapping images, of which one attack failed on one and stored no grey."""
-    hits = {0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0, 4: 0.0, 5: 0.0, 6: 1.0}
-    images = {"patch_gradient": range(4), "patch_prior": range(2, 6), "oracle_inverse": [6]}
-    store = RunStore(tmp_path)
-    entries = {name: intact(name) for name in images}
-    entries["oracle_inverse"]["role"] = "ceiling"
-    store.write_cells(list(entries.values()))
-    for name in entries:
-        for i in images[name]:
-            grey, top1 = {"grey_psnr": 10.0 + i}, {"intact": hits[i]}
-            psnr = "failed" if i == 1 else 20.0
-            row = image_row(image_id(i), psnr, diagnostics=grey, top1=top1)
-            store.write(name, i, pd.DataFrame([row]).assign(run_id=name))
-    (client,) = card_of(tmp_path).rows
-    assert (client.accuracy, client.accuracy_n) == (50, 6)
-    assert client.floor is not None
-    assert client.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
-    assert (client.floor.n, client.floor.of, client.floor.above_20) == (6, 6, 0)
-    assert keys(client.one_upload) == "cut_short partly_inapplicable unfinished"
 
 
 @pytest.mark.parametrize("images", [(2, 6), (4, 6), (6, 4), (6, 6)])

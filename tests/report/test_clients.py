@@ -185,7 +185,7 @@ ALTERED = {"victim": "april_block"}
 FAR, NEAR = {"gradient_residual": 0.11}, {"gradient_residual": 0.1}
 ILL, WELL = {"cond_a": 2.0**25}, {"cond_a": 2.0**24}
 BATCH = MASKED | {"dal": True, "batch": 4}
-INT8, MINE = MASKED | {"defenses": "int8"}, {"defenses": "mine"}
+MINE = {"defenses": "mine"}
 SHARED: dict[str, Any] = {"planned_images": 2}
 
 BORDERS: list[tuple[list[Attack], str]] = [

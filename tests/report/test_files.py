@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from safetensors.torch import save_file
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.files import append_json_line
-from mjp_privacy.experiment.store import RunStore, write_pieces
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import write as data_files
 from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import ReportSummary, write_report
@@ -186,16 +185,6 @@ def file(name: str, text: str = "") -> Make:
     return make
 
 
-def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Make:
-    """Rows that another version might have written."""
-
-    def make(run: Path) -> None:
-        store = RunStore(small_run(run))
-        store.write("small", 0, change(store.read("small")))
-
-    return make
-
-
 def cells(*entries: dict[str, Any]) -> Make:
     """A run whose list has these cells and nothing else."""
     return lambda run: RunStore(run).write_cells(list(entries))
@@ -204,16 +193,6 @@ def cells(*entries: dict[str, Any]) -> Make:
 def of_pipes(run: Path) -> None:
     run.mkdir()
     os.mkfifo(run / f"cells.0001.{'0' * 16}.parquet")
-
-
-def broken_rows(run: Path) -> None:
-    RunStore(small_run(run)).files("small")[0].path.write_bytes(b"PAR1 no more")
-
-
-def an_image_twice(run: Path) -> None:
-    store = RunStore(small_run(run))
-    table = pq.read_table(store.files("small")[0].path)
-    write_pieces(store.folder("small"), "00000", table.schema, [table, table.slice(0, 1)])
 
 
 NAMELESS = {name: value for name, value in cell("x").items() if name != "attack"}
@@ -234,10 +213,6 @@ NO_RUNS: dict[str, tuple[Make, str]] = {
     "no cells": (cells(), "empty run"),
     "no rows": (cells(cell("x"), cell("y")), "2 cell(s)"),
     "no attack": (cells(NAMELESS), "without attack"),
-    "broken rows": (broken_rows, "rows/small/00000."),
-    "no status": (rewritten(lambda rows: rows.drop(columns="status")), "no column status"),
-    "an unknown status": (rewritten(lambda rows: rows.assign(status="fine")), "fine"),
-    "an image twice": (an_image_twice, "rows/small/"),
     "an unknown row of the paper": (lambda run: small_run(run, paper_row=MISSPELT), "DeiT-S+MJP a"),
 }
 

@@ -17,7 +17,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from mjp_privacy.cli import main
-from mjp_privacy.report.text import latex_text, markdown_text
+from mjp_privacy.report.text import latex_text
 from tests.helpers import runs
 from tests.report.test_charts import ELEMENTS
 from tests.report.test_page import Reader
@@ -122,20 +122,6 @@ def test_latex_compiles_and_runs_nothing_of_theirs(out: Path, tmp_path: Path) ->
 )
 def test_letters_in_disguise_are_escaped_in_latex(text: str, expected: str) -> None:
     assert latex_text(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("[a](x)", "[a][b]", "![a](x)", "<https://a.example>", "https://a.example"),
-        *("www.a.example", "_a_", "__a__", "*a*", "~~a~~", "`a`", "a@b.example"),
-        *("&lt;b&gt;", "<b>", "a_b", "$a$"),
-    ],
-)
-def test_markdown_shows_a_text_as_it_is(text: str) -> None:
-    rendered = MARKDOWN.render(f"| a |\n| --- |\n| {markdown_text(text)} |\n")
-    tags = set(re.findall(r"</?(\w+)", rendered))
-    assert tags <= {"table", "thead", "tbody", "tr", "th", "td"}
 
 
 @pytest.mark.parametrize("name", ["table.csv", "samples.csv", "pictures/index.csv"])

@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.statistics import Share, bootstrap_interval, median_interval
+from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report import comparisons
 from mjp_privacy.report.comparisons import measured_table
 from mjp_privacy.report.contents import read_contents
@@ -381,24 +381,6 @@ def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> No
 # over uploads and over batches --------------------------------------------------------------------
 
 
-def test_points_over_uploads_by_hand(tmp_path: Path) -> None:
-    curve_run(tmp_path, (0.27, 0.09))
-    points = read_contents([tmp_path]).points
-    assert points["attack"].unique().tolist() == ["multi_round"]
-    assert points["uploads"].tolist() == [1, 2, 4, 1, 2, 4]
-    assert points["gamma"].tolist() == [0.09] * 3 + [0.27] * 3
-    assert points["panel"].tolist() == [1] * 6
-    values, point = 60.0 + 12.0 / 1.27 + np.arange(5), points.iloc[4]
-    assert point["psnr_mean"] == pytest.approx(values.mean())
-    assert point["psnr_median"] == pytest.approx(np.median(values))
-    assert (point["psnr_mean_lo"], point["psnr_mean_hi"]) == bootstrap_interval(values)
-    assert (point["psnr_median_lo"], point["psnr_median_hi"]) == median_interval(values)
-    assert (point["n"], point["psnr_from_20"], point["psnr_exact"]) == (5, 100.0, 0)
-    assert (point["grey_mean"], point["ceiling_mean"]) == (11.0, 40.0)
-    capped = points.iloc[5]  # 180 dB and more
-    assert capped[["psnr_mean", "psnr_median", "psnr_median_hi"]].tolist() == [100.0] * 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -491,44 +473,6 @@ def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int)
 
 
 # the paper's table 5 ------------------------------------------------------------------------------
-
-VIT = {"model": "ViT-Ti", "architecture": "vit_tiny_patch16_224", "size": 192}
-VIT_MJP = {**VIT, "model": "ViT-Ti+MJP"}
-
-
-def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -> None:
-    """What really leaks is the best attack on the same client."""
-
-    def paper(model: str, setting: str) -> dict[str, Any]:
-        return {"paper_row": {"model": model, "setting": setting}, "planned_images": 2}
-
-    zero = {"zero_rows": 9.0}
-    run_of(
-        tmp_path,
-        (cell("april_c", **VIT_MJP, **MJP, **paper("DeiT-S+MJP", "c")), [8.0, 9.0], zero),
-        (cell("april_a", **VIT, **paper("ViT-S", "a")), [17.0, 19.0]),
-        (cell("april_64", **VIT, dtype="float64", **paper("ViT-S", "a")), [30.0, 31.0]),
-        (intact("patch_gradient", **VIT), [40.0, math.inf]),
-        (intact("masked_span", **VIT_MJP, **MJP), [22.0, 23.0], zero),
-        (cell("april_b", **VIT, setting="b", gamma=0.9, **paper("ViT-S", "b")), [15.0, 16.0]),
-    )
-    table = read_contents([tmp_path]).table5
-    assert table is not None
-    rows = table.rows
-    assert [row[:4] for row in rows] == [
-        ("(1)", "ViT-Ti", "a", "–"),
-        ("", "the paper's ViT-S", "a", "–"),
-        ("(2)", "ViT-Ti", "b", ".9"),
-        ("", "the paper's ViT-S", "b", "–"),
-        ("(4)", "ViT-Ti+MJP", "c", ".27"),
-        ("", "the paper's DeiT-S+MJP", "c", "–"),
-    ]
-    assert rows[0][7] == "18.18"  # in the paper's variant
-    assert rows[1][4:10] == ("78.1", ".0278", ".0039", "19.27", ".5203", ".3623")
-    assert rows[0][10] == "1 of 2 exactly: patch_gradient"
-    assert rows[2][10] == "not run"
-    assert rows[4][10].startswith("0 of 2 exactly, 2 at 20 dB")
-    assert {rows[at][10] for at in (1, 3, 5)} == {""}
 
 
 def test_table5_keeps_a_model_that_ran_in_another_precision_alone(tmp_path: Path) -> None:

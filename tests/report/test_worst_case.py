@@ -15,9 +15,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.figures import VARIANTS, build_tables
 from mjp_privacy.report.worst_case import DerivedLine
-from tests.helpers.card_run import card_run
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import (
     cell,
@@ -45,24 +43,6 @@ def psnr_of(line: DerivedLine) -> list[float]:
 
 
 # by hand ------------------------------------------------------------------------------------------
-
-
-def test_a_derived_line_keeps_what_is_of_the_image_alone(tmp_path: Path) -> None:
-    """Its scores are made again in `test_approved_files.py`. Controls are never chosen, though one
-    has a picture of the image that nobody has."""
-    derived = derived_of(card_run(tmp_path))
-    worst, choice = (derived[f"{rule}, {ONE}"] for rule in ("worst_case", "attackers_choice"))
-    assert choice.counts == {"masked_span": 1, "pixel_lattice": 3}
-    for line in (worst, choice):
-        status, reason = outcome(line, "3.png")
-        assert status == "failed"
-        assert all(f"{member.attack} says so" in reason for member in line.members)
-        frame = build_tables([], [line])[VARIANTS.index("standard")].frame.iloc[0]
-        assert (frame["n"], frame["n_failed"], frame["lpips_n"]) == (4, 1, 4)
-        assert math.isnan(frame["ceiling_distance"])
-    assert list(worst.scored("grey_psnr", "diagnostic")) == [11.0, 10.5, 12.25, 10.0]
-    assert list(worst.scored("top1", "intact")) == [0.0, 1.0, 1.0, 1.0]
-    assert not worst.count("cond_a", "diagnostic") + worst.count("top1", "altered")
 
 
 def test_of_exact_pictures_one_that_assumes_less_is_taken(tmp_path: Path) -> None:
