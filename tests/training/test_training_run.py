@@ -21,7 +21,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import processes, run_files
-from mjp_privacy.training.batches import Batches
+from mjp_privacy.training.batches import Batches, find_examples
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.processes import RoundedProducts, rounds_products
@@ -352,6 +352,20 @@ def test_classes_must_be_the_models(here: dict[str, Any], tmp_path: Path) -> Non
         folder.rename(data / ("n01440764", "n01443537", "n01484850")[label])
     with pytest.raises(UserError, match=r"label 3, 4.*synset"):
         train(small(model={"num_classes": 5}), **{**here, "out": tmp_path / "synsets"})
+
+
+def test_class_folders_may_hold_folders(tmp_path: Path) -> None:
+    """The class is the outer one, also of validation images."""
+    flat, nested = (class_folders(tmp_path / name, images=2) for name in ("flat", "nested"))
+    for folder in nested.iterdir():
+        for file in [*folder.iterdir()]:
+            (folder / "images").mkdir(exist_ok=True)
+            file.rename(folder / "images" / file.name)
+    config = small(recipe={"batch": 2})
+    assert find_examples(config, nested, flat)[1] is not None
+    (shutil.copytree(nested, tmp_path / "val") / "class_1").rename(tmp_path / "val" / "class_9")
+    with pytest.raises(UserError, match="class_2"):
+        find_examples(config, nested, tmp_path / "val")
 
 
 # the command --------------------------------------------------------------------------------------
