@@ -214,7 +214,11 @@ class Run:
             engine, remark = settled(self.engine, self.plan, self.foreseen, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
-                self._say_lost(known)
+                if known.lost:
+                    self.progress.say(
+                        f"{known.lost}, the list of cells, is damaged or missing: it is written "
+                        "anew, as its copy has it"
+                    )
                 with one_thread():
                     if engine.kind == "here":
                         self._here()
@@ -361,22 +365,6 @@ class Run:
             say(f"{model}: FAILED. {reason}")
         for line in self.foreseen.lines:
             say(f"not applicable: {line}")
-
-    def _say_lost(self, known: CellList) -> None:
-        """Say that the list of cells was lost, and which lines this command cannot list again."""
-        if known.lost:
-            self.progress.say(
-                f"{known.lost}, the list of cells, is damaged or missing: it is written anew, with "
-                "the cells that rows tell of"
-            )
-        others = [of for of in known.undecided if str(of.get("cell_key")) not in self.listed]
-        if others:
-            names = known._replace(undecided=others).undecided_lines
-            self.progress.say(
-                f"{counted(len(others), 'line')} with rows of several models, labels or options "
-                "are in no table, for the lost list alone knew which of them count: "
-                f"{first_of(names, PLACES)}. The command that made them shows them again"
-            )
 
     # while the work goes on ---------------------------------------------------------------------
 
