@@ -246,6 +246,10 @@ class Federation:
             self.journal.say(
                 f"record.images: {recorded} are recorded; the data have no {record.images}"
             )
+        images = {"train_images": self.task.train, "test_images": self.task.test or ()}
+        for name, taken in images.items():
+            if len(taken) < (getattr(self.config, name) or 0) and taken:
+                self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
         self._name_lost_uploads()
