@@ -167,7 +167,9 @@ def test_what_an_attack_of_the_config_reads_is_recorded(tmp_path: Path, attack: 
     names = {name for name, _ in model.named_parameters()}
     read = {*find_attack(attack).needs(model)} & names  # type: ignore[union-attr]
     assert read <= {*kept_names(federation.config, model)} < names
-    asked = task(tmp_path, record={"parameters": ["cls_token"]}, attacks=[{"name": attack}])
+    asked = task(
+        tmp_path, record={"rounds": [0], "parameters": ["cls_token"]}, attacks=[{"name": attack}]
+    )
     assert kept_names(asked.config, model) == ("cls_token",)
 
 
@@ -220,6 +222,8 @@ def test_images_are_dealt_out(tmp_path: Path) -> None:
         dirichlet([0, 1, 2], 3, alpha=0.01, least=2, seed=0)
     with pytest.raises(UserError, match=r"clients\.number"):
         task(tmp_path, clients={"number": 500})
+    with pytest.raises(UserError, match=r"client\.dal"):  # the model has nothing to localize with
+        task(tmp_path, client={"batch": 3, "dal": True})
 
 
 def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
