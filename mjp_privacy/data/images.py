@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,17 +263,29 @@ def load_images(
     labels: str | Path | None = None,
     limit: int | None = None,
     seed: int = 0,
+    on_error: Callable[[ImageError], object] | None = None,
 ) -> Iterator[LoadedImage]:
     """Images of a folder or zip as (image (3, size, size) float32 in [0, 1], label, image_id).
 
     `limit` and `seed` choose as `spread_subset` does. An image that cannot be read raises
-    ImageError when its turn comes, mistakes in the arguments a UserError at once.
+    ImageError, or is left out and `on_error` called with it.
     """
-    preprocessing, source = Preprocessing(size), open_images(path, labels)
-    return (
-        LoadedImage(preprocessing(source.decode(record)), record.label, record.image_id)
-        for record in spread_subset(source.records, limit, seed)
-    )
+    preprocessing = Preprocessing(size)
+    source = open_images(path, labels)
+    records = spread_subset(source.records, limit, seed)
+
+    def loaded() -> Iterator[LoadedImage]:
+        for record in records:
+            try:
+                picture = source.decode(record)
+            except ImageError as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+                continue
+            yield LoadedImage(preprocessing(picture), record.label, record.image_id)
+
+    return loaded()  # so that mistakes in the arguments are said at once
 
 
 # ------------------------------------------------------------------------------------------------

@@ -119,6 +119,9 @@ def test_load_images(tmp_path: Path) -> None:
     limited = load_images(folder, size=8, limit=2, seed=0)
     assert [item.image_id for item in limited] == [item.image_id for item in loaded[:2]]
     (folder / "c.png").write_bytes(b"")
+    errors: list[ImageError] = []
+    assert len(list(load_images(folder, size=8, on_error=errors.append))) == 6
+    assert [error.image_id for error in errors] == ["c.png"]
     with pytest.raises(ImageError, match=r"c\.png: .*0 bytes"):
         list(load_images(folder, size=8))
     with pytest.raises(UserError):  # at the call, not at the first image
