@@ -75,9 +75,8 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
-	for name in april pipeline scores start workers growth; do \
+	for name in april pipeline scores growth; do \
 	  $(BIN)/python -W ignore -m benchmarks.$$name || exit 1; done
-	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.large_store "$$(mktemp -d)/run" --scores 5e5 --side 96 --report
 
 clean:

@@ -124,9 +124,10 @@ def image(first: int, number: int = 1) -> Iterator[None]:
 @contextmanager
 def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
     """Give what is done inside so much time for each image; OverBudget where it takes far more."""
+    import torch
     from torch.overrides import TorchFunctionMode
 
-    budget = Budget(seconds, images)
+    budget, gradients = Budget(seconds, images), torch.is_grad_enabled()
 
     class Watch(TorchFunctionMode):
         """Looks at the clock at each call of torch."""
@@ -143,4 +144,5 @@ def limited(seconds: float, images: int = 1) -> Iterator[Budget]:
             budget.begin()
             yield budget
     finally:
+        torch.set_grad_enabled(gradients)  # it may have been stopped as it left `no_grad`
         _current.reset(token)

@@ -38,11 +38,11 @@ HEAD = (
 )
 
 
-def main(images: int = 16, repeats: int = 5, device: str = "cpu") -> None:
+def main(images: int = 16, repeats: int = 5) -> None:
     facts, rows = machine(), []
     for label, (name, size) in MODELS.items():
         for dtype in ROUNDING:
-            model = victim(name, size, device, dtype)
+            model = victim(name, size, dtype)
             for row in compared(model, images, repeats):
                 rows.append({"model": label, "dtype": str(dtype).removeprefix("torch."), **row})
     table = [line(row) for row in rows if row["dtype"] == "float32"]
@@ -62,12 +62,12 @@ def line(row: Mapping[str, Any]) -> Row:
     )
 
 
-def victim(name: str, size: int, device: str, dtype: torch.dtype) -> LoadedModel:
+def victim(name: str, size: int, dtype: torch.dtype) -> LoadedModel:
     """Untrained weights: the time does not depend on them."""
     model = load_model(
         name, checkpoint="random", img_size=size, num_classes=1000, mean=0.5, std=0.5
     )
-    altered = with_closed_form_block(model).to(device, dtype).eval()
+    altered = with_closed_form_block(model).to(dtype).eval()
     assert isinstance(altered, LoadedModel)
     return altered
 

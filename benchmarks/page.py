@@ -54,22 +54,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def alternate(ways: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """Runs every way once in each repeat, in the order given."""
+    """Runs every way once in each repeat, in the order given, all on the CPU."""
     timings = {name: Timing() for name in ways}
     for _ in range(repeats):
         for name, work in ways.items():
-            _wait_for_the_device()
             wall, cpu = time.perf_counter(), time.process_time()
             timings[name].result = work()
-            _wait_for_the_device()
             timings[name].wall.append(time.perf_counter() - wall)
             timings[name].cpu.append(time.process_time() - cpu)
     return timings
-
-
-def _wait_for_the_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def ratio(slow: Timing, fast: Timing, clock: str = "wall") -> dict[str, float]:
@@ -97,7 +90,6 @@ def machine() -> dict[str, Any]:
         "processor": f"{processor}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -124,7 +116,7 @@ def with_tables(text: str) -> str:
     for file in RESULTS.glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
         facts = content["machine"]
-        where = facts["gpu"] or f"{facts['processor']}, {facts['cores']} cores"
+        where = f"{facts['processor']}, {facts['cores']} cores"
         told = f"{where}; {facts['threads']} thread(s), torch {facts['torch']}."
         begin, end = (f"<!-- table: {file.stem} {place} -->" for place in ("begin", "end"))
         table = f"{begin}\n{markdown(content['table'])}\n\n{told}\n{end}"

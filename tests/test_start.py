@@ -1,4 +1,4 @@
-"""What a command imports before it does anything: modules are counted, seconds in benchmarks."""
+"""What a command imports before it does anything: modules are counted."""
 
 import json
 import os

@@ -25,9 +25,8 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from pyarrow.parquet import ParquetFile, read_table
+from pyarrow.parquet import ParquetFile
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.block_file import by_image
@@ -48,17 +47,11 @@ class OldRun:
         self.damaged: dict[str, None] = {}  # what is left out: files, or lines of them, in order
         try:
             content = json.loads((root / "cells.json").read_bytes())
-            written_in, self.cells = content.get("format", 1), [dict(c) for c in content["cells"]]
+            written_in, self.cells = content.get("format"), [dict(c) for c in content["cells"]]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             written_in, self.cells = type(error).__name__, []
-        self.sealed = written_in == 2  # format 1 has neither seals nor checksums
-        if written_in not in (1, 2) or not self.whole(root / "cells.json"):
-            raise UserError(f"{root}: expected a whole cells.json of format 1 or 2; {written_in}")
-
-    @cached_property
-    def adopted(self) -> dict[str, str]:
-        """The digests of files that were there before there were seals."""
-        return self.whole_json("adopted.json").get("files", {})
+        if written_in != 2 or not self.whole(root / "cells.json"):
+            raise UserError(f"{root}: expected a whole cells.json of format 2; got {written_in}")
 
     def whole_json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file; {} where there is none or it is damaged."""
@@ -70,8 +63,6 @@ class OldRun:
             return False
         place = path.relative_to(self.root).as_posix()
         digest, written = seal_of(path) if path.is_file() else ("", None)
-        if written is None and path.name != "adopted.json" and is_readable(path):
-            written = self.adopted.get(place) if self.sealed else digest
         self.damaged |= {} if digest == written else {place: None}
         return digest == written
 
@@ -86,9 +77,9 @@ class OldRun:
                 line += b"\n" + pieces.pop(0)
             body = line[: -8 - len(before + after)]
             fits = line == body + before + b"%08x" % zlib.crc32(body) + after
-            damaged += self.sealed and not fits
-            if fits or not self.sealed:
-                kept.append((body + end if fits else line).decode(errors="replace"))
+            damaged += not fits
+            if fits:
+                kept.append((body + end).decode(errors="replace"))
         self.damaged |= {f"{name}: {damaged} line(s)": None} if damaged else {}
         return kept
 
@@ -165,9 +156,6 @@ class OldRun:
         for path in (*self.root.glob("*.yaml"), *self.root.glob("experiments/*.yaml")):
             if self.whole(path):
                 shutil.copyfile(path, store.root / path.relative_to(self.root))
-        for cell in self.cells:
-            if isinstance(cell.get("withhold"), list):  # as the first versions wrote it
-                cell["withhold"] = ", ".join(cell["withhold"])
         cells, about = {cell["run_id"]: cell for cell in self.cells}, dict[str, Any]()
         if (path := store.root / "experiment.yaml").is_file():
             about["made_with"] = yaml.safe_load(path.read_text()).get("made_with", {})
@@ -217,15 +205,6 @@ def seal_of(path: Path) -> tuple[str, str | None]:
     at = found[-1 if begin else 0].start(1)
     digest = hashlib.sha256(content[:at] + b"0" * 64 + content[at + 64 :])
     return digest.hexdigest(), content[at : at + 64].decode()
-
-
-def is_readable(path: Path) -> bool:
-    """Whether a file without a seal can be read to its end."""
-    readers = {".parquet": read_table, ".safetensors": load_file}
-    try:
-        return readers.get(path.suffix, Path.read_bytes)(path) is not None
-    except Exception:  # of whatever library
-        return False
 
 
 def main(words: list[str] | None = None) -> int:

@@ -4,10 +4,10 @@
     spread:  {paper: 4, evaluation: a/summary.csv, seeds: [0, 1], against: A, fixed: …}
     noise:   {evaluation: a/summary.csv, seeds: [0, 1], fixed: {consistency: [B]}}
 
-Both files call a model ROW_SEED (`G_0`, `gamma_0.09_1`), as `tools/ablations.py` does. Models of
-one seed share their start and the order of images, so a row's figure is taken as
-(row) + (seed) + noise, and the noise's variance is that of a two-way table without repetition: one
-estimate for all rows, because two seeds say little of one row alone. `fixed` rows have none.
+Both files call a model ROW_SEED (`G_0`, `gamma_0.09_1`). Models of one seed share their start and
+the order of images, so a row's figure is taken as (row) + (seed) + noise, and the noise's variance
+is that of a two-way table without repetition: one estimate for all rows, because two seeds say
+little of one row alone. `fixed` rows have none.
 """
 
 from __future__ import annotations

@@ -271,29 +271,20 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def check_own(out: Path, command: str, own: Collection[str]) -> None:
+def check_own(out: Path, command: str, own: Collection[str] = ()) -> None:
     """Raise where the --out of a command that starts anew each time holds anything but files of
     these names, or patterns, as an earlier call left them: somebody's would be written over."""
-    if others := other_files(out, own):
-        raise holds_others(out, others, f"an earlier --out of `{command}`", "or move them away")
-
-
-def other_files(folder: Path, own: Collection[str] = ()) -> list[str]:
-    """What lies in a folder, hidden files aside, and has none of these names, or patterns; nothing
-    of a folder that is not there."""
     try:
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except (OSError, ValueError):  # whoever makes it says why it cannot
-        return []
-    return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
-
-
-def holds_others(out: Path, names: Sequence[str], expected: str, do: str) -> UserError:
-    """The error for an --out in which these files lie, and none of what is expected."""
-    return UserError(
-        f"--out {shown(out)}: expected {expected}, or an empty or new one; got one with other "
-        f"files ({shown(first_of(names, 2))}). Give another --out, {do}."
-    )
+        names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError):  # it is not there, or whoever makes it says why it cannot
+        return
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+    if others:
+        raise UserError(
+            f"--out {shown(out)}: expected an earlier --out of `{command}`, or an empty or new "
+            f"one; got one with other files ({shown(first_of(others, 2))}). Give another --out, or "
+            "move them away."
+        )
 
 
 def check_each_once(folders: Sequence[Path], what: str) -> None:

@@ -263,7 +263,6 @@ def load_images(
     labels: str | Path | None = None,
     limit: int | None = None,
     seed: int = 0,
-    min_side: int = 1,
     on_error: Callable[[ImageError], object] | None = None,
 ) -> Iterator[LoadedImage]:
     """Images of a folder or zip as (image (3, size, size) float32 in [0, 1], label, image_id).
@@ -278,7 +277,7 @@ def load_images(
     def loaded() -> Iterator[LoadedImage]:
         for record in records:
             try:
-                picture = source.decode(record, min_side=min_side)
+                picture = source.decode(record)
             except ImageError as error:
                 if on_error is None:
                     raise

@@ -71,7 +71,7 @@ def with_published_attacks(experiment: Experiment) -> Experiment:
         for entry in experiment.grid
         if (kept := tuple(a.title for a in attacks_of(entry, experiment) if a in attacks))
     )
-    if not grid:
+    if not attacks or (experiment.grid and not grid):
         raise UserError(
             f"--published-only: {experiment.name!r} has no attack that the paper ran; expected "
             "april among its attacks. Run it without --published-only, or take table5."

@@ -182,8 +182,7 @@ class Recorded(UploadSource):
         replace; a folder that was moved since has the same uploads. No images are looked for: the
         groups' digests are part of their run_ids."""
         with suppress(NoRun):
-            known = store.cell_list()
-            for line in (*known.cells, *known.undecided):
+            for line in store.read_cells():
                 if line.get("data") != self.data or line.get("data_place") in (None, self.place):
                     continue
                 group = self.groups.get(str(line["model"]))

@@ -69,7 +69,6 @@ def run_experiment(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
-    into: bool = False,
     add: bool = False,
 ) -> RunSummary:
     """Attack every image in every cell. Called again, it does only what is not finished yet.
@@ -90,7 +89,6 @@ def run_experiment(
     engine   who does the work: None or "here", this process; "local", "ray" or "slurm"; the YAML
              file of a site; or an EngineConfig, such as EngineConfig(kind="local", workers=2).
              Whoever does it works with one thread, and makes the same rows
-    into     whether `out` may hold other files and no run
     add      whether it may hold another experiment, with which this one shares a table then
     """
     check_stale(stale)
@@ -121,7 +119,7 @@ def run_experiment(
     source.check_withheld()
     source.choose(limit)
     keep_apart(out, {"--images": path, "--labels": labels})
-    root = run_root(Path(out), into)
+    root = run_root(Path(out))
     places: dict[str, Any] = {
         "images": str(path),
         "labels": None if labels is None else str(labels),
@@ -144,7 +142,6 @@ def attack_uploads(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
-    into: bool = False,
     add: bool = False,
 ) -> RunSummary:
     """Attack every recorded upload of a folder. Called again, it does only what is not finished.
@@ -154,7 +151,7 @@ def attack_uploads(
     experiment  names the attacks; models and clients are those of the uploads
     limit       number of images for each line of the table; at least one step of a client is read
     stale       as in `run_experiment`; a defence's code does not count, for it ran before
-    engine, into, add   as in `run_experiment`
+    engine, add   as in `run_experiment`
     """
     check_stale(stale)
     experiment = with_changes(experiment, attack_seconds=attack_seconds)
@@ -166,7 +163,7 @@ def attack_uploads(
     here, there = devices(device, workers)
     source = Recorded(Path(folder), examined.known, here, examined.reasons, limit)
     places: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": source.refused}
-    root = run_root(Path(out), into)
+    root = run_root(Path(out))
     job = Job.of(source.experiment(experiment), root, there, stale, **places)
     return Run(root, job, source, workers, add, examined.remarks).run()
 
@@ -214,7 +211,11 @@ class Run:
             engine, remark = settled(self.engine, self.plan, self.foreseen, job.device)
             with Progress("attack", self.plan.units, "images", self.root / LOG) as self.progress:
                 self._say_start(damaged, absent, engine, remark)
-                self._say_lost(known)
+                if known.lost:
+                    self.progress.say(
+                        f"{known.lost}, the list of cells, is damaged or missing: it is written "
+                        "anew, as its copy has it"
+                    )
                 with one_thread():
                     if engine.kind == "here":
                         self._here()
@@ -361,22 +362,6 @@ class Run:
             say(f"{model}: FAILED. {reason}")
         for line in self.foreseen.lines:
             say(f"not applicable: {line}")
-
-    def _say_lost(self, known: CellList) -> None:
-        """Say that the list of cells was lost, and which lines this command cannot list again."""
-        if known.lost:
-            self.progress.say(
-                f"{known.lost}, the list of cells, is damaged or missing: it is written anew, with "
-                "the cells that rows tell of"
-            )
-        others = [of for of in known.undecided if str(of.get("cell_key")) not in self.listed]
-        if others:
-            names = known._replace(undecided=others).undecided_lines
-            self.progress.say(
-                f"{counted(len(others), 'line')} with rows of several models, labels or options "
-                "are in no table, for the lost list alone knew which of them count: "
-                f"{first_of(names, PLACES)}. The command that made them shows them again"
-            )
 
     # while the work goes on ---------------------------------------------------------------------
 

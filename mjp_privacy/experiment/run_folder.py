@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import holds_others, other_files, output_folder
+from mjp_privacy.core.files import check_own, output_folder
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Experiment, expand, load_experiment
@@ -67,13 +67,11 @@ def run_folder(
     return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
 
-def run_root(out: Path, into: bool) -> Path:
+def run_root(out: Path) -> Path:
     """The folder given as --out, made if it is not there. Raises for a folder with other things in
-    it and no run, somebody's photographs, or a slip; into: unless that is meant."""
-    names = other_files(out)
-    is_run = any((out / name).exists() for name in OF_A_RUN) or stored_files(out)
-    if names and not is_run and not into:
-        raise holds_others(out, names, "a run's folder", "or --into to write beside them")
+    it and no run: somebody's photographs, or a slip."""
+    if not (any((out / name).exists() for name in OF_A_RUN) or stored_files(out)):
+        check_own(out, "mjp attack")
     return output_folder(out)
 
 

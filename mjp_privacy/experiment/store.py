@@ -2,6 +2,7 @@
 
     RUN/rows/CELL/BLOCK.TRY.DIGEST.parquet  a row for each image of the block, with its pictures
     RUN/cells.TRY.DIGEST.parquet            a row for each cell: all that its rows have in common
+    RUN/copy.TRY.DIGEST.parquet             the same, read where that is damaged or missing
     RUN/experiment.yaml, experiments/       the resolved experiments that filled the folder
     RUN/damaged/                            files whose content is not the one they are named after
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
@@ -46,7 +48,7 @@ from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.files import fsync, write_atomically
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there
-from mjp_privacy.core.text import first_of, shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.block_file import (
     ABOUT,
     OF_IMAGE,
@@ -82,6 +84,7 @@ FULL = 64 << 20  # bytes of a file that compaction adds nothing to: damage costs
 KEPT = 4  # files whose pictures a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
+LISTS = ("cells", "copy")
 CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else of them
 
 CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
@@ -105,7 +108,7 @@ class StoredFile(NamedTuple):
     def is_whole(self) -> bool:
         """Whether it is the file that was written here, bit for bit; one that is gone is."""
         try:
-            if self.block != "cells":
+            if self.block not in LISTS:
                 about_of(self.path)  # refused where it is of another cell
             return digest_of(self.path) == self.digest
         except Unreadable:  # it may be sound
@@ -119,29 +122,7 @@ class CellList(NamedTuple):
 
     cells: Sequence[dict[str, Any]]
     lost: str = ""
-    """The name of their list where it is damaged or missing; then rows tell of the cells."""
-    undecided: Sequence[dict[str, Any]] = ()
-    """A cell of each line that has rows under several run_ids, as of two models of one name: the
-    list alone knew which of them count."""
-
-    def certain(self, root: Path) -> list[dict[str, Any]]:
-        """The cells; a UserError where rows do not tell which of them count."""
-        if self.undecided:
-            raise UserError(
-                f"{shown(root)}: {shown(self.lost)} is damaged or missing, and it alone knew which "
-                f"rows count of {first_of(self.undecided_lines, 3)}: there are some of several "
-                "models, labels or options. Run the attack whose rows count again, which writes "
-                "the list anew."
-            )
-        return list(self.cells)
-
-    @property
-    def undecided_lines(self) -> list[str]:
-        """What the undecided lines are called: "ViT (a) april"."""
-        return [
-            shown(f"{cell['model']} ({cell['setting']}) {cell['attack']}")
-            for cell in self.undecided
-        ]
+    """The name of their list where it is damaged or missing, so that its copy was read."""
 
 
 class Unit(NamedTuple):
@@ -367,55 +348,38 @@ class RunStore:
                 columns[name] = pa.array([json.dumps(value) for value in values])
         table = pa.table({**columns, FACTS: [json.dumps(dict(cell)) for cell in cells]})
         before = stored_files(self.root)
-        write_pieces(self.root, "cells", table.schema, [table])
+        path = write_pieces(self.root, LISTS[0], table.schema, [table])
+        copy = path.with_name(path.name.replace(*LISTS, 1))
+        write_atomically(copy, lambda place: shutil.copyfile(path, place), durable=True)
         for file in before:
             file.path.unlink(missing_ok=True)
 
     def read_cells(self) -> list[dict[str, Any]]:
-        """The cells of the folder, those of the last command first. UserError where their list is
-        lost and rows do not tell which of them count."""
-        return self.cell_list().certain(self.root)
+        """The cells of the folder, those of the last command first."""
+        return list(self.cell_list().cells)
 
     def cell_list(self) -> CellList:
-        """The list of cells; where it is damaged or missing, what rows tell of them."""
+        """The list of cells or, where it is damaged or missing, its copy."""
         self.check_format()
-        lost = "cells.….parquet"
         for _ in range(TRIES):
-            lists = [file for file in stored_files(self.root) if file.block == "cells"]
-            if not lists:  # it is missing, or the next one took its place while names were read
-                continue
-            last = lists[-1]  # an older one, which a killed command left, may be of other models
-            lost = last.path.name
-            try:
-                if last.path not in self.left_out and last.is_whole:
-                    return CellList(_cells_in(last.path))
-                break
-            except NoFile:  # the next list has taken its place
-                continue
-        return self._told_by_rows(lost)
-
-    def _told_by_rows(self, lost: str) -> CellList:
-        """The cells of which the metadata of rows tell, those that were written first first."""
-        told = [about[-1] for r in self.stored_cells() if (about := self.about(r))]
-        if not told:
-            raise NoRun(
-                f"{self.root} is not a run folder: expected cells.….parquet in it, as mjp attack "
-                "writes it. Give the folder that was the --out of a run."
-            )
-        told.sort(key=lambda about: about.get("written", 0.0))
-        by_line: dict[str, list[dict[str, Any]]] = {}
-        for cell in (about["cell"] for about in told if isinstance(about.get("cell"), dict)):
-            by_line.setdefault(str(cell.get("cell_key", cell.get("run_id"))), []).append(cell)
-        lines = list(by_line.values())
-        return CellList(
-            [of_line[0] for of_line in lines if len(of_line) == 1],
-            lost,
-            [of_line[-1] for of_line in lines if len(of_line) > 1],
+            lost, files = "cells.….parquet", stored_files(self.root)
+            # an older list, which a killed command left, may be of other models
+            for file in (file for file in files if file.attempt == files[-1].attempt):
+                try:
+                    if file.path not in self.left_out and file.is_whole:
+                        cells = _cells_in(file.path)
+                        return CellList(cells, "" if file.block == LISTS[0] else lost)
+                except NoFile:  # the next list has taken its place
+                    break
+                lost = file.path.name
+        raise NoRun(
+            f"{self.root} is not a run folder: expected cells.….parquet or its copy in it, as mjp "
+            "attack writes them. Give the folder that was the --out of a run, or run it again."
         )
 
     def check_format(self) -> None:
         """Raise for a folder that an earlier version wrote: it has no list of cells of this one."""
-        if any(file.block == "cells" for file in stored_files(self.root)):
+        if stored_files(self.root):
             return
         paths = [self.root / "cells.json", *self.root.glob("rows/*/*.parquet")]
         old = (path.name for path in paths if is_there(path) and not NAME.fullmatch(path.name))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -114,6 +115,8 @@ def federate(argv: list[str], usage: Usage) -> int:
             "Give another --out, or move it away."
         )
     use_threads(arguments.threads)
+    if arguments.threads is not None:  # Flower's processes, too
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     with working_in(out):  # from the first round to the picture
         entry = ENGINES[arguments.engine]
         trained = entry.load()

@@ -192,6 +192,11 @@ def _check(config: FederationConfig, where: str) -> None:
             "none, flip or crop; mixup would mix images of different clients",
         ),
         (
+            config.attacks and not config.record.rounds,
+            "record.rounds",
+            "rounds whose uploads the attacks read, or no attacks; got none",
+        ),
+        (
             late,
             "record.rounds",
             f"rounds in which a probe can begin, whose uploads take {longest} of {config.rounds} "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
@@ -38,7 +38,6 @@ from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import ServerState, Task, Weights
 from mjp_privacy.interfaces import ClientUpdate, Control
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.tensor_files import TensorFile, check_digest
 from mjp_privacy.training.run_files import (
     CHECKPOINT,
     FEDERATION,
@@ -54,14 +53,8 @@ from mjp_privacy.training.run_files import (
     load_checkpoint,
     save_checkpoint,
 )
-from mjp_privacy.uploads.record import (
-    WEIGHTS_FILE,
-    Upload,
-    UploadHeader,
-    record_weights,
-    save_weights,
-    write_upload,
-)
+from mjp_privacy.uploads.folder import examine
+from mjp_privacy.uploads.record import UploadHeader, record_weights, save_weights, write_upload
 
 # what its folder holds ----------------------------------------------------------------------------
 
@@ -161,15 +154,10 @@ class Recorder:
                     names = [f"{kind}_r{start:05d}_{n:03d}_at{round:05d}" for n in numbers]
                     yield probe, start, names
 
-    def record(
-        self, weights: Mapping[str, Tensor], round: int, only: Collection[str] | None = None
-    ) -> None:
-        """Write the probes' uploads of a round, or those with these names."""
+    def record(self, weights: Mapping[str, Tensor], round: int) -> None:
+        """Write the probes' uploads of a round."""
         config, task = self.task.config, self.task
         for probe, start, names in self.due(round):
-            wanted = names if only is None else [name for name in names if name in only]
-            if not wanted:
-                continue
             client = probe_client(config.client, probe)
             feeding = task.feeding(client)
             whole = self.whole(probe)
@@ -183,47 +171,11 @@ class Recorder:
             plain = feeding.photographs(task.pixels(places), task.ids(places), round)
             photographs = [task.train.records[place].group for place in places]
             for step, name in enumerate(names):
-                if name in wanted:
-                    own = replace(header, series=name.partition("_at")[0])
-                    images = slice(step * probe.batch, (step + 1) * probe.batch)
-                    sent, fed = update.part(slice(step, step + 1)), inputs[0].part(images)
-                    write_upload(
-                        self.folder, name, own, sent, fed, plain[images], photographs[images]
-                    )
-
-    def damaged(self, until: int) -> dict[int, list[str]]:
-        """The uploads of rounds before this one that are not there as they were recorded, by
-        round."""
-        damaged = {r: list(filter(self._is_damaged, self._names(r))) for r in range(until)}
-        return {round: names for round, names in damaged.items() if names}
-
-    def weights(self, round: int) -> Mapping[str, Tensor] | None:
-        """The weights before a round, as they were recorded with its uploads; None where no header
-        names them any more, or their file is damaged."""
-        for name in self._names(round):
-            with suppress(UserError):
-                return TensorFile(self._opened(name).weights_path, WEIGHTS_FILE).tensors()
-        return None
-
-    def _names(self, round: int) -> list[str]:
-        return [name for _, _, names in self.due(round) for name in names]
-
-    def _opened(self, name: str) -> Upload:
-        """An upload whose header and weights are sound; UserError where they are not."""
-        upload = Upload.load(self.folder / f"{name}.json")
-        upload.check_weights()
-        check_digest(upload.weights_path, WEIGHTS_FILE)
-        return upload
-
-    def _is_damaged(self, name: str) -> bool:
-        """Whether a file of an upload, or of its weights, is missing or another one."""
-        try:
-            upload = self._opened(name)
-            upload.check_seals()
-            upload.tensor_file()
-            return upload.truth_file() is None
-        except UserError:
-            return True
+                own = replace(header, series=name.partition("_at")[0])
+                images = slice(step * probe.batch, (step + 1) * probe.batch)
+                sent, fed = update.part(slice(step, step + 1)), inputs[0].part(images)
+                cut_from = photographs[images]
+                write_upload(self.folder, name, own, sent, fed, plain[images], cut_from)
 
 
 def header_of(
@@ -262,8 +214,6 @@ def sent_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
 # the rounds ---------------------------------------------------------------------------------------
 
 CHECKPOINT_SECONDS = 60.0
-REPLAY_SECONDS = 600.0
-"""What computing all rounds again may take where the weights of damaged uploads are lost."""
 NAMED = 3  # uploads that a line names
 SAY_SECONDS = 15.0  # at least this long between two lines of progress
 
@@ -298,9 +248,13 @@ class Federation:
             self.journal.say(
                 f"record.images: {recorded} are recorded; the data have no {record.images}"
             )
+        images = {"train_images": self.task.train, "test_images": self.task.test or ()}
+        for name, taken in images.items():
+            if len(taken) < (getattr(self.config, name) or 0) and taken:
+                self.journal.say(f"{name}: the data have {len(taken)}, and all are taken")
         if altered := self.task.train.source.altered.remark:
             self.journal.say(altered)
-        self._mend_uploads()
+        self._name_lost_uploads()
         if self.round == self.config.rounds:
             self._measure(None)  # where its line is lost and the checkpoint does not know it
             self.journal.say("finished already; its model is written again")
@@ -409,38 +363,19 @@ class Federation:
             check_config(*(json.loads(json.dumps(training_part(one))) for one in configs))
         self.journal.keep_until(self.round, stored.measured if stored else None)
 
-    def _mend_uploads(self) -> None:
-        """Make uploads of earlier rounds again whose files are damaged or missing, and say so. They
-        follow from the seed and the weights of their round."""
-        damaged = self.recorder.damaged(self.round)
-        weights = {round: self.recorder.weights(round) for round in damaged}
-        weights |= self._replayed({round for round in weights if weights[round] is None})
-        made, lost = list[str](), list[str]()
-        for round, names in damaged.items():
-            if before := weights[round]:
-                self.recorder.record(before, round, only=names)
-            (made if before else lost).extend(names)
-        for names, what in (
-            (made, "were changed, damaged or missing and were made again"),
-            (lost, "are damaged or missing, and the weights of their rounds are lost"),
-        ):
-            if names:
-                where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
-                self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
-
-    def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:
-        """The weights before these rounds, computed again from round 0 on; none where that takes
-        long, or ends with other weights than the federation has, as other threads make them."""
-        if not rounds or self.seconds > REPLAY_SECONDS:
-            return {}
-        weights, state, found = self.task.initial_weights(), ServerState(), dict[int, Weights]()
-        for round in range(self.round):
-            if round in rounds:
-                found[round] = weights
-            uploads = self.task.round_uploads(weights, round)
-            weights, state = self.task.server_step(weights, state, uploads, round)
-        same = all(torch.equal(weights[name], self.weights[name]) for name in weights)
-        return found if same else {}
+    def _name_lost_uploads(self) -> None:
+        """Say which uploads of earlier rounds are missing, or are refused for their damage: their
+        series are left out of the attack, and never another one takes their place."""
+        due = [n for r in range(self.round) for _, _, names in self.recorder.due(r) for n in names]
+        sound = set[str]()
+        with suppress(UserError):  # there is none
+            sound = {upload.name for upload in examine(self.out / UPLOADS).sound} if due else sound
+        if lost := [name for name in due if name not in sound]:
+            self.journal.say(
+                f"{len(lost)} upload(s) in {shown(self.out / UPLOADS)} are missing or refused: "
+                f"{first_of(lost, NAMED)}. Take {CHECKPOINT} out of {shown(self.out)}, and the "
+                "same command makes all again"
+            )
 
 
 def federate(

@@ -234,6 +234,11 @@ def _initial_model(config: FederationConfig) -> LoadedModel:
         fields["unknown_embedding"] = shape.unknown_embedding or None
         fields["unknown_init"] = "mean_position"
     model = load_model(**fields)
+    if config.client.dal and model.dal_regressor is None:
+        raise UserError(
+            "client.dal: expected a model with a localization regressor, got one without. Set "
+            "model.dal, start from weights that hold one, or set client.dal: false."
+        )
     if config.client.positions == "sinusoidal":
         model = with_sinusoidal_positions(model)
     return model if adapters is None else with_adapters(model, adapters, config.seed)

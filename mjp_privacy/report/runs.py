@@ -58,7 +58,7 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
         store = RunStore(run).without(RunStore(run).damaged())
         loaded: list[Line] = []
         known = store.cell_list()
-        for cell in map(CellFacts.read, known.certain(store.root)):
+        for cell in map(CellFacts.read, known.cells):
             frame = read_frame(store, cell.run_id)
             if (cell.batch or 1) > 1:
                 # an earlier version took the pictures for those of the labels in their order
@@ -95,8 +95,8 @@ def _damaged_lists(store: RunStore, lost: str) -> Iterator[str]:
     """A sentence for each damaged file beside the rows; lost: the list of cells, if it is."""
     if lost:
         yield (
-            f"{shown(lost)} is damaged or missing: cells are those that rows tell of; a run lists "
-            "them again"
+            f"{shown(lost)} is damaged or missing: cells are those of its copy; a run lists them "
+            "again"
         )
     try:
         _, lines = json_lines(store.root / LOG, RUN_LOG)

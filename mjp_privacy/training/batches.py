@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from posixpath import commonpath
 from typing import Any, Protocol
 
 import numpy as np
@@ -147,13 +148,12 @@ def _check_classes(config: TrainingConfig, train: Examples, held_out: Examples |
     check_labels(train.records, expected, "--data", "the model")
     if held_out is None:
         return
-    known = {record.label: _class_name(record) for record in train.records}
-    for record in held_out.records:
-        by_folder = {record.label_source, train.records[0].label_source} == {"folder"}
-        if by_folder and (name := _class_name(record)) != known.get(record.label):
+    known = class_folders(train.records)
+    for label, name in class_folders(held_out.records).items() if known else ():
+        if name != known.get(label):
             raise UserError(
-                f"Expected the same class folders in --val and --data; class {record.label} is "
-                f"{name!r} there and {known.get(record.label)!r} in the training data. A folder "
+                f"Expected the same class folders in --val and --data; class {label} is "
+                f"{name!r} there and {known.get(label)!r} in the training data. A folder "
                 "without images is not numbered."
             )
     check_labels(held_out.records, expected, "--val", "the model", partial=True)
@@ -170,9 +170,9 @@ def check_labels(
             f"{option} holds a label {max(labels)}, but {owner} has {classes} classes: expected "
             "labels of the data that it is for."
         )
-    by_name = bool(records) and records[0].label_source == "folder"
-    numbered = all(is_class_index(_class_name(record)) for record in records)
-    if by_name and not numbered and len(labels) != classes and not partial:
+    folders = class_folders(records)
+    numbered = all(map(is_class_index, folders.values()))
+    if not numbered and len(labels) != classes and not partial:
         raise UserError(
             f"{option} has {len(labels)} class folders, but {owner} has {classes} classes, and "
             "folders are numbered in sorted order. Expected all of them, synset folders, folders "
@@ -180,8 +180,12 @@ def check_labels(
         )
 
 
-def _class_name(record: ImageRecord) -> str:
-    return PurePosixPath(record.image_id).parent.name
+def class_folders(records: Sequence[ImageRecord]) -> dict[int | None, str]:
+    """The folder that each label stands for, below those around all images; none where labels come
+    from elsewhere."""
+    labels = {r.image_id: r.label for r in records if r.label_source == "folder"}
+    around = len(PurePosixPath(commonpath([*labels] or [""])).parts)
+    return {label: PurePosixPath(name).parts[around] for name, label in labels.items()}
 
 
 # decoded each time --------------------------------------------------------------------------------

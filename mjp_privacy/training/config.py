@@ -21,6 +21,7 @@ from mjp_privacy.core.schema import (
     Label,
     NotNegative,
     PathText,
+    Positive,
     Seed,
     Share,
     Side,
@@ -36,7 +37,7 @@ Preset = Literal["ours", "paper", "authors_code"]
 
 MeanOfPixels = Annotated[float, Field(strict=True, ge=-2, le=2)]
 SpreadOfPixels = Annotated[float, Field(strict=True, ge=1e-4, le=2)]
-Dropped = Annotated[float, Field(strict=True, ge=0, lt=1)]
+BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Epochs = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Repeats = Annotated[int, Field(strict=True, ge=1, le=100)]
@@ -67,7 +68,7 @@ class Architecture:
     index_embedding: Switch = False
     dal: Literal["none", "pca", "linear", "nonlinear"] = "none"
     first_block: Literal["intact", "closed_form"] = "intact"
-    drop_path: Dropped = 0.1
+    drop_path: BelowOne = 0.1
 
 
 @schema
@@ -84,10 +85,10 @@ class Recipe:
     warmup_lr: NotNegative = 1e-6
     min_lr: NotNegative = 1e-5
     weight_decay: NotNegative = 0.05
-    clip_grad: NotNegative | None = 5.0
+    clip_grad: Positive | None = 5.0
     """Largest norm of the gradient; the paper clips but does not print the value."""
     label_smoothing: Share = 0.1
-    ema_decay: Share | None = None
+    ema_decay: BelowOne | None = None
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     compile: Switch = False
 

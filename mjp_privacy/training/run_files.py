@@ -240,7 +240,6 @@ STATE = FileKind(
     1 << 40,
 )
 Words = Annotated[str, Field(strict=True, max_length=1 << 20)]
-Real = Annotated[float, Field(strict=True)]
 Measured = Annotated[dict[str, JsonValue], AfterValidator(of_a_step)]
 LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -261,32 +260,13 @@ class Checkpoint:
     measured: Measured | None = None
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Line:
-    """A line of metrics.jsonl without a validation."""
-
-    step: Whole
-    epoch: Real
-    loss: Real
-    cross_entropy: Real
-    dal: Real
-    accuracy: Real
-    gradient_norm: Real
-    lr: Real
-    timing: dict[str, Real]
-
-
 @dataclass(frozen=True, config=LENIENT, kw_only=True)
 class TrainingCheckpoint(Checkpoint):
-    """How far a training had come, and with what.
-
-    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
-    """
+    """How far a training had come, and with what."""
 
     optimizer: dict[str, Any]
     average: dict[str, Tensor] | None
     made_with: list[dict[str, Any]]
-    unvalidated: Line | None = None
     val_top1: Percent | None = None
     val_miou: Percent | None = None
 

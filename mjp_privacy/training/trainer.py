@@ -7,7 +7,6 @@ kind of CPU with the same number of threads its curve is the very same.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 import time
@@ -155,26 +154,18 @@ class Trainer:
             if self.step % self.config.log_every and not ended:
                 continue
             line = self._measured(window)
-            if ended:
-                self._end_epoch(line)
-                continue
+            if ended and self.validation is not None:
+                line |= self.learner.validated(self.validation)
+                self.score = line[self.learner.measure]
             self.journal.write(line)
+            if ended:
+                self._save()
+                continue
             due = time.monotonic() - saved_at > 60 * self.config.checkpoint_minutes
             if self.world.agreed(due):
                 self._save()
                 saved_at = time.monotonic()
             window.restart()
-
-    def _end_epoch(self, line: dict[str, Any], *, saved: bool = False) -> None:
-        """Validate and save. The steps are saved before as well, unless they are: whatever ends a
-        validation, the same command goes on with it."""
-        if self.validation is not None:
-            if not saved:
-                self._save(unvalidated=line)
-            line = line | self.learner.validated(self.validation)
-            self.score = line[self.learner.measure]
-        self.journal.write(line)
-        self._save()
 
     def _measured(self, window: Window) -> dict[str, Any]:
         """The line of metrics.jsonl for a window of steps. Stops the run if the loss diverged."""
@@ -200,8 +191,7 @@ class Trainer:
 
     # files -----------------------------------------------------------------------------------
 
-    def _save(self, unvalidated: dict[str, Any] | None = None) -> None:
-        """Write the checkpoint; unvalidated: the last step's line, if its validation is to come."""
+    def _save(self) -> None:
         if not self.learner.finite():
             raise self._diverged("the weights are no longer finite")
         if self.world.first:
@@ -211,7 +201,6 @@ class Trainer:
                 **self.learner.state(),
                 self.learner.measure: self.score,
                 "made_with": self.made_with,
-                "unvalidated": unvalidated,
                 "measured": self.journal.last,
             }
             save_checkpoint(self.folder, state)
@@ -220,12 +209,11 @@ class Trainer:
     def _resume(self) -> None:
         """Go on where an earlier process stopped, if one did."""
         stored = load_checkpoint(self.folder, self.identity, TrainingCheckpoint, self.steps)
-        line = measured = None
+        measured = None
         if stored is not None:
             self.learner.restore(stored, self.folder / CHECKPOINT)
             self.step, self.score = stored.step, getattr(stored, self.learner.measure)
-            self.made_with, line = stored.made_with, stored.unvalidated
-            measured = stored.measured
+            self.made_with, measured = stored.made_with, stored.measured
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = {  # on a CPU the number of threads changes results, and how it multiplies
             "commit": commit(),
@@ -245,9 +233,7 @@ class Trainer:
                 )
             self.made_with = [*self.made_with, now]
         self.world.wait()
-        self.journal.keep_until(self.step - (line is not None), measured)
-        if line is not None:
-            self._end_epoch(dataclasses.asdict(line), saved=True)
+        self.journal.keep_until(self.step, measured)
 
 
 # a run --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attacks import find_attack
-from attacks.budget import image, limited, spent
+from attacks.budget import OverBudget, image, limited, spent
 from attacks.jigsaw import solve
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.models.jigsaw import Grid
@@ -89,3 +89,9 @@ def test_outside_of_its_images_a_call_has_the_time_of_all() -> None:
         busy(0.02)
         assert spent()
     assert budget.cut == {0, 1}
+
+
+def test_an_attack_that_is_stopped_as_it_leaves_no_grad_leaves_gradients_on() -> None:
+    with pytest.raises(OverBudget), limited(0.01), torch.no_grad():
+        busy(0.05)
+    assert torch.is_grad_enabled()

@@ -205,6 +205,8 @@ def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
     alone = expand(with_published_attacks(experiment))
     assert {(c.attack.title, c.dtype) for c in alone} == {("april", "float32")}
     assert [c.gamma for c in alone if c.setting != "a"] == [0.9] * 6 + [0.27] * 6
+    uploads = with_published_attacks(load_experiment("uploads"))  # which has no grid
+    assert [attack.name for attack in uploads.attacks] == ["april"]
 
 
 def test_only_the_models_whose_names_hold_a_text() -> None:

@@ -1,5 +1,5 @@
 """The federation in one process against torch's own optimisers, its splits, its configs; after it
-was killed; and with damaged files, which are named, and made again bit by bit where that can be."""
+was killed; and with damaged files, which are named."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from mjp_privacy.core.files import json_line
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import load_federation, longest_probe, with_rounds
 from mjp_privacy.federation.rounds import evaluations, federate, kept_names, stored_config
@@ -38,6 +39,7 @@ from mjp_privacy.federation.task import (
 )
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.jigsaw import Grid
+from mjp_privacy.uploads.folder import REFUSED
 from tests.helpers.federations import MJP, assert_close, config, plain_forward, run, task
 from tests.helpers.uploads import NAME, ONE, flip, load_uploads
 from tests.inputs.tensors import with_state
@@ -165,7 +167,9 @@ def test_what_an_attack_of_the_config_reads_is_recorded(tmp_path: Path, attack: 
     names = {name for name, _ in model.named_parameters()}
     read = {*find_attack(attack).needs(model)} & names  # type: ignore[union-attr]
     assert read <= {*kept_names(federation.config, model)} < names
-    asked = task(tmp_path, record={"parameters": ["cls_token"]}, attacks=[{"name": attack}])
+    asked = task(
+        tmp_path, record={"rounds": [0], "parameters": ["cls_token"]}, attacks=[{"name": attack}]
+    )
     assert kept_names(asked.config, model) == ("cls_token",)
 
 
@@ -186,7 +190,13 @@ def test_fewer_images_than_asked_for_are_recorded_in_whole_batches(
     record = {"rounds": [1], "images": 8, "probes": [{"batch": 2, "partners": "fresh"}]}
     out = run(tmp_path, record=record, **few)
     assert len(load_uploads(out / "uploads")) == 3
-    assert "6 are recorded; the data have no 8" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "6 are recorded; the data have no 8" in said
+    assert "images:" not in said.replace("record.images:", "")
+    run(tmp_path, "more", record=record, **{**few, "train_images": 500, "test_images": 500})
+    said = capsys.readouterr().err
+    assert "train_images:" in said
+    assert "test_images:" in said
     for probe in ({"batch": 8}, {"batch": 4, "partners": "fresh"}):
         with pytest.raises(UserError, match=r"record\.probes.* 8 images, got 7"):
             run(tmp_path, "refused", record={**record, "probes": [probe]}, **few)
@@ -212,6 +222,8 @@ def test_images_are_dealt_out(tmp_path: Path) -> None:
         dirichlet([0, 1, 2], 3, alpha=0.01, least=2, seed=0)
     with pytest.raises(UserError, match=r"clients\.number"):
         task(tmp_path, clients={"number": 500})
+    with pytest.raises(UserError, match=r"client\.dal"):  # the model has nothing to localize with
+        task(tmp_path, client={"batch": 3, "dal": True})
 
 
 def test_an_epoch_holds_every_image_once(tmp_path: Path) -> None:
@@ -309,6 +321,7 @@ def test_what_is_trained_may_not_change(tmp_path: Path, monkeypatch: pytest.Monk
         ({"gamma": 0.3}, "unknown_embedding"),
         ({"clients": {"number": 2, "per_round": 3}}, "clients.per_round"),
         ({"record": {"rounds": [4]}}, "record.rounds"),
+        ({"record": {}, "attacks": [{"name": "april"}]}, "record.rounds"),
         ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "record.images"),
         ({"record": {"images": 8, "probes": [{"batch": 1, "partners": "fresh"}]}}, "probes.0"),
         ({"record": {"images": 8, "probes": [{"batch": 8, "partners": "fresh"}]}}, "16"),
@@ -455,44 +468,26 @@ DAMAGE: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_uploads_are_made_again_and_nothing_is_attacked(
+def test_damaged_uploads_are_named_and_no_other_series_takes_their_place(
     out: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without its checkpoint the same command makes all of them again, bit by bit."""
+    assert attack(out).exit_code == 0  # where the folder has come to
     uploads, rows = content(out / "uploads"), content(out / "attack" / "rows")
     damage(out / "uploads")
-    assert content(out / "uploads") != uploads
+    capsys.readouterr()
     run(out.parent)
-    assert content(out / "uploads") == uploads
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
     assert FIRST in line or SECOND in line
-    assert attack(out).exit_code == 0
-    assert content(out / "attack" / "rows") == rows
-
-
-def test_what_cannot_be_made_again_is_named_and_refused(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rounds that take too long to be computed again, or then end elsewhere, as other threads make
-    them."""
-    with monkeypatch.context() as patch:
-        patch.setattr(rounds, "REPLAY_SECONDS", -1.0)
-        for path in (out / "uploads" / "weights").iterdir():
-            flip(path, 500_000)
-        flip(out / "uploads" / f"{FIRST}.safetensors", 80_003)
-        damaged = content(out / "uploads")
-        run(out.parent)
-    assert content(out / "uploads") == damaged
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
-    assert FIRST in line
-    shutil.rmtree(out / "uploads")
-    step = rounds.Task.server_step
-
-    def other(*arguments: Any) -> Any:
-        weights, state = step(*arguments)
-        return {name: weight * 1.001 for name, weight in weights.items()}, state
-
-    monkeypatch.setattr(rounds.Task, "server_step", other)
+    if damage in (DAMAGE["weights"], DAMAGE["nothing left"]):  # of all uploads
+        with pytest.raises(UserError, match="uploads"):
+            attack(out)
+    else:
+        assert attack(out).exit_code == 3
+        lines = {cell["model"] for cell in RunStore(out / "attack").read_cells()}
+        assert lines == {"small", REFUSED}
+    (out / "checkpoint.pt").unlink()
     run(out.parent)
-    assert not (out / "uploads").exists()
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "uploads" in line]
-    assert FIRST in line
+    assert content(out / "uploads") == uploads
+    assert attack(out).exit_code == 0
+    assert rows.items() <= content(out / "attack" / "rows").items()

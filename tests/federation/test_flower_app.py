@@ -96,7 +96,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config() -> FederationConfig:
-    return small_federation()
+    return small_federation(attacks=[{"name": "patch_gradient"}])
 
 
 def serve(grid: Grid, images: Path, out: Path, config: FederationConfig, **run: Any) -> Path:

@@ -322,7 +322,7 @@ def test_nobodys_files_are_written_over(
     (out / name).write_text("mine")
     assert "photo.png" in refused([str(run), "--out", str(out)], capsys)
     assert (out / name).read_text() == "mine"
-    assert "rows" in refused([str(run), "--out", str(small_run(tmp_path / "other"))], capsys)
+    assert "cells." in refused([str(run), "--out", str(small_run(tmp_path / "other"))], capsys)
     assert main(["report", str(run)]) == 0
     (out / "photo.png").unlink()
     arguments = ["--pictures", "all", "--out", str(out)]

@@ -169,6 +169,8 @@ BARE = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
     [
         ("vit", {"recipe": {"epoch": 3}}, r"recipe.epoch.* epochs\?"),
         ("vit", {"recipe": {"epochs": 10**9}}, "recipe.epochs"),
+        ("vit", {"recipe": {"clip_grad": 0}}, "clip_grad"),  # which would stop every weight
+        ("vit", {"recipe": {"ema_decay": 1}}, "ema_decay"),  # an average of the first weights alone
         ("vit", {"recipe": {"warmup_epochs": 9}}, "warmup_epochs"),
         ("vit", {"jigsaw": {"first_epoch": 9}}, "first_epoch"),
         ("vit", {"model": {"position_embedding": "none"}}, "unknown_embedding: false"),

@@ -21,7 +21,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import processes, run_files
-from mjp_privacy.training.batches import Batches
+from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.processes import RoundedProducts, rounds_products
@@ -241,31 +241,6 @@ def test_another_number_of_threads_is_said(
     assert "77" in said
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("at", [1, 2])
-def test_steps_before_a_validation_that_fails_are_kept(
-    here: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """The same command goes on with the validation, without a step."""
-    config, options = small(checkpoint_minutes=60), {**here, "val": class_folders(tmp_path / "val")}
-    train(config, **{**options, "out": tmp_path / "whole"})
-    original, calls = Learner.validated, itertools.count(1)
-
-    def failing(self: Learner, batches: Batches) -> dict[str, float]:
-        if next(calls) == at:
-            raise UserError("a damaged picture")
-        return original(self, batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "validated", failing)
-        with pytest.raises(UserError, match="damaged"):
-            train(config, **options)
-    steps = stop_at(monkeypatch, -1)
-    train(config, **options)
-    assert len(steps) == 6 * (2 - at)
-    assert_same(here["out"], tmp_path / "whole")
-
-
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_numbers_that_are_not_finite_stop_the_run_and_reach_no_checkpoint(
     here: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -352,6 +327,20 @@ def test_classes_must_be_the_models(here: dict[str, Any], tmp_path: Path) -> Non
         folder.rename(data / ("n01440764", "n01443537", "n01484850")[label])
     with pytest.raises(UserError, match=r"label 3, 4.*synset"):
         train(small(model={"num_classes": 5}), **{**here, "out": tmp_path / "synsets"})
+
+
+def test_class_folders_may_hold_folders(tmp_path: Path) -> None:
+    """The class is the outer one, also of validation images."""
+    flat, nested = (class_folders(tmp_path / name, images=2) for name in ("flat", "nested"))
+    for folder in nested.iterdir():
+        for file in [*folder.iterdir()]:
+            (folder / "images").mkdir(exist_ok=True)
+            file.rename(folder / "images" / file.name)
+    config = small(recipe={"batch": 2})
+    assert find_examples(config, nested, flat)[1] is not None
+    (shutil.copytree(nested, tmp_path / "val") / "class_1").rename(tmp_path / "val" / "class_9")
+    with pytest.raises(UserError, match="class_2"):
+        find_examples(config, nested, tmp_path / "val")
 
 
 # the command --------------------------------------------------------------------------------------
@@ -446,7 +435,6 @@ WRONG: dict[str, tuple[str, Change]] = {
     "no config": ("config", lambda path: torch.save({}, path)),
     "too far": ("13", with_state(lambda s: s.update(step=13))),
     "no step": ("measured", with_state(lambda s: s.update(measured={"epoch": 1.0}))),
-    "half a line": ("unvalidated", with_state(lambda s: s.update(unvalidated={"step": 6}))),
     "a shape": ("cls_token", with_state(lambda s: s["model"].update(cls_token=torch.zeros(1)))),
     "a value": ("cls_token", with_state(lambda s: spoil(s["model"], "cls_token"))),
     "no tensors": ("", with_state(lambda s: s["model"].clear())),

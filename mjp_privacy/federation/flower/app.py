@@ -36,7 +36,13 @@ from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import cut, first_of
 from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.flower.run import MARK, RunOptions
-from mjp_privacy.federation.rounds import Federation, header_of, kept_names, sent_names
+from mjp_privacy.federation.rounds import (
+    Federation,
+    header_of,
+    kept_names,
+    sent_names,
+    training_part,
+)
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.record import write_upload
@@ -313,9 +319,10 @@ TENSORS = ("grads", "noise", "rounding")
 
 
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
-    """What the server sends to a client; the config goes along, so that nodes need only images."""
+    """What the server sends to a client; the config goes along, so that nodes need only images, and
+    without the attacks, which are none of a client's business."""
     fields: dict[str, Any] = {"client": client, "round": round}
-    fields["config"] = json.dumps(dataclasses.asdict(config))
+    fields["config"] = json.dumps(training_part(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
 
 
