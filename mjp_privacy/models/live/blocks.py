@@ -318,7 +318,7 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
 
 # layer scales -------------------------------------------------------------------------------------
 
-MULTIPLIES = 1e-4  # relative error up to which a branch adds what a scale says
+MULTIPLIES = 1e-2  # relative error up to which a branch's outputs are multiplied by a scale
 
 
 def find_scales(
@@ -362,37 +362,31 @@ def find_scales(
     if norm is None or out is None or second is None or first is None or last is None:
         return
     z, summed, end = (_rows(one, width) for one in (first.given, norm.given, last.output))
-    added = [_rows(ran.output, width) for ran in (out, second)]
+    attended, widened = (_rows(ran.output, width) for ran in (out, second))
     if isinstance(block, Pair):
         end = end + _rows(last.given, width)
-    choices: list[int | None] = [None, *range(len(values))]
-
-    def scaled(choice: int | None, branch: int) -> Tensor:
-        return added[branch] if choice is None else values[choice] * added[branch]
-
-    def nearest(moved: Tensor, sums: dict[Any, Tensor]) -> Any:
-        """Which of the sums the tokens were moved by; the first where it is none."""
-        off = {key: float((moved - one).norm() / moved.norm()) for key, one in sums.items()}
-        best = min(off, key=lambda key: off[key])
-        return best if off[best] <= MULTIPLIES else next(iter(sums))
-
+    middle, target = summed, end
+    if (after := getattr(named, "norm3", None)) is not None:  # of sums that are normalised
+        middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
     if named.beside:
-        both = itertools.product(choices, choices)
-        sums = {(a, b): scaled(a, 0) + scaled(b, 1) for a, b in both}
-        found = nearest(end - z, sums)
+        factors = _factors(end - z, attended, widened)
     else:
-        after = getattr(named, "norm3", None)
-        middle, target = summed, end
-        if after is not None:  # of sums that are normalised
-            middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
-        moves = summed - z, target - middle
-        found = [
-            nearest(moved, {choice: scaled(choice, branch) for choice in choices})
-            for branch, moved in enumerate(moves)
-        ]
-    named.__dict__["scales"] = tuple(
-        None if choice is None else candidates[choice] for choice in found
-    )
+        factors = [*_factors(summed - z, attended), *_factors(target - middle, widened)]
+    nothing: tuple[Scale | None, Tensor] = (None, torch.ones(1))
+    choices = [nothing, *zip(candidates, values, strict=True)]
+
+    def nearest(factor: Tensor) -> Scale | None:
+        off, which = min((float((factor - one).norm()), at) for at, (_, one) in enumerate(choices))
+        return choices[which][0] if off <= MULTIPLIES * float(factor.norm()) else None
+
+    named.__dict__["scales"] = tuple(map(nearest, factors))
+
+
+def _factors(moved: Tensor, *added: Tensor) -> Tensor:
+    """By what each branch's outputs (T, D) are multiplied, (branches, D), where their sum is what
+    tokens were moved by."""
+    outputs = torch.stack(added, -1).transpose(0, 1).double()
+    return torch.linalg.lstsq(outputs, moved.mT.double().unsqueeze(-1)).solution.squeeze(-1).mT
 
 
 def _rows(tokens: Any, width: int) -> Tensor:
