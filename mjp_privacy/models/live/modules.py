@@ -324,7 +324,11 @@ def _with_own_forward(
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
         part._modules.update({name: child for name, child in inner.items() if child is not None})
-    of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
+    # timm's, but for parts of block 0 that somebody replaced or patches that are embedded elsewhere
+    of_timms = type(module).__module__.startswith("timm.") and all(
+        type(part).__module__.startswith(("timm.", "torch."))
+        for part in next(iter(getattr(module, "blocks", ())), nn.Identity()).modules()
+    )
     projection = getattr(getattr(module, "patch_embed", None), "proj", None)
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:
