@@ -89,15 +89,11 @@ class TimmNetwork(Network):
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
-        if colours not in CHANNELS:
+        if colours not in CHANNELS or patch != tall or min(height, width) < patch:
             raise UserError(
-                f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}. "
-                "Give a network that embeds patches of colour or grey pictures."
-            )
-        if patch != tall or min(height, width) < patch:
-            raise UserError(
-                f"{name}: expected pictures of whole square patches, got {height}×{width} in "
-                f"patches of {patch}×{tall}. Give img_size, multiples of the patch."
+                f"{name}: expected pictures of 3 channels, or 1 (grey), in whole square patches; "
+                f"got {colours} and {height}×{width} in patches of {patch}×{tall}. Give img_size, "
+                "multiples of the patch, or another network."
             )
         grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
         if grid.pixels(patch) != (height, width):

@@ -476,7 +476,19 @@ class Backbone(nn.Module):
         return self.outputs
 
 
+class Within(nn.Module):
+    """A network under the name that DataParallel gives one, with another head behind its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.head = randomised(timm_vit(num_classes=20)), nn.Linear(20, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.module(x))  # type: ignore[no-any-return]
+
+
 OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
+    "a second head behind a part that is called module": Within,
     "a backbone that keeps its output": Backbone,
     "flattened patches, a classifier of any name": Flattened,
     "keywords, in place, a dictionary": Convolved,

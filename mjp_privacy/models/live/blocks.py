@@ -132,9 +132,7 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
     attn = Named(holder(out.part) if "." in names[out.part] else nn.Module(), proj=out.part)
     known = isinstance(getattr(attn, "qkv", None), nn.Linear) and hasattr(attn, "num_heads")
     ways = (_order_of,) if known else (_order_of, _order_by_values)
-    attn.__dict__.update(
-        _queries_keys_values([inside[at] for at in earlier[:-1]], out.given, ways)
-    )
+    attn.__dict__.update(_queries_keys_values([inside[at] for at in earlier[:-1]], out.given, ways))
     timms = (*(GATED if gated else (FIRST,)), "fc2")
     named = Named(
         block,

@@ -148,8 +148,10 @@ def _blocks(module: nn.Module, run: list[Ran], projection: nn.Module) -> nn.Modu
     have_run, stacks = {id(ran.part) for ran in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
         children = [*part.children()]
-        one_kind = len({type(child) for child in children}) == 1 and projection not in part.modules()
+        one_kind = len({type(child) for child in children}) == 1
         if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict) or not one_kind:
+            continue
+        if projection in part.modules():
             continue
         if all(id(child) in have_run for child in children):
             stacks.append(part)
