@@ -351,10 +351,9 @@ def find_scales(
     middle, target = summed, end
     if (after := getattr(named, "norm3", None)) is not None:  # of sums that are normalised
         middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
+    factors = [*_factors(summed - z, attended), *_factors(target - middle, widened)]
     if named.beside:
-        factors = _factors(end - z, attended, widened)
-    else:
-        factors = [*_factors(summed - z, attended), *_factors(target - middle, widened)]
+        factors = [*_factors(end - z, attended, widened)]
     nothing: tuple[Scale | None, Tensor] = (None, torch.ones(1))
     choices = [nothing, *zip(candidates, values, strict=True)]
 

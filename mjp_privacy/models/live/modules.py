@@ -44,6 +44,7 @@ from mjp_privacy.models.network_parts import (
     answers_in,
     code_of,
     convolution_of,
+    embeds,
     kind_of,
     other_size,
     run_of,
@@ -242,25 +243,18 @@ def _check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | 
     size = height_width(copy.card.img_size)
     x = torch.randn(1, 3, *size, generator=torch_generator("comparison of a copied module"))
     x = x.to(next(module.parameters()))
-    entered: list[Tensor] = []
-    expected_to_enter: list[Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")  # others are off by more than the tolerance
-        for layer, inputs in ((head, entered), (copy.head, expected_to_enter)):
-            if isinstance(layer, nn.Linear):
-                keep = inputs.append
-                hook = layer.register_forward_pre_hook(lambda _, given, keep=keep: keep(given[0]))
-                stack.callback(hook.remove)
-        run_of(module, x)  # which no random layer may change
+        entered = [ran.given for ran in run_of(module, x) if ran.part is head and embeds(ran.part)]
         run = getattr(module, "get_image_features", module)  # of transformers' CLIP
         with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
             answers = list(answers_in(run(x)))
-        expected = copy(x.to(copy.cls_token))
-    errors = [_nearest(module, answers, expected)]
-    if entered:
-        errors.append(_nearest(module, entered, expected_to_enter[0]))
+        own = x.to(copy.cls_token)
+        errors = [_nearest(module, answers, copy(own))]
+        if entered:
+            errors.append(_nearest(module, entered, input_of(copy, copy.head, own)))
     if not all(error <= SAME for error in errors):
         raise UserError(
             f"{kind_of(module)}: the blocks compute something else than those of a plain ViT with "
