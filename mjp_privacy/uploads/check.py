@@ -379,7 +379,7 @@ def _model_remarks(
         "asked as an MJP client with an E_unk that was not trained, as in "
         "configs/ladder_vit.yaml": mjp and not masks,
         "no patch can be masked; --mjp asks about this model as an MJP client, with an "
-        "E_unk": not mjp and not masks,
+        "E_unk": not mjp and not masks and model.pos_embed is not None,
     }
 
 

@@ -316,6 +316,9 @@ def test_notes_name_attacks_that_apply_alone() -> None:
     assert "patch_gradient" in mixed
     assert "token_peeling" not in mixed
     assert batched.attacks["token_peeling"] == "yes"
+    assert any("--mjp" in note for note in alone.notes)
+    tableless = check_model("vit_relpos_small_patch16_224", img_size=64)
+    assert not any("--mjp" in note for note in tableless.notes)  # which has nothing to mask
 
 
 def test_files_of_weights(tmp_path: Path) -> None:
