@@ -106,14 +106,7 @@ def run_of(
             torch.manual_seed(seed)
             before, run = torch.get_rng_state(), _run(module, x, kept, options or {})
             first = first or run
-            pairs = zip((ran.output for ran in first), (ran.output for ran in run), strict=False)
-            agree = len(first) == len(run) and all(
-                a.shape == b.shape
-                and torch.allclose(a, b, rtol=0, atol=REPEATS * float(a.abs().max()))
-                for a, b in pairs
-                if isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel()
-            )
-            if seed and not agree:
+            if seed and not _agree(first, run):
                 raise UserError(
                     f"{kind_of(module)}: expected a network that computes the same of the same "
                     "picture in eval mode, got one that draws random numbers for it, as random "
@@ -122,6 +115,16 @@ def run_of(
             if torch.equal(before, torch.get_rng_state()):
                 break
     return first
+
+
+def _agree(one: list[Ran], other: list[Ran]) -> bool:
+    """Whether the same parts gave the same outputs, as far as these are kept."""
+    pairs = [(a.output, b.output) for a, b in zip(one, other, strict=False)]
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=REPEATS * float(a.abs().max()))
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel()
+    )
 
 
 def _run(
