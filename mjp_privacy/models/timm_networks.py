@@ -41,6 +41,7 @@ from mjp_privacy.models.zoo import (
     PIXELS,
     ModelSpec,
     check_complete,
+    check_given,
     filled,
     overridden,
     timm_spec,
@@ -415,11 +416,7 @@ def _spec(
     """The complete spec of a network; mean and std are those that timm declares where the name has
     the tag of such weights, and else must be given."""
     asked = {key: value for key, value in given.items() if value is not None}
-    if refused := [key for key in asked if key not in (*FIELDS, "unknown_embedding")]:
-        raise UserError(
-            f"{name} states its own sizes: expected no more than {', '.join(FIELDS)} and "
-            f"unknown_embedding, got {', '.join(refused)}. Leave that out."
-        )
+    check_given(name, asked, (*FIELDS, "unknown_embedding"))
     spec = timm_spec(name)
     if "." not in name:
         spec = ModelSpec(name, img_size=spec.img_size, num_classes=spec.num_classes)

@@ -304,9 +304,7 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
 MULTIPLIES = 1e-2  # relative error up to which a branch's outputs are multiplied by a scale
 
 
-def find_scales(
-    block: nn.Module, named: Named, run: Callable[[Sequence[nn.Module]], list[Ran]]
-) -> None:
+def find_scales(block: nn.Module, named: Named, run: Callable[..., list[Ran]]) -> None:
     """Tell block 0 its scales, where there are any.
 
     They are drawn, each number by itself, and the network run: the one that times a branch's output
@@ -333,7 +331,7 @@ def find_scales(
         parameter.data = drawn.to(parameter)
     try:
         seen: dict[nn.Module, Ran] = {}
-        for ran in run(ends):
+        for ran in run(*ends):
             if ran.part not in seen or ends[1] not in seen:  # the block's first run
                 seen[ran.part] = ran
         values = [parameter.detach().flatten().clone() for parameter in held]

@@ -397,16 +397,12 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
     (N, rows), float64: what each stored row has part in."""
     net, patch, stored = network.net, network.patch_size, network.pos_embed
     kind, shown = kind_of(net), size_text(size)
-    if stored is None or any(side % patch for side in size):
+    are_whole, blocks = not any(side % patch for side in size), getattr(net, "blocks", ())
+    if stored is None or not are_whole or not len(blocks):
         raise UserError(
-            f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
-            f"stretched to it, got {shown}. Leave img_size out."
-        )
-    if not len(getattr(net, "blocks", ())):
-        raise UserError(
-            f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
-            f"{shown} px. Expected a network of blocks that stretches it, got none that can be "
-            "told. Give the img_size that the network was made for."
+            f"{kind}: expected an img_size of whole patches of {patch} px, and a network of blocks "
+            f"that stretches its table to it, got {shown} and {len(blocks)} blocks. Give the "
+            "img_size that the network was made for, or none."
         )
     generator = torch_generator("a picture of another size")
     x = torch.randn(1, network.channels, *size, generator=generator)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,11 +109,7 @@ class Renamed(nn.Module):
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
             if named is not None:
-                find_scales(
-                    block,
-                    named,
-                    lambda also: run_of(module, picture, *also, options=self.options),
-                )
+                find_scales(block, named, partial(run_of, module, picture, options=self.options))
                 blocks = nn.ModuleList([named, *[*blocks.children()][1:]])
         self.blocks = blocks
         self.others = nn.ModuleDict()
