@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,13 @@ IN_FOLDERS = (
     *("pytorch_model.bin", "open_clip_pytorch_model.bin"),
 )
 """The weights in a folder as timm, transformers and open_clip save one; the first that is there."""
-BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
-"""What these libraries save beside them (`models.checkpoints`)."""
+CONFIG = "config.json"
+JSON_FILES: Mapping[str, tuple[str, ...]] = {
+    "timm": (CONFIG,),
+    "open_clip": ("open_clip_config.json",),
+    **dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), (CONFIG, "preprocessor_config.json")),
+}
+"""What these libraries save beside them, by layout (`models.checkpoints`)."""
 HUB_PREFIX = "hf-hub:"
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
@@ -163,7 +169,7 @@ def from_hub(repository: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    for name in (*BESIDE, *IN_FOLDERS):
+    for name in dict.fromkeys((*chain(*JSON_FILES.values()), *IN_FOLDERS)):
         try:
             file = Path(hf_hub_download(repository, name))
         except Exception as error:  # of many classes: the hub's, httpx's, OSError

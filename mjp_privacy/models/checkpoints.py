@@ -29,7 +29,7 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.read import FileKind, is_there, json_value, read_json, read_json_value, typed
 from mjp_privacy.core.schema import Positive, Side, Switch, Width
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
+from mjp_privacy.models.checkpoint_files import CHECKPOINT, CONFIG, JSON_FILES, WeightFile
 from mjp_privacy.models.jigsaw import Grid
 from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout
 from mjp_privacy.models.mjp_vit import CheckpointReport, MJPVisionTransformer
@@ -214,18 +214,11 @@ def stated(file: WeightFile) -> dict[str, Any]:
 
     Of anybody else's metadata only these entries are read, each of them JSON.
     """
-    content = {}
-    for key in METADATA:
-        text = file.metadata.get(key)
-        if text is None:
-            continue
-        try:
-            content[key] = json_value(text, file.path, STATES)
-        except UserError as error:
-            got = f"metadata {key!r} is not JSON: {shown(repr(text), 100)}"
-            raise STATES.refusal(file.path, got) from error
-    if content.get("position_embedding", "") is None:  # every model has one or the other
-        del content["position_embedding"]
+    content = {
+        key: json_value(file.metadata[key], file.path, replace(STATES, expected=f"JSON of {key!r}"))
+        for key in METADATA
+        if key in file.metadata
+    }
     facts = typed({"name": file.path.name, **content}, file.path, STATES, ModelSpec)
     return {key: getattr(facts, key) for key in content}
 
@@ -257,13 +250,6 @@ BESIDE = FileKind(
     "Copy or download it again, or remove it and give the facts yourself.",
     4 << 20,
 )
-CONFIG = "config.json"
-FILES: Mapping[str, tuple[str, ...]] = {
-    "timm": (CONFIG,),
-    "open_clip": ("open_clip_config.json",),
-    **dict.fromkeys(("hf_vit", "hf_deit", "hf_clip"), (CONFIG, "preprocessor_config.json")),
-}
-"""The files of each layout's library."""
 READ = frozenset(
     {
         *("num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "mlp_ratio"),
@@ -277,7 +263,7 @@ READ = frozenset(
 """Arguments of networks that tensors show, that are read here or that change nothing once it is
 trained; any other must be as the library has it by default (`AS_USUAL`, or nothing)."""
 AS_USUAL = ("tok", "token", "gelu", "learnable", "learn")
-RESAMPLING = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+RESAMPLING = {None: None, 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(TANH, "gelu_tanh")}
 """transformers' names of activations that have others here."""
@@ -294,7 +280,10 @@ def _at(*places: str) -> Any:
 
 
 def _side(size: Any) -> Any:
-    """The short side of {"shortest_edge": 224}, {"height": 224, "width": 224} or 224."""
+    """The short side of {"shortest_edge": 224}, {"height": 224, "width": 224}, [224, 224] or
+    224."""
+    if isinstance(size, list):
+        size = dict(zip(("height", "width"), size, strict=False))
     if not isinstance(size, Mapping):
         return size
     sides = [size[name] for name in ("height", "width") if isinstance(size.get(name), int)]
@@ -325,11 +314,13 @@ class Stated:
     tall: Side | None = _at("pretrained_cfg.input_size.1", "input_size.1")
     side: Side | None = _at("pretrained_cfg.input_size.2", "input_size.2")
     crop: Positive | None = _at("pretrained_cfg.crop_pct", "crop_pct")
-    size: Annotated[Side | None, BeforeValidator(_side)] = None
+    size: Annotated[Side | None, BeforeValidator(_side)] = _at(
+        "size", "preprocess_cfg.size", "model_cfg.vision_cfg.image_size"
+    )
     interpolation: Interpolation | None = _at(
         "pretrained_cfg.interpolation", "preprocess_cfg.interpolation", "interpolation"
     )
-    resample: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
+    resample: Literal[2, 3] | None = None
     normalised: Switch | None = _at("do_normalize")
     rescaled: Switch | None = _at("do_rescale")
     factor: Positive | None = _at("rescale_factor")
@@ -402,14 +393,15 @@ def _architecture(path: Path) -> str | None:
 
 def _facts(file: Path, layout: str) -> dict[str, Any]:
     """What is stated beside a file, by field of `ModelSpec`, and the `width`."""
-    paths = [path for name in FILES.get(layout, ()) if is_there(path := file.parent / name)]
+    names = JSON_FILES.get(layout, ())
+    paths = [path for name in names if is_there(path := file.parent / name)]
     if not is_there(file) or (layout == "timm" and _architecture(file.parent / CONFIG) is None):
         return {}
     facts: dict[str, Any] = {}
     for path in paths:
         said = read_json(path, BESIDE, Stated)
         named = architecture(said.architecture or "")
-        if not is_timm_network(said.architecture or ""):
+        if not (said.architecture and is_timm_network(said.architecture)):
             said.check(path, "num_heads")
             if said.pool not in (None, "", "token"):
                 raise _not_as_usual(path, "global_pool", said.pool)
@@ -426,7 +418,7 @@ def _facts(file: Path, layout: str) -> dict[str, Any]:
             "std": std,
             "img_size": (said.tall, said.side) if said.tall and said.side else said.side,
             "resize": int(min(sides) / said.crop) if sides and said.crop else said.size,
-            "interpolation": said.interpolation or RESAMPLING.get(said.resample or 0),
+            "interpolation": said.interpolation or RESAMPLING[said.resample],
         }
         if layout == "open_clip":
             own["activation"] = "quick_gelu" if said.quick_gelu else "gelu"

@@ -59,6 +59,7 @@ from mjp_privacy.models.zoo import (
     ModelSpec,
     at_size,
     check_complete,
+    check_given,
     check_timm_name,
     filled,
     is_timm_network,
@@ -430,12 +431,7 @@ def load_other(
     sizes = typed(content, file.path, STATES, Sizes)
     sizes.check(file.shown)
     given = {key: value for key, value in overrides.items() if value is not None}
-    named = [f"model {name}"] if name else []
-    if refused := [*named, *(f"{key}={given[key]}" for key in given if key not in PICTURES)]:
-        raise UserError(
-            f"{file.shown} states its own sizes: expected no more than {', '.join(PICTURES)}, got "
-            f"{shown(', '.join(refused), 100)}. Leave that out."
-        )
+    check_given(file.shown, {**given, **({"model": name} if name else {})}, PICTURES)
     facts = {key: value for key, value in stated(file).items() if key in PICTURES}
     spec = overridden(replace(ModelSpec(f"custom {sizes.family}"), **facts), given)
     check_complete(spec, file.shown, PIXELS)

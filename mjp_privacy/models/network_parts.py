@@ -293,14 +293,15 @@ def positions_of(module: nn.Module, projection: nn.Conv2d, img_size: Size | None
     named = named_tables(module, projection.out_channels)
     if shown := _rows_by_columns(module, named, projection):
         return Positions(shown, None, 0, True)
+    for table in named.values():
+        if (found := tried(table)) is not None:
+            return found
     if len(named) > 1:
         raise UserError(
             f"{kind_of(module)}: expected one table of positions, or one of rows and one of "
             f"columns, got {', '.join(named)}. Give a network that adds one table to its patches."
         )
     for table in named.values():
-        if (found := tried(table)) is not None:
-            return found
         grid, is_shown = grid_of(module, table, patch, img_size)
         given, is_given = grid_of(module, None, patch, img_size)
         if is_given and takes(module, projection, given):

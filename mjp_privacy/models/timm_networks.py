@@ -41,6 +41,7 @@ from mjp_privacy.models.zoo import (
     PIXELS,
     ModelSpec,
     check_complete,
+    check_given,
     filled,
     overridden,
     timm_spec,
@@ -89,15 +90,11 @@ class TimmNetwork(Network):
             )
         (patch, tall), colours = projection.kernel_size, projection.in_channels
         height, width = getattr(embed, "img_size", None) or (0, 0)
-        if colours not in CHANNELS:
+        if colours not in CHANNELS or patch != tall or min(height, width) < patch:
             raise UserError(
-                f"{name}: expected patches of 3 channels, or of 1 of grey pictures, got {colours}. "
-                "Give a network that embeds patches of colour or grey pictures."
-            )
-        if patch != tall or min(height, width) < patch:
-            raise UserError(
-                f"{name}: expected pictures of whole square patches, got {height}×{width} in "
-                f"patches of {patch}×{tall}. Give img_size, multiples of the patch."
+                f"{name}: expected pictures of 3 channels, or 1 (grey), in whole square patches; "
+                f"got {colours} and {height}×{width} in patches of {patch}×{tall}. Give img_size, "
+                "multiples of the patch, or another network."
             )
         grid, table = Grid(height // patch, width // patch), getattr(net, "pos_embed", None)
         if grid.pixels(patch) != (height, width):
@@ -419,11 +416,7 @@ def _spec(
     """The complete spec of a network; mean and std are those that timm declares where the name has
     the tag of such weights, and else must be given."""
     asked = {key: value for key, value in given.items() if value is not None}
-    if refused := [key for key in asked if key not in (*FIELDS, "unknown_embedding")]:
-        raise UserError(
-            f"{name} states its own sizes: expected no more than {', '.join(FIELDS)} and "
-            f"unknown_embedding, got {', '.join(refused)}. Leave that out."
-        )
+    check_given(name, asked, (*FIELDS, "unknown_embedding"))
     spec = timm_spec(name)
     if "." not in name:
         spec = ModelSpec(name, img_size=spec.img_size, num_classes=spec.num_classes)

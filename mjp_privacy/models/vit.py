@@ -276,13 +276,10 @@ class _Detached(TorchFunctionMode):
         return call(*args, **(kwargs or {}))
 
 
-def copied(module: AnyModule, twins: dict[int, Any] | None = None) -> AnyModule:
-    """A copy of a network or of a part of one, also where parts keep what they last computed.
-
-    twins  filled with the copies, by the identity of what they are copies of
-    """
+def copied(module: AnyModule) -> AnyModule:
+    """A copy of a network or of a part of one, also where parts keep what they last computed."""
     with _Detached():
-        return deepcopy(module, {} if twins is None else twins)
+        return deepcopy(module)
 
 
 # norms of tokens, whatever they are called --------------------------------------------------------

@@ -141,6 +141,15 @@ def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     return replace(sized, **{key: getattr(given, key) for key in changes})
 
 
+def check_given(source: str, given: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise where a user says more of a network than what it does not state itself."""
+    if refused := [f"{key}={value}" for key, value in given.items() if key not in allowed]:
+        raise UserError(
+            f"{source} states its own sizes: expected no more than {', '.join(allowed)}, got "
+            f"{shown(', '.join(refused), 100)}. Leave that out."
+        )
+
+
 def at_size(spec: ModelSpec, size: Size | None) -> ModelSpec:
     """The spec for another input size; `resize` changes in proportion, so the crop stays alike."""
     if size is None or spec.resize is None or spec.img_size in (None, size):

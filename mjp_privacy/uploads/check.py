@@ -133,9 +133,10 @@ def _classifier(group: Group, view: AttackerView) -> Iterator[str]:
     onehot and its weight (W) the gradient b f^T. So f can be read off, and with other weights than
     the client's the first equation fails.
     """
-    if group.header.optimizer != "sgd" or lacks_gradients(view, HEAD, HEAD_BIAS):
-        return
     update = view.updates[0]
+    two_heads = any(name.startswith("head_dist.") for name in update.grads)  # whose mean is taken
+    if group.header.optimizer != "sgd" or two_heads or lacks_gradients(view, HEAD, HEAD_BIAS):
+        return
     weight_grad, bias_grad = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
     feature = weight_grad.mT @ bias_grad / bias_grad.square().sum().clamp_min(1e-300)
     state = weights(view, update)
@@ -378,7 +379,7 @@ def _model_remarks(
         "asked as an MJP client with an E_unk that was not trained, as in "
         "configs/ladder_vit.yaml": mjp and not masks,
         "no patch can be masked; --mjp asks about this model as an MJP client, with an "
-        "E_unk": not mjp and not masks,
+        "E_unk": not mjp and not masks and model.pos_embed is not None,
     }
 
 

@@ -37,6 +37,7 @@ from mjp_privacy.uploads.record import Images as StepImages
 from mjp_privacy.uploads.record import Kind, UploadHeader
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
+"""What DataParallel, FSDP and torch.compile put in front of a name."""
 MASKED = 1e-3  # relative error up to which a gradient is that of masked patches
 LONGEST_NAME = 200  # characters of a parameter's name
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -178,13 +179,15 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     module  the model as the user has it, whose parameters give names, order and shapes
     model   the same as loaded here
     """
-    own = {_bare(name): p.detach().cpu() for name, p in module.named_parameters()}
-    buffers = {_bare(name) for name, _ in module.named_buffers()} - own.keys()
-    sent = {
-        name: _numbers(name, value)
-        for name, value in _by_name(held, module).items()
-        if value is not None and name not in buffers
-    }
+    own = {name: p.detach().cpu() for name, p in module.named_parameters()}
+    buffers = {name for name, _ in module.named_buffers()} - own.keys()
+    places = {WRAPPERS.sub("", name): name for name in (*buffers, *own)}
+    sent: dict[str, Tensor] = {}
+    for name, value in _by_name(held, module).items():
+        if name not in own:  # wrapped otherwise than the network
+            name = places.get(WRAPPERS.sub("", name), shown(name, LONGEST_NAME))
+        if value is not None and name not in buffers:
+            sent[name] = _numbers(name, value)
     if unknown := [name for name in sent if name not in own]:
         lacking = [name for name in own if name not in sent] or list(own)
         near = did_you_mean(unknown[0], list(own), f" The model also has {first_of(lacking, 4)}.")
@@ -243,8 +246,8 @@ def unknown_embedding(
 
 
 def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
-    """Every entry by its name, without the prefixes of wrappers; a list is as
-    torch.autograd.grad(loss, model.parameters()) returns it."""
+    """Every entry by its name; a list is as torch.autograd.grad(loss, model.parameters()) returns
+    it."""
     held = module if held is None else held
     if isinstance(held, nn.Module):
         held = {name: p.grad for name, p in held.named_parameters()}
@@ -257,12 +260,7 @@ def _by_name(held: Held, module: nn.Module) -> dict[str, Any]:
             do = "Keep None for parameters without a gradient, or give a dictionary by name."
             raise refusal("gradients", expected, f"a list of {len(values)}", do)
         held = dict(zip((name for name, _ in fitting), values, strict=True))
-    return {_bare(str(name)): value for name, value in held.items()}
-
-
-def _bare(name: str) -> str:
-    """The name without what DataParallel, FSDP and torch.compile put in front of it."""
-    return shown(WRAPPERS.sub("", name), LONGEST_NAME)
+    return {str(name): value for name, value in held.items()}
 
 
 def _numbers(name: str, value: Any) -> Tensor:

@@ -285,12 +285,24 @@ class Fixed(Flattened):
         self.register_buffer("pos", table)
 
 
-class TwoTables(Convolved):
-    """One with a second table of positions."""
+class TwoTables(Upended):
+    """One with a second table of positions, of which none is of the patches in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.more_pos = nn.Parameter(torch.zeros(1, 16, DIM))
+
+
+class Decoding(Convolved):
+    """One whose decoder has a table of positions, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder_pos = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2, DIM) * 0.02)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = super().forward(x)["features"] + self.head(self.decoder_pos.mean(1))
+        return {"logits": self.to_classes(features)}
 
 
 def embedded_by(convolution: nn.Conv2d) -> nn.Module:
@@ -464,10 +476,23 @@ class Backbone(nn.Module):
         return self.outputs
 
 
+class Within(nn.Module):
+    """A network under the name that DataParallel gives one, with another head behind its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.head = randomised(timm_vit(num_classes=20)), nn.Linear(20, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.module(x))  # type: ignore[no-any-return]
+
+
 OF_ONES_OWN: dict[str, Callable[[], nn.Module]] = {
+    "a second head behind a part that is called module": Within,
     "a backbone that keeps its output": Backbone,
     "flattened patches, a classifier of any name": Flattened,
     "keywords, in place, a dictionary": Convolved,
+    "a decoder with a table of its own": Decoding,
     "a teacher's token": lambda: hugging_face(
         "DeiTForImageClassificationWithTeacher", "DeiTConfig", num_labels=10
     ),

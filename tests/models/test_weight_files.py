@@ -300,7 +300,10 @@ PROCESSOR = {
 }
 VIT = {"hidden_size": DIM, "num_attention_heads": 4, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
 OPEN_CLIP = {
-    "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": DIM, "head_width": 24}},
+    "model_cfg": {
+        "quick_gelu": True,
+        "vision_cfg": {"image_size": SIDE, "width": DIM, "head_width": 24},
+    },
     "preprocess_cfg": {"mean": JSON_MEAN, "std": JSON_STD, "interpolation": "bicubic"},
 }
 GIVEN = {"num_heads": 4, "mean": 0.5, "std": 0.5}
@@ -367,6 +370,7 @@ def test_open_clip_whose_activation_is_not_guessed(tmp_path: Path) -> None:
     assert_same(model, module.encode_image)
     assert model.card.architecture.endswith("no head bias, eps 1e-05, quick_gelu")
     assert (model.card.mean, model.card.activation) == (tuple(JSON_MEAN), "quick_gelu")
+    assert model.card.resize == SIDE  # open_clip's crop has the whole short side
     tower = randomised(open_clip_tower())
     silent = folder(tmp_path / "silent", tower, "open_clip_pytorch_model.bin")
     assert_same(load_model(checkpoint=silent, activation="gelu", **GIVEN), tower)
@@ -447,6 +451,7 @@ WRONG_JSON: list[tuple[str, Any, str]] = [
     ("config", {"vision_config": 3}, "num_heads"),
     ("preprocessor_config", {"image_mean": "x"}, "preprocessor_config.json.*image_mean.*'x'"),
     ("preprocessor_config", {"size": {"height": True}}, "size.*True"),
+    ("preprocessor_config", {**PROCESSOR, "resample": 1}, "resample"),
     ("preprocessor_config", {}, "mean, std"),
 ]
 

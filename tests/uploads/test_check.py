@@ -203,6 +203,15 @@ def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
     assert f"{number} of 12 uploads are unshuffled" in check_uploads(folder)[0]
 
 
+def test_the_mean_of_two_heads_is_no_misfit_of_the_classifier(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"img_size": 32, "mean": 0.5, "std": 0.5, "num_classes": 5}
+    model = load_model("deit_tiny_distilled_patch16_224", checkpoint="random", **given)
+    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(model(x), torch.tensor([3])).backward()
+    save_upload(tmp_path, model)
+    assert "does not fit" not in check_uploads(tmp_path)[0]
+
+
 def of_two(**client: Any) -> dict[str, Any]:
     return {"upload": "weight_difference", "lr": 0.1, **client}
 
@@ -307,6 +316,9 @@ def test_notes_name_attacks_that_apply_alone() -> None:
     assert "patch_gradient" in mixed
     assert "token_peeling" not in mixed
     assert batched.attacks["token_peeling"] == "yes"
+    assert any("--mjp" in note for note in alone.notes)
+    tableless = check_model("vit_relpos_small_patch16_224", img_size=64)
+    assert not any("--mjp" in note for note in tableless.notes)  # which has nothing to mask
 
 
 def test_files_of_weights(tmp_path: Path) -> None:

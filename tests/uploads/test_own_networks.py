@@ -119,6 +119,44 @@ def test_networks_are_read_whatever_their_layers_are_called(kind: str) -> None:
     assert count == 1 or float(found.best.residual) < 1e-3
 
 
+class Reordered(nn.Module):
+    """Attention under timm's names, whose one layer has values first, or head by head."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.num_heads, self.order = 4, order
+
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        made = self.qkv(x)
+        if self.order == "values first":
+            v, q, k = made.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        else:
+            q, k, v = made.unflatten(-1, (4, 3, -1)).permute(3, 0, 2, 1, 4)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("order", "wrap"), [("values first", nn.Identity()), ("by heads", nn.Sequential())]
+)
+def test_an_order_that_timms_names_do_not_have_is_told_by_outputs(
+    order: str, wrap: nn.Module
+) -> None:
+    """In a batch attention says which tokens are of one picture."""
+    sizes = {"img_size": 32, "patch_size": PATCH, "embed_dim": DIM, "depth": 2, "num_heads": 4}
+    pooled: dict[str, Any] = {"num_classes": 10, "class_token": False, "global_pool": "avg"}
+    network: Any = timm.models.VisionTransformer(**sizes, **pooled)
+    for block in network.blocks:
+        block.attn = Reordered(order)
+        for matrix in (p for p in block.parameters() if p.ndim == 2):
+            nn.init.normal_(matrix, std=0.1)
+    if isinstance(wrap, nn.Sequential):
+        network = wrap.append(network)
+    leak = leak_of(network, photographs(2), attacks="token_peeling", batch=2)
+    assert (leak.best.verified, leak.best.exact) == (2, 2)
+
+
 def test_blocks_may_be_computed_again_in_the_backward_pass() -> None:
     sizes: Any = {"img_size": 56, "embed_dim": 96, "depth": 2, "num_heads": 4, "num_classes": 10}
     network = timm.create_model("vit_small_patch14_dinov2", **sizes)

@@ -7,7 +7,7 @@ they compute, its layer scales by what they multiply.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,10 +130,9 @@ def named_block(block: nn.Module, run: list[Ran]) -> Named | None:
         middle = _middle([part for part in ran_between if part not in called_parts], called)
         mlp = Inline(called_parts[:-1], middle, called_parts[-1])
     attn = Named(holder(out.part) if "." in names[out.part] else nn.Module(), proj=out.part)
-    if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not hasattr(attn, "num_heads"):
-        before_out = [inside[at] for at in earlier[:-1]]
-        told = _queries_keys_values(before_out, out.given) or _values_alone(before_out, out.given)
-        attn.__dict__.update(told or {})
+    known = isinstance(getattr(attn, "qkv", None), nn.Linear) and hasattr(attn, "num_heads")
+    ways = (_order_of,) if known else (_order_of, _order_by_values)
+    attn.__dict__.update(_queries_keys_values([inside[at] for at in earlier[:-1]], out.given, ways))
     timms = (*(GATED if gated else (FIRST,)), "fc2")
     named = Named(
         block,
@@ -191,108 +190,92 @@ class JoinedLayers:
         return split[..., self.order] * self.factors.to(y)
 
 
-def _queries_keys_values(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
+Told = tuple[Tensor, int, tuple[float, float, float]]
+"""Which numbers (3 D,) of all outputs are queries, keys and values, the number of heads, and what
+each of the three is multiplied by."""
+
+
+def _queries_keys_values(
+    before: list[Ran], attended: Tensor, ways: Sequence[Callable[..., Told | None]]
+) -> dict[str, Any]:
     """`joined` layers and `num_heads` of the attention that computes what its last layer was given,
-    of one or three of the linear layers that ran before that one; None where none of their orders
-    does."""
+    of one or three of the linear layers that ran before that one; nothing where none of their
+    orders does. Where values alone are told, tokens count as if all looked at all others alike."""
     width = attended.shape[-1]
-    scalings = [(None, 1.0), (width**-0.5, 1.0), (1.0, 1.0), (1.0, width**-0.5)]
-    for count, outputs in ((1, 3 * width), (3, width)):
-        group = before[-count:]
-        same = all(ran.given is group[0].given and ran.output.shape[-1] == outputs for ran in group)
-        if len(group) < count or not same:
-            continue
-        split = torch.cat([ran.output for ran in group], -1)
-        if torch.allclose(split, split[..., :1, :]):  # tokens that are all alike tell nothing
-            return None
-        for scale, share in scalings:
-            order, heads = _order_of(split, attended, fused=count == 1, scale=scale, share=share)
-            if order is not None:
-                usual = (width // heads) ** -0.5
-                queries = 1.0 if scale is None else scale / usual
-                factors = torch.tensor(
-                    [queries, 1.0, share], dtype=torch.float64
-                ).repeat_interleave(width)
-                layers = tuple(ran.part for ran in group)
-                return {"joined": JoinedLayers(layers, order, factors), "num_heads": heads}
-    return None
+    attended = attended.reshape(-1, width)
+    for tells in ways:
+        for count, outputs in ((1, 3 * width), (3, width)):
+            group, numbers = before[-count:], len(attended) * outputs
+            if len(group) < count or any(ran.output.numel() != numbers for ran in group):
+                continue
+            if tells is _order_of and any(ran.given is not group[0].given for ran in group):
+                continue
+            split = torch.cat([ran.output.reshape(-1, outputs) for ran in group], -1)
+            if (found := tells(split, attended, fused=count == 1)) is not None:
+                order, heads, factors = found
+                each = torch.tensor(factors, dtype=torch.float64).repeat_interleave(width)
+                joined = JoinedLayers(tuple(ran.part for ran in group), order, each)
+                return {"joined": joined, "num_heads": heads}
+    return {}
 
 
-def _values_alone(before: list[Ran], attended: Tensor) -> dict[str, Any] | None:
-    """The same where values alone are told: what an attention adds up lies among them, head by
-    head, however it looks at them. Tokens then count as if all looked at all others alike."""
-    width = attended.shape[-1]
-    tokens = attended.numel() // width  # of the one picture
-    factors = torch.ones(3 * width, dtype=torch.float64)
-    factors[:width] = 0.0
-    for count, outputs in ((1, 3 * width), (3, width)):
-        group = before[-count:]
-        if len(group) < count or any(ran.output.numel() != tokens * outputs for ran in group):
-            continue
-        split = torch.cat([ran.output for ran in group], -1).reshape(tokens, 3 * width).double()
-        for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
-            each = width // heads
-            orders = _orders(width, heads, fused=count == 1)
-            for order, kind in itertools.product(orders, (2, 1, 0)):
-                values = split[:, order[kind]].unflatten(1, (heads, each)).transpose(0, 1)
-                sums = attended.reshape(tokens, heads, each)[:QUERIES].transpose(0, 1).double()
-                least = SAME_SUMS * float(sums.norm(dim=-1).max())
-                lefts = torch.cat((values, values.new_ones(heads, tokens, 1)), 2).mT.numpy()
-                rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()
-                try:
-                    lie_inside = all(
-                        scipy.optimize.nnls(left, one, maxiter=10_000)[1] <= least
-                        for left, of_head in zip(lefts, rights, strict=True)
-                        for one in of_head
-                    )
-                except (RuntimeError, ValueError):  # it did not converge, or met no number
-                    continue
-                if lie_inside:
-                    others = [place for place in range(3) if place != kind]
-                    taken = order[[*others, kind]].flatten()
-                    layers = tuple(ran.part for ran in group)
-                    return {"joined": JoinedLayers(layers, taken, factors), "num_heads": heads}
-    return None
-
-
-def _orders(width: int, heads: int, *, fused: bool) -> list[Tensor]:
-    """In which orders (3, D) outputs of so many heads may hold three kinds of numbers."""
-    number, each = torch.arange(3 * width), width // heads
-    orders = [number.view(3, width)]
-    if fused:
-        orders.append(number.view(heads, 3, each).transpose(0, 1).reshape(3, width))
-        orders.append(number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width))
-    return orders
-
-
-def _order_of(
-    split: Tensor, attended: Tensor, *, fused: bool, scale: float | None, share: float
-) -> tuple[Tensor | None, int]:
-    """Which numbers (3 D,) of all queries, keys and values (…, 3 D) are which, and the number of
-    heads, so that their attention is what was seen (…, D); None, 0 where it never is.
-
-    scale, share  by which the products of queries and keys, and the sums, are multiplied; None: as
-                  usual, one over the root of a head's width
-    """
-    found: tuple[Tensor | None, int] = (None, 0)
-    width = attended.shape[-1]
-    attended = attended[..., :QUERIES, :]
-    least = SAME_SUMS * float(attended.norm())
+def _orders(width: int, *, fused: bool) -> Iterator[tuple[int, Tensor]]:
+    """The number of heads, and an order (3, D) in which outputs may hold three kinds of numbers."""
+    number = torch.arange(3 * width)
     for heads in (h for h in range(1, width // 2 + 1) if width % h == 0):
         each = width // heads
-        orders = _orders(width, heads, fused=fused)
-        for order, turn in itertools.product(orders, itertools.permutations(range(3))):
-            taken = order[list(turn)].flatten()
-            q, k, v = split[..., taken].unflatten(-1, (3, heads, each)).movedim(-3, 0)
-            q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-            weights = (
-                q[..., :QUERIES, :] @ k.mT * (each**-0.5 if scale is None else scale)
-            ).softmax(-1)
-            sums = share * (weights @ v).transpose(-3, -2).flatten(-2)
-            off = float((sums - attended).norm()) if sums.shape == attended.shape else least
-            if off < least:
-                least, found = off, (taken, heads)
+        yield heads, number.view(3, width)
+        if fused:
+            yield heads, number.view(heads, 3, each).transpose(0, 1).reshape(3, width)
+            yield heads, number.view(heads, each, 3).permute(2, 0, 1).reshape(3, width)
+
+
+def _order_of(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
+    """The order of outputs (T, 3 D) whose attention comes nearest to what was seen (T, D), with the
+    usual scale of the products of queries and keys or others; None where none computes it."""
+    found: Told | None = None
+    width = attended.shape[-1]
+    least = SAME_SUMS * float(attended[:QUERIES].norm())
+    if torch.allclose(split, split[:1]):  # tokens that are all alike tell nothing
+        return None
+    for scale, share in ((None, 1.0), (width**-0.5, 1.0), (1.0, 1.0), (1.0, width**-0.5)):
+        for heads, order in _orders(width, fused=fused):
+            usual = (width // heads) ** -0.5
+            for turn in itertools.permutations(range(3)):
+                taken = order[list(turn)].flatten()
+                q, k, v = split[:, taken].unflatten(1, (3, heads, -1)).movedim(0, 2)
+                weights = (q[:, :QUERIES] @ k.mT * (scale or usual)).softmax(-1)
+                sums = share * (weights @ v).transpose(0, 1).flatten(1)
+                if (off := float((sums - attended[:QUERIES]).norm())) < least:
+                    least, found = off, (taken, heads, ((scale or usual) / usual, 1.0, share))
+        if found is not None:
+            break
     return found
+
+
+def _order_by_values(split: Tensor, attended: Tensor, *, fused: bool) -> Told | None:
+    """The order in which values alone are told: what an attention adds up lies among them, head by
+    head, however it looks at them."""
+    split, attended = split.double(), attended.double()
+    for heads, order in _orders(attended.shape[-1], fused=fused):
+        sums = attended[:QUERIES].unflatten(1, (heads, -1)).transpose(0, 1)
+        least = SAME_SUMS * float(sums.norm(dim=-1).max())
+        rights = torch.cat((sums, sums.new_ones(*sums.shape[:2], 1)), 2).numpy()
+        for kind in (2, 1, 0):
+            values = split[:, order[kind]].unflatten(1, (heads, -1)).transpose(0, 1)
+            lefts = torch.cat((values, values.new_ones(*values.shape[:2], 1)), 2).mT.numpy()
+            try:
+                lie_inside = all(
+                    scipy.optimize.nnls(left, one, maxiter=10_000)[1] <= least
+                    for left, of_head in zip(lefts, rights, strict=True)
+                    for one in of_head
+                )
+            except (RuntimeError, ValueError):  # it did not converge, or met no number
+                continue
+            if lie_inside:
+                others = [place for place in range(3) if place != kind]
+                return order[[*others, kind]].flatten(), heads, (0.0, 1.0, 1.0)
+    return None
 
 
 def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
@@ -318,12 +301,10 @@ def _middle(between: list[nn.Module], called: list[Ran]) -> list[nn.Module]:
 
 # layer scales -------------------------------------------------------------------------------------
 
-MULTIPLIES = 1e-4  # relative error up to which a branch adds what a scale says
+MULTIPLIES = 1e-2  # relative error up to which a branch's outputs are multiplied by a scale
 
 
-def find_scales(
-    block: nn.Module, named: Named, run: Callable[[Sequence[nn.Module]], list[Ran]]
-) -> None:
+def find_scales(block: nn.Module, named: Named, run: Callable[..., list[Ran]]) -> None:
     """Tell block 0 its scales, where there are any.
 
     They are drawn, each number by itself, and the network run: the one that times a branch's output
@@ -350,7 +331,7 @@ def find_scales(
         parameter.data = drawn.to(parameter)
     try:
         seen: dict[nn.Module, Ran] = {}
-        for ran in run(ends):
+        for ran in run(*ends):
             if ran.part not in seen or ends[1] not in seen:  # the block's first run
                 seen[ran.part] = ran
         values = [parameter.detach().flatten().clone() for parameter in held]
@@ -362,37 +343,30 @@ def find_scales(
     if norm is None or out is None or second is None or first is None or last is None:
         return
     z, summed, end = (_rows(one, width) for one in (first.given, norm.given, last.output))
-    added = [_rows(ran.output, width) for ran in (out, second)]
+    attended, widened = (_rows(ran.output, width) for ran in (out, second))
     if isinstance(block, Pair):
         end = end + _rows(last.given, width)
-    choices: list[int | None] = [None, *range(len(values))]
-
-    def scaled(choice: int | None, branch: int) -> Tensor:
-        return added[branch] if choice is None else values[choice] * added[branch]
-
-    def nearest(moved: Tensor, sums: dict[Any, Tensor]) -> Any:
-        """Which of the sums the tokens were moved by; the first where it is none."""
-        off = {key: float((moved - one).norm() / moved.norm()) for key, one in sums.items()}
-        best = min(off, key=lambda key: off[key])
-        return best if off[best] <= MULTIPLIES else next(iter(sums))
-
+    middle, target = summed, end
+    if (after := getattr(named, "norm3", None)) is not None:  # of sums that are normalised
+        middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
+    factors = [*_factors(summed - z, attended), *_factors(target - middle, widened)]
     if named.beside:
-        both = itertools.product(choices, choices)
-        sums = {(a, b): scaled(a, 0) + scaled(b, 1) for a, b in both}
-        found = nearest(end - z, sums)
-    else:
-        after = getattr(named, "norm3", None)
-        middle, target = summed, end
-        if after is not None:  # of sums that are normalised
-            middle, target = _rows(norm.output, width), _rows(seen[after].given, width)
-        moves = summed - z, target - middle
-        found = [
-            nearest(moved, {choice: scaled(choice, branch) for choice in choices})
-            for branch, moved in enumerate(moves)
-        ]
-    named.__dict__["scales"] = tuple(
-        None if choice is None else candidates[choice] for choice in found
-    )
+        factors = [*_factors(end - z, attended, widened)]
+    nothing: tuple[Scale | None, Tensor] = (None, torch.ones(1))
+    choices = [nothing, *zip(candidates, values, strict=True)]
+
+    def nearest(factor: Tensor) -> Scale | None:
+        off, which = min((float((factor - one).norm()), at) for at, (_, one) in enumerate(choices))
+        return choices[which][0] if off <= MULTIPLIES * float(factor.norm()) else None
+
+    named.__dict__["scales"] = tuple(map(nearest, factors))
+
+
+def _factors(moved: Tensor, *added: Tensor) -> Tensor:
+    """By what each branch's outputs (T, D) are multiplied, (branches, D), where their sum is what
+    tokens were moved by."""
+    outputs = torch.stack(added, -1).transpose(0, 1).double()
+    return torch.linalg.lstsq(outputs, moved.mT.double().unsqueeze(-1)).solution.squeeze(-1).mT
 
 
 def _rows(tokens: Any, width: int) -> Tensor:

@@ -44,6 +44,7 @@ from mjp_privacy.models.network_parts import (
     answers_in,
     code_of,
     convolution_of,
+    embeds,
     kind_of,
     other_size,
     run_of,
@@ -61,7 +62,6 @@ TABLE, PROJECTION = "pos_embed", "patch_embed.proj.weight"
 CHECKPOINT = "checkpoint"
 """What attributes that have blocks computed again have in their names in timm and transformers."""
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it runs
-INNER = ("module", COMPILED)  # the first is DataParallel's
 SOLVABLE = 1e-3  # of M's largest singular value, the smallest from which A is told
 
 Channels = float | Sequence[float] | None
@@ -95,10 +95,9 @@ def load_module(
     """
     if img_size is not None:
         img_size = overridden(ModelSpec(kind_of(module)), {"img_size": img_size}).img_size
-    while inner := [child for name, child in module.named_children() if name in INNER]:
-        module = inner[0]
-    if type(module).__module__.startswith("open_clip."):
-        module = getattr(module, "visual", module)  # of CLIP
+    prefix = ""  # of the network's names in what was given
+    while inner := _inner(module):
+        module, prefix = module.get_submodule(inner), f"{prefix}{inner}."
     given = {"mean": mean, "std": std}
     if isinstance(module, LoadedModel | TimmNetwork):
         card, facts = module.card, {**given, "img_size": img_size}
@@ -110,13 +109,21 @@ def load_module(
                     f"Leave it out, or load the model with {key}=… as the client made its pictures."
                 )
         return cast(LoadedModel, module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(
+            f"{kind_of(module)}: expected the network that was traced or scripted, got what "
+            "torch.jit made of it. Give the nn.Module."
+        )
+    with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
+        module = copied(module).cpu().eval()
+    if next(filter(torch.is_floating_point, module.parameters()), PROBE).dtype.itemsize < 4:
+        module = module.float()  # its own rounding would hide another activation
     refusal: UserError | None = None
     try:
         plain = _plain_copy(module, given, num_heads)
         projection = convolution_of(module)
         if img_size is None and projection is not None:
-            with _evaluated_exactly(module):
-                plain.other_size = other_size(module, plain.grid, projection)
+            plain.other_size = other_size(module, plain.grid, projection)
         if img_size in (None, plain.card.img_size):
             return plain
     except UserError as error:
@@ -125,9 +132,19 @@ def load_module(
         refusal = error
     pixels = _normalisation(module, given)
     try:
-        return cast(LoadedModel, _with_own_forward(module, **pixels, img_size=img_size))
+        return cast(LoadedModel, _with_own_forward(module, prefix, **pixels, img_size=img_size))
     except NoPatches as error:
         raise error from refusal
+
+
+def _inner(module: nn.Module) -> str:
+    """The name of the network in a wrapper of torch's, and of open_clip's visual tower; "" in any
+    other, for somebody else's wrapper may compute more."""
+    kind, parts = type(module).__module__, dict(module.named_children())
+    if kind.startswith("open_clip."):
+        return "visual" if "visual" in parts else ""
+    is_torchs = kind.startswith("torch.") and len(parts) == 1
+    return next((name for name in parts if is_torchs and name in ("module", COMPILED)), "")
 
 
 # a plain ViT --------------------------------------------------------------------------------------
@@ -138,7 +155,7 @@ def _plain_copy(
 ) -> LoadedModel:
     """The module as a plain ViT of this package; UserError where it computes something else."""
     source = kind_of(module)
-    tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
+    tensors = {name: p.detach() for name, p in module.named_parameters()}
     layout = recognised(tensors)
     names = {own: name for name in tensors for own in layout.own_names(name)}
 
@@ -222,35 +239,22 @@ def _check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | 
 
     head  the module's last layer, of which what goes in is compared too: a fresh one may be zero,
           and then every network has its outputs
-
-    The module is left as it was: in its mode, on its device, without gradients. One of half
-    precision is compared as float32, since its own rounding would hide another activation.
     """
-    if next(module.parameters()).dtype.itemsize < 4:
-        twins: dict[int, Any] = {}
-        module = copied(module, twins).float()
-        head = twins.get(id(head))
-    like = next(module.parameters())
     size = height_width(copy.card.img_size)
     x = torch.randn(1, 3, *size, generator=torch_generator("comparison of a copied module"))
-    entered: list[Tensor] = []
-    expected_to_enter: list[Tensor] = []
+    x = x.to(next(module.parameters()))
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_evaluated_exactly(module))
-        for layer, inputs in ((head, entered), (copy.head, expected_to_enter)):
-            if isinstance(layer, nn.Linear):
-                keep = inputs.append
-                hook = layer.register_forward_pre_hook(lambda _, given, keep=keep: keep(given[0]))
-                stack.callback(hook.remove)
-        run_of(module, x.to(like))  # which no random layer may change
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")  # others are off by more than the tolerance
+        entered = [ran.given for ran in run_of(module, x) if ran.part is head and embeds(ran.part)]
         run = getattr(module, "get_image_features", module)  # of transformers' CLIP
         with code_of(module, f"that takes one picture {tuple(x.shape)}", IN_SIZE):
-            answers = list(answers_in(run(x.to(like))))
-        expected = copy(x.to(copy.cls_token))
-    errors = [_nearest(module, answers, expected)]
-    if entered:
-        errors.append(_nearest(module, entered, expected_to_enter[0]))
+            answers = list(answers_in(run(x)))
+        own = x.to(copy.cls_token)
+        errors = [_nearest(module, answers, copy(own))]
+        if entered:
+            errors.append(_nearest(module, entered, input_of(copy, copy.head, own)))
     if not all(error <= SAME for error in errors):
         raise UserError(
             f"{kind_of(module)}: the blocks compute something else than those of a plain ViT with "
@@ -261,7 +265,7 @@ def _check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | 
 
 def _nearest(module: nn.Module, answers: Sequence[Tensor], expected: Tensor) -> float:
     """The relative error of the answer that comes nearest; there must be one of the same shape."""
-    fitting = [a.cpu().to(expected) for a in answers if a.shape == expected.shape]
+    fitting = [a.to(expected) for a in answers if a.shape == expected.shape]
     if not fitting:
         shapes = ", ".join(str(tuple(a.shape)) for a in answers) or "no tensor"
         raise UserError(
@@ -272,60 +276,41 @@ def _nearest(module: nn.Module, answers: Sequence[Tensor], expected: Tensor) -> 
     return min(float((a - expected).abs().max() / a.abs().max().clamp_min(TINY)) for a in fitting)
 
 
-@contextmanager
-def _evaluated_exactly(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode, and no TensorFloat-32, whose products are off by more than the
-    tolerance; every part gets its own mode back."""
-    modes = [(part, part.training) for part in module.modules()]
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-
-
 # a network with its own forward -------------------------------------------------------------------
 
 
 def _with_own_forward(
-    module: nn.Module,
+    whole: nn.Module,
+    prefix: str,
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     img_size: Size | None,
 ) -> TimmNetwork:
-    """A copy of a live network, in eval mode on the CPU, with its card."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UserError(
-            f"{kind_of(module)}: expected the network that was traced or scripted, got what "
-            "torch.jit made of it. Give the nn.Module."
-        )
-    if next(filter(torch.is_floating_point, module.parameters()), None) is None:
+    """A live network, which is changed in place, with its card.
+
+    prefix  what stands before its names where its gradients are
+    """
+    if next(filter(torch.is_floating_point, whole.parameters()), None) is None:
         raise NoPatches(
-            f"{kind_of(module)}: expected a network with parameters, got none. Give the network "
+            f"{kind_of(whole)}: expected a network with parameters, got none. Give the network "
             "whose gradients were sent."
         )
-    with code_of(module, "that copy.deepcopy copies", "Give one of modules and tensors alone."):
-        whole = copied(module).cpu()
     for parameter in whole.parameters():  # what a client froze is there, too
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
     for part in whole.modules():  # computed once: that changes no number, and hooks are gone later
         for name, value in vars(part).items():
             if value is True and CHECKPOINT in name:
                 part.__dict__[name] = False
-    if next(filter(torch.is_floating_point, whole.parameters())).dtype.itemsize < 4:
-        whole = whole.float()
     for part in [*whole.modules()]:  # what torch.compile made of parts
         inner = {name: child._modules.get(COMPILED) for name, child in part.named_children()}
         part._modules.update({name: child for name, child in inner.items() if child is not None})
-    of_timms = type(module).__module__.startswith("timm.")  # and not embedded elsewhere
-    projection = getattr(getattr(module, "patch_embed", None), "proj", None)
+    # timm's, but for parts of block 0 that somebody replaced or patches that are embedded elsewhere
+    of_timms = type(whole).__module__.startswith("timm.") and all(
+        type(part).__module__.startswith(("timm.", "torch."))
+        for part in next(iter(getattr(whole, "blocks", ())), nn.Identity()).modules()
+    )
+    projection = getattr(getattr(whole, "patch_embed", None), "proj", None)
     of_timms &= getattr(projection, "kernel_size", None) == getattr(projection, "stride", 0)
     if not of_timms:
         embed_by_convolution(whole, img_size)
@@ -335,7 +320,7 @@ def _with_own_forward(
         maps = tables_by_rows(whole)
         call_attention(whole)
     net = whole if of_timms else Renamed(whole, img_size)
-    stored = TimmNetwork(net.eval())
+    stored = TimmNetwork(net)
     size, spread = stored.grid.pixels(stored.patch_size), None
     if img_size is not None and height_width(img_size) != size:
         size = height_width(img_size)
@@ -352,7 +337,9 @@ def _with_own_forward(
         told = solvable and len(spread) <= spread.shape[1]
         network.resampled = torch.linalg.pinv(spread.mT) if told else spread[:0]
         renamed |= {name: TABLE for name in names.values() if name not in renamed}
-    network.renamed, network.maps = renamed, frozenset(maps)
+    prefix = prefix.replace(f"{COMPILED}.", "")
+    network.renamed = {f"{prefix}{name}": own for name, own in renamed.items()}
+    network.maps = frozenset(f"{prefix}{name}" for name in maps)
     network.other_size = getattr(net, "other_size", None) if spread is None else None
     return network
 
@@ -410,16 +397,12 @@ def _at_size(network: TimmNetwork, size: tuple[int, int]) -> Tensor:
     (N, rows), float64: what each stored row has part in."""
     net, patch, stored = network.net, network.patch_size, network.pos_embed
     kind, shown = kind_of(net), size_text(size)
-    if stored is None or any(side % patch for side in size):
+    are_whole, blocks = not any(side % patch for side in size), getattr(net, "blocks", ())
+    if stored is None or not are_whole or not len(blocks):
         raise UserError(
-            f"{kind}: expected an img_size of whole patches of {patch} px and a table that is "
-            f"stretched to it, got {shown}. Leave img_size out."
-        )
-    if not len(getattr(net, "blocks", ())):
-        raise UserError(
-            f"{kind}: its table of {stored[..., 0].numel()} positions is not of pictures of "
-            f"{shown} px. Expected a network of blocks that stretches it, got none that can be "
-            "told. Give the img_size that the network was made for."
+            f"{kind}: expected an img_size of whole patches of {patch} px, and a network of blocks "
+            f"that stretches its table to it, got {shown} and {len(blocks)} blocks. Give the "
+            "img_size that the network was made for, or none."
         )
     generator = torch_generator("a picture of another size")
     x = torch.randn(1, network.channels, *size, generator=generator)

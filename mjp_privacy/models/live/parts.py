@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class Renamed(nn.Module):
         run = run_of(module, picture, options=self.options)
         if not positions.is_shown and run and run[-1].part is module:
             self.other_size = other_size(module, grid, projection)
-        blocks = _blocks(module, run)
+        blocks = _blocks(module, run, projection)
         of_patches, of_sums = _norms_before(blocks, run, picture, projection, positions)
         if of_patches is not None:
             self.patch_embed.norm = of_patches
@@ -108,11 +109,7 @@ class Renamed(nn.Module):
         if block := next(iter(blocks.children()), None):
             named = named_block(block, run)
             if named is not None:
-                find_scales(
-                    block,
-                    named,
-                    lambda also: run_of(module, picture, *also, options=self.options),
-                )
+                find_scales(block, named, partial(run_of, module, picture, options=self.options))
                 blocks = nn.ModuleList([named, *[*blocks.children()][1:]])
         self.blocks = blocks
         self.others = nn.ModuleDict()
@@ -142,14 +139,16 @@ def tell_size(patch_embed: Any, grid: Grid, patch: int) -> None:
     patch_embed.num_patches = grid.patches
 
 
-def _blocks(module: nn.Module, run: list[Ran]) -> nn.Module:
-    """The largest stack of layers of one kind, or of pairs of layers, that are run as such; an
-    empty one where there is none."""
+def _blocks(module: nn.Module, run: list[Ran], projection: nn.Module) -> nn.Module:
+    """The largest stack of layers of one kind, or of pairs of layers, that are run as such and
+    embed no patches; an empty one where there is none."""
     have_run, stacks = {id(ran.part) for ran in run}, list[nn.Module]([nn.ModuleList()])
     for part in module.modules():
         children = [*part.children()]
         one_kind = len({type(child) for child in children}) == 1
         if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict) or not one_kind:
+            continue
+        if projection in part.modules():
             continue
         if all(id(child) in have_run for child in children):
             stacks.append(part)
