@@ -17,10 +17,7 @@ from torch import Tensor
 
 from mjp_privacy.metrics import matching
 from mjp_privacy.metrics.statistics import (
-    ENUMERATED,
     EXACT_RANKS,
-    FLIPS,
-    MOST_FLIPPED,
     PSNR_CAP,
     PairedTest,
     holm,
@@ -177,11 +174,7 @@ TESTS_CAPTION = (
     "of the mean over them. Effect: matched-pairs rank-biserial correlation, 1 where the first is "
     "always higher. p Wilcoxon: signed-rank test, two-sided, equal pairs by Pratt, ties by mean "
     f"ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: this p adjusted for "
-    "all tests of the table. p sign flips: two-sided permutation test of the mean, not adjusted: "
-    "every choice of "
-    f"signs up to {ENUMERATED} differing pairs, else {FLIPS:,} random ones, normal beyond "
-    f"{MOST_FLIPPED:,} pairs of which no few decide; (min) marks the smallest it can be, 2 / 2^m "
-    f"for m differing pairs or 1 / {FLIPS + 1:,}. Few pairs prove little however large the "
+    "all tests of the table. Few pairs prove little however large the "
     "difference. A client on which more attacks were tried had more chances in the worst case, and "
     "the attack beside April was chosen after the fact by its mean: no test corrects for either."
 )
@@ -233,7 +226,6 @@ def tests_table(clients: Sequence[Client]) -> TextTable | None:
         Column("effect", lambda r: correlation(r[1].effect)),
         Column("p Wilcoxon", lambda r: _p_text(r[1].p)),
         Column("Holm", lambda r: _p_text(r[2])),
-        Column("p sign flips", lambda r: _p_text(r[1].p_flips, r[1].smallest_p_flips)),
     ]
     rows = zip(shown, tests, holm([test.p for test in tests]), strict=True)
     return table_of("Paired tests, image by image", caption, columns, rows) if shown else None
@@ -290,12 +282,10 @@ def _interval(test: PairedTest) -> str:
     return DASH if math.isnan(test.low) else f"{number(test.low, 2)}, {number(test.high, 2)}"
 
 
-def _p_text(p: float, smallest: float | None = None) -> str:
-    """A p-value with two digits, `< 1e-4` below that; `(min)` where no test could give less."""
+def _p_text(p: float) -> str:
+    """A p-value with two digits, `< 1e-4` below that."""
     if math.isnan(p):
         return DASH
-    if smallest is not None and p <= smallest < 1:
-        return f"{p:.2g} (min)"
     return "< 1e-4" if p < 1e-4 else f"{p:.2g}"
 
 
