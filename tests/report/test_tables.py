@@ -524,10 +524,10 @@ def test_table5_has_the_papers_order_with_its_own_rows_beneath(tmp_path: Path) -
     ]
     assert rows[0][7] == "18.18"  # in the paper's variant
     assert rows[1][4:10] == ("78.1", ".0278", ".0039", "19.27", ".5203", ".3623")
-    assert rows[0][10] == "1 of 2 exactly: patch_gradient"
-    assert rows[2][10] == "not run"
-    assert rows[4][10].startswith("0 of 2 exactly, 2 at 20 dB")
-    assert {rows[at][10] for at in (1, 3, 5)} == {""}
+    assert rows[0][10:] == ("2", "1 of 2 exactly: patch_gradient")
+    assert rows[2][11] == "not run"
+    assert rows[4][11].startswith("0 of 2 exactly, 2 at 20 dB")
+    assert {rows[at][11] for at in (1, 3, 5)} == {""}
 
 
 def test_table5_keeps_a_model_that_ran_in_another_precision_alone(tmp_path: Path) -> None:
@@ -538,6 +538,26 @@ def test_table5_keeps_a_model_that_ran_in_another_precision_alone(tmp_path: Path
     table = read_contents([run_of(tmp_path, *lines)]).table5
     assert table is not None
     assert [row[1] for row in table.rows] == ["mine", "yours"]
+
+
+def test_table5_tells_clients_of_one_model_apart_and_counts_what_has_no_score(
+    tmp_path: Path,
+) -> None:
+    """Each with the precision it has; an attack that was refused was run."""
+    noisy = {"defenses": "gaussian_noise 0.1", "dtype": "float64"}
+    lines = [
+        (cell("april"), [10.0, "failed"]),
+        (cell("noisy", **noisy), [11.0, 12.0]),
+        (cell("batch", batch=2), ["unsupported", "unsupported"]),
+    ]
+    table = read_contents([run_of(tmp_path, *lines)]).table5
+    assert table is not None
+    assert len({row[1] for row in table.rows}) == 3
+    assert [row[10:] for row in table.rows] == [
+        ("1 of 2", "not run"),
+        ("2", "not run"),
+        ("0 of 2", "does not apply"),
+    ]
 
 
 def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Path) -> None:
@@ -551,8 +571,8 @@ def test_table5_of_ones_own_models_and_without_the_published_attack(tmp_path: Pa
     lines = zip((cell("april", **shuffled), *spans), ([12.0], [30.0], [22.0]), strict=True)
     table = read_contents([run_of(tmp_path / "shuffled", *lines)]).table5
     assert table is not None
-    assert "median 22.0 dB" in table.rows[0][10]
-    assert "plain picture: x" in table.rows[0][10]
+    assert "median 22.0 dB" in table.rows[0][11]
+    assert "plain picture: x" in table.rows[0][11]
 
 
 PRINTED = """
