@@ -1,5 +1,5 @@
-"""Tables beside the main one: clients compared, paired tests image by image, what bounds scores,
-whether pictures point to their own image, whether metrics agree."""
+"""Tables beside the main one: clients compared, paired tests image by image, whether pictures point
+to their own image, whether metrics agree."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from mjp_privacy.report.card import CardFigure, CardRow, card_figure, card_row
 from mjp_privacy.report.clients import Client, attacked_ones, circumstances
 from mjp_privacy.report.figures import (
     PSNR,
-    REGIONS,
     THRESHOLDS,
     TITLES,
-    Table,
     exact_share,
     shared_scores,
     success_share,
@@ -40,16 +38,11 @@ from mjp_privacy.report.lines import DIAGNOSTIC, Line
 from mjp_privacy.report.text import (
     DASH,
     Column,
-    Record,
     TextTable,
-    attack,
     capped,
-    condition,
     correlation,
-    gamma,
     interval_text,
     number,
-    records,
     table_of,
 )
 from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, attackers_choice_by_image
@@ -287,65 +280,6 @@ def _p_text(p: float) -> str:
     if math.isnan(p):
         return DASH
     return "< 1e-4" if p < 1e-4 else f"{p:.2g}"
-
-
-# ceilings, the linear system, masks and residuals ------------------------------------------------
-
-MEASURED_CAPTION = (
-    "Ceiling: PSNR of the true patch embeddings inverted by minimum norm, against the image that "
-    "the client fed: the limit that the embedding's rank sets to attacks without a prior. Oracle "
-    "in place: the same with the patches in the order they were fed. Below grey: percent of the "
-    "images for which a uniform grey scores better, so that the attack failed. Medians: cond(A), "
-    "the numerical rank of A at the gradient's precision, its nonzero rows, shuffled patches. "
-    "Empty masks: images in which nothing was shuffled. Mask precision: the share of the patches "
-    "taken for shuffled that are; recall: the share of the shuffled that are found. PSNR, unmasked "
-    "and masked: over patches that were not shuffled and that were; the mean image is the floor of "
-    "the former. Oracle permutation: the attack's patches put back with the true permutation, "
-    "which no attacker has. Jigsaw, direct and neighbour: the share of shuffled patches put back "
-    "into their place, and of neighbouring pairs restored. Gradient residual: the relative "
-    "distance of the reconstruction's gradient from the uploaded one. Means, PSNR at most 100 dB, "
-    "or medians where said; n where it differs from the line's."
-)
-
-BOUNDS: tuple[tuple[str, str, int | None, str | None], ...] = (
-    ("ceiling", "ceiling_mean", 2, "ceiling_n"),
-    ("ceiling − PSNR", "ceiling_distance", 2, None),
-    ("oracle in place", "in_place_mean", 2, None),
-    ("below grey, %", "below_grey", 0, "below_grey_n"),
-    ("cond(A)", "cond_a_median", None, None),
-    ("rank(A)", "rank_a_median", 0, None),
-    ("nonzero rows", "nonzero_rows_median", 0, None),
-    ("shuffled patches", "shuffled_patches_median", 0, None),
-    ("empty masks", "empty_masks", 0, None),
-)
-"""Columns of table.csv: title, name, decimals, and the column of their n."""
-
-
-def measured_table(standard: Table) -> TextTable:
-    """Ceilings, the linear system, masks and residuals: a column for what some line has."""
-    rows = records(standard)
-    measures = ((m.title, m.column, m.decimals, m.column_of_n) for m in REGIONS)
-    figures = [of for of in (*BOUNDS, *measures) if any(pd.notna(row.get(of[1])) for row in rows)]
-    columns = [
-        Column("#", itemgetter("line")),
-        Column("Model", itemgetter("model"), "l"),
-        Column("Set.", itemgetter("setting"), "l"),
-        Column("γ", lambda r: gamma(r["gamma"]), "l"),
-        Column("Attack", attack, "l"),
-        Column("dtype", itemgetter("dtype"), "l"),
-        *(Column(title, partial(_figure, name, digits, n)) for title, name, digits, n in figures),
-    ]
-    title = "Ceilings, the linear system, masks and residuals"
-    return table_of(title, MEASURED_CAPTION, columns, rows)
-
-
-def _figure(name: str, decimals: int | None, column_of_n: str | None, record: Record) -> str:
-    value = record[name]
-    if value is None or value != value:
-        return DASH
-    text = condition(value) if decimals is None else number(float(value), decimals)
-    n = record[column_of_n] if column_of_n else record["psnr_n"]
-    return text if n == record["psnr_n"] else f"{text} (n={n})"
 
 
 # does a picture point to its own image? -----------------------------------------------------------
