@@ -237,12 +237,13 @@ def test_a_run_of_several_defences_has_its_chart(tmp_path: Path) -> None:
         for attack in ("patch_gradient", "patch_prior")
     ][:-1]
     known = {"top1": 1.0, "grey_psnr": 11.0}
-    run_of(tmp_path, *((entry, [15.0, 16.0, 17.0], known) for entry in cells))
+    control = (intact("mean_image", role="floor"), [13.0] * 3, known)
+    run_of(tmp_path, *((entry, [15.0, 16.0, 17.0], known) for entry in cells), control)
     (found,) = read_contents([tmp_path]).charts["tradeoff"]
     named = [title for title in titles(found.svg) if "16.0 dB" in title]
     assert len(named) == 3
     assert all("100.0 % [43.9, 100.0]" in title for title in named)  # Wilson's, of 3 of 3
-    assert "11.0 dB" in found.caption
+    assert "11.0 dB" in found.caption  # the grey's, not that of a better control
     assert " 1 further client" in found.caption
 
 
