@@ -25,9 +25,9 @@ from mjp_privacy.metrics.statistics import (
     independent_trials,
     summarise,
 )
+from mjp_privacy.models.sizes import is_papers_model
 from mjp_privacy.report.lines import ATTACK_FACTS, DIAGNOSTIC, Key, Line, fact, once
 from mjp_privacy.report.worst_case import DerivedLine
-from mjp_privacy.training.published import is_papers_model
 
 METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
 """The five scores in the paper's order of columns."""
@@ -172,9 +172,6 @@ class PublishedRow:
         """The row's name, such as `(2) DeiT-S b`."""
         return f"({self.group}) {self.model} {self.setting}"
 
-
-PAPERS_SIZE = 224
-"""Pixels of a side of what the paper's models take."""
 
 TABLE5 = (
     PublishedRow(1, "ViT-S", "a", 78.1, 0.0278, 0.0039, 19.27, 0.5203, 0.3623),

@@ -22,13 +22,13 @@ import pandas as pd
 
 from mjp_privacy.core.schema import height_width, size_text
 from mjp_privacy.metrics.statistics import Summary
+from mjp_privacy.models.sizes import PAPERS_SIZE, is_papers_model
 from mjp_privacy.report.answer import LADDER
 from mjp_privacy.report.card import ABSENT, NOT_RUN, card_figure, card_row
 from mjp_privacy.report.clients import PUBLISHED, Client, attacked_ones, same_client
 from mjp_privacy.report.figures import (
     ARROWS,
     METRICS,
-    PAPERS_SIZE,
     TABLE5,
     TITLES,
     PublishedRow,
@@ -38,7 +38,6 @@ from mjp_privacy.report.figures import (
 )
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.text import DASH, DECIMALS, TextTable, capped, csv_text, gamma, percent
-from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
 GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
