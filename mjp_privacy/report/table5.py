@@ -60,7 +60,7 @@ def _leak(client: Client, clients: Sequence[Client]) -> dict[str, Any]:
         for line in (other.one_upload, other.any_uploads):
             if line is not None and line.count("psnr", "standard"):
                 # planned rows of an attack on the trained model are not there: more may leak
-                missing = any(x.not_run > 0 and x.meets_trained_model for x in other.attacks)
+                missing = any(x.not_run > 0 and x.competes for x in other.attacks)
                 of = card_figure(other, line)
                 counts = (of.attack, line.uploads, of.exact, of.above_20, of.of)
                 target = "plain" if other.cell.setting != cell.setting else ""
