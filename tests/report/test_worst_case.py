@@ -105,10 +105,15 @@ def test_an_attack_that_names_masks_alone_decides_of_no_picture(tmp_path: Path) 
         (intact("token_peeling", **client), [30.0, "unsupported", 8.0], masked),
         (intact("mask_locator", **client), ["unscored", "unscored", "failed"], masked),
     ]
-    found = card_of_lines(tmp_path, *lines).rows[0].one_upload
+    found = card_of_lines(tmp_path / "some", *lines).rows[0].one_upload
     assert found is not None
     assert (found.exact, found.n, found.of) == (1, 2, 3)
     assert [flag.key for flag in found.flags] == ["partly_inapplicable"]
+    lost = (
+        (intact("masked_span", **client), ["failed"], masked),
+        (lines[2][0], ["unscored"], masked),
+    )
+    assert card_of_lines(tmp_path / "none", *lost).rows[0].absent["one_upload"] == "failed"
 
 
 # what competes ------------------------------------------------------------------------------------
