@@ -377,7 +377,7 @@ def console_text(card: Card, reasons: Sequence[str]) -> str:
     """The answer and the commonest reasons of missing scores, as `notes.not_scored` makes them,
     each on one line."""
     more = len(reasons) - REASONS_SHOWN
-    tail = [f"and {more} further reasons: see the page"] if more > 0 else []
+    tail = [f"and {counted(more, 'further reason')}: see the page"] if more > 0 else []
     said = []
     for reason in map(one_line, (*reasons[:REASONS_SHOWN], *tail)):
         text, bracket, lines = reason.rpartition(" (lines ")  # which stay at the end
